@@ -1,0 +1,32 @@
+"""Sharpness-aware minimization for JAX, as optax gradient transformations."""
+
+from sam_optax._asam import asam
+from sam_optax._fsam import FullGradientState, fsam, remove_full_gradient
+from sam_optax._hyperparameters import ScheduleState
+from sam_optax._perturb_only import perturb_only
+from sam_optax._perturbation import Perturbation, RandomStartState, as_perturbation
+from sam_optax._rsam import random_start, rsam
+from sam_optax._sam import sam
+from sam_optax._sharpness_aware import SharpnessAwareState, sharpness_aware
+from sam_optax._when import after, every
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FullGradientState",
+    "Perturbation",
+    "RandomStartState",
+    "ScheduleState",
+    "SharpnessAwareState",
+    "after",
+    "as_perturbation",
+    "asam",
+    "every",
+    "fsam",
+    "perturb_only",
+    "random_start",
+    "remove_full_gradient",
+    "rsam",
+    "sam",
+    "sharpness_aware",
+]

@@ -1,0 +1,101 @@
+"""The steepest ascent step within a (normalized) p-norm ball, which SAM and ASAM share."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax import _hyperparameters as hp
+from sam_optax import _norms, _trees
+
+
+def check_p(p: float) -> None:
+    """Raises unless ``p`` is a static norm order, 1 ≤ p ≤ ∞."""
+    if callable(p) or isinstance(p, jax.core.Tracer):
+        raise TypeError(f"p must be a static number in [1, inf], got {p!r}.")
+    hp.check("p", p, lower=1, upper_allowed=True)
+
+
+def steepest_ascent(
+    grads: optax.Updates,
+    scaling: Callable[[], optax.Params] | None,
+    rho: chex.Numeric,
+    p: float,
+) -> optax.Updates:
+    """argmax of ⟨g, ε⟩ over ‖T⁻¹ε‖_p ≤ ρ, with T the diagonal ``scaling()`` (None: identity).
+
+    The solution is ε = T ε̃, where ε̃ solves the same problem for T g in the plain ball.
+    """
+
+    def scaled() -> optax.Updates:
+        return _trees.map_inexact(lambda g, *t: _scale(_trees.widen(g), *t), grads, *diagonal())
+
+    def diagonal() -> tuple[optax.Params, ...]:
+        return () if scaling is None else (scaling(),)
+
+    if p == 2:
+        direction = _direction_2(
+            lambda: _trees.inexact_leaves(scaled()), rho, full_range=_squares_overflow(grads)
+        )
+    else:
+        direction = _direction_p(_trees.inexact_leaves(scaled()), rho, p)
+    return _trees.map_inexact(
+        lambda g, x, *t: _trees.cast_like(_scale(direction(x), *t), g),
+        grads,
+        scaled(),
+        *diagonal(),
+    )
+
+
+def _scale(x: jax.Array, *factors: Any) -> jax.Array:
+    for factor in factors:
+        x = x * jnp.asarray(factor).astype(x.dtype)
+    return x
+
+
+def _squares_overflow(grads: optax.Updates) -> bool:
+    """Whether a leaf's dtype is narrow but has a range like float32's (bfloat16)."""
+    infos = [jnp.finfo(jnp.result_type(g)) for g in _trees.inexact_leaves(grads)]
+    return any(info.bits < 32 and info.maxexp > 64 for info in infos)
+
+
+def _direction_2(
+    leaves: Callable[[], Sequence[jax.Array]], rho: chex.Numeric, *, full_range: bool
+) -> Callable[[jax.Array], jax.Array]:
+    """ρ x/‖x‖₂; ‖x‖ = 0 only where every x is 0, so dividing by 1 instead gives 0."""
+    norm = _norms.l2_norm(leaves, full_range=full_range)
+    inverse = jnp.asarray(rho).astype(norm.value.dtype) / jnp.where(norm.value > 0, norm.value, 1)
+    return lambda x: _scale(x, norm.scale, inverse)
+
+
+def _direction_p(
+    leaves: Sequence[jax.Array], rho: chex.Numeric, p: float
+) -> Callable[[jax.Array], jax.Array]:
+    """ρ sign(x) (|x|/‖x‖_q)^(q−1), with its limits at p = ∞ (q = 1) and p = 1 (q = ∞)."""
+    if math.isinf(p):
+        return lambda x: _scale(jnp.sign(x), rho)
+    largest = _norms.max_norm(leaves)
+    largest = jnp.where(largest > 0, largest, 1)
+
+    def relative(x: jax.Array) -> jax.Array:
+        magnitude = jnp.abs(x)
+        return magnitude / largest.astype(magnitude.dtype)
+
+    if p == 1:
+        ties = _norms.total([jnp.where(relative(x) == 1, 1, 0) for x in leaves], largest.dtype)
+        share = jnp.asarray(rho).astype(largest.dtype) / jnp.maximum(ties, 1)
+        return lambda x: _scale(jnp.where(relative(x) == 1, jnp.sign(x), 0), share)
+    q = p / (p - 1)
+    powers = _norms.total([relative(x) ** q for x in leaves], largest.dtype)
+    norm = jnp.where(powers > 0, powers, 1) ** (1 / q)
+
+    def direction(x: jax.Array) -> jax.Array:
+        ratio = relative(x)
+        power = (ratio / norm.astype(ratio.dtype)) ** (q - 1)
+        return _scale(jnp.sign(x), power, rho)
+
+    return direction

@@ -1,0 +1,103 @@
+"""Hyperparameters: checked when static, evaluated when they are schedules."""
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+Hyperparameter: TypeAlias = float | chex.Numeric | Callable[[chex.Numeric], chex.Numeric]
+"""A number, a JAX scalar (traced or not) or an optax schedule of the training step."""
+
+
+class ScheduleState(NamedTuple):
+    """Progress of a perturbation that has a schedule among its hyperparameters.
+
+    Attributes:
+      step: int32 scalar, the training step that the next call is for.
+    """
+
+    step: chex.Array
+
+
+def check(
+    name: str,
+    value: Any,
+    *,
+    lower: float,
+    upper: float = math.inf,
+    upper_allowed: bool = False,
+) -> None:
+    """Raises unless ``value`` is a schedule, a traced scalar or a number in range.
+
+    Args:
+      name: the argument's name, for the message.
+      value: what the caller passed.
+      lower: smallest value allowed.
+      upper: upper end of the range.
+      upper_allowed: whether ``upper`` itself is in the range.
+
+    Raises:
+      TypeError: ``value`` is not a hyperparameter at all.
+      ValueError: ``value`` is a number outside the range.
+    """
+    if callable(value):
+        return
+    if isinstance(value, jax.Array):
+        if value.shape != ():
+            raise TypeError(f"{name} must be a scalar, got an array of shape {value.shape}.")
+        if isinstance(value, jax.core.Tracer) or not value.is_fully_addressable:
+            return  # not static: its value is not known here
+        value = np.asarray(value).item()
+    elif isinstance(value, np.ndarray) and value.shape == ():
+        value = value.item()
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"{name} must be a number, a JAX scalar or an optax schedule (a function of the "
+            f"training step), got {value!r}."
+        )
+    below_upper = value <= upper if upper_allowed else value < upper
+    if not (value >= lower and below_upper):
+        bracket = "]" if upper_allowed else ")"
+        raise ValueError(f"{name} must be in [{lower:g}, {upper:g}{bracket}, got {value!r}.")
+
+
+def check_integer(name: str, value: Any, *, lower: int) -> None:
+    """Raises unless ``value`` is a static integer that is at least ``lower``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, got {value!r}.")
+    if value < lower:
+        raise ValueError(f"{name} must be at least {lower}, got {value!r}.")
+
+
+def init_schedules(*values: Hyperparameter) -> ScheduleState | optax.EmptyState:
+    """State for hyperparameters: a step count if any of them is a schedule, else none."""
+    if any(callable(value) for value in values):
+        return ScheduleState(step=jnp.zeros((), jnp.int32))
+    return optax.EmptyState()
+
+
+def step_of(state: Any, training_step: chex.Numeric | None) -> chex.Numeric | None:
+    """The training step a call is for: the caller's word before the state's own count.
+
+    ``sharpness_aware`` passes ``training_step``, so that schedules count the steps at which
+    the perturbation was skipped; alone, a perturbation counts its own calls.
+    """
+    return getattr(state, "step", None) if training_step is None else training_step
+
+
+def advance(state: Any, step: chex.Numeric | None) -> Any:
+    """The state after a call for training step ``step``."""
+    if isinstance(state, ScheduleState):
+        return ScheduleState(step=optax.safe_increment(jnp.asarray(step, jnp.int32)))
+    return state
+
+
+def evaluate(value: Hyperparameter, step: chex.Numeric | None) -> chex.Numeric:
+    """The hyperparameter's value at a training step."""
+    return value(step) if callable(value) else value

@@ -1,0 +1,84 @@
+"""Leaf-wise arithmetic that keeps dtypes and passes everything else through."""
+
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_inexact(leaf: Any) -> bool:
+    """Whether a leaf is a floating-point or complex array (or Python number)."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return isinstance(leaf, (float, complex))
+    return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def map_inexact(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """``jax.tree.map`` over the inexact leaves of ``tree``; other leaves stay as they are.
+
+    ``None`` counts as a leaf, so that a tree with holes (``equinox.filter``) lines up with one
+    without. Integer, boolean, ``float0`` and key leaves pass through.
+    """
+    return jax.tree.map(
+        lambda leaf, *others: f(leaf, *others) if is_inexact(leaf) else leaf,
+        tree,
+        *rest,
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+def inexact_leaves(tree: Any) -> list[chex.Array]:
+    """The floating-point and complex leaves of a tree."""
+    return [leaf for leaf in jax.tree.leaves(tree) if is_inexact(leaf)]
+
+
+def real_dtype(dtype: Any) -> Any:
+    """The dtype of the absolute value of a ``dtype`` element."""
+    return jnp.finfo(dtype).dtype
+
+
+def compute_dtype(leaf: Any) -> Any:
+    """float32 or wider: what arithmetic on a leaf is carried out in."""
+    return jnp.promote_types(jnp.result_type(leaf), jnp.float32)
+
+
+def widen(leaf: Any) -> jax.Array:
+    """The leaf in its compute dtype."""
+    return jnp.asarray(leaf).astype(compute_dtype(leaf))
+
+
+def cast_like(value: jax.Array, leaf: Any) -> jax.Array:
+    """``value`` with the dtype and the weak type of ``leaf``."""
+    leaf = jnp.asarray(leaf)
+    value = value.astype(leaf.dtype)
+    # Indexed updates are the public operation that keeps the weak type of its operand.
+    return leaf.at[...].set(value) if leaf.weak_type else value
+
+
+def zeros_like(leaf: Any) -> Any:
+    """Zeros of the leaf's shape and dtype; a ``float0`` leaf is its own zero."""
+    if getattr(leaf, "dtype", None) == jax.dtypes.float0:
+        return np.zeros(leaf.shape, jax.dtypes.float0)
+    return jnp.zeros_like(leaf)
+
+
+def add(params: Any, eps: Any, dtype: Any | None = None) -> Any:
+    """``params + eps`` leaf by leaf, in the dtype of the params (or in ``dtype``).
+
+    Leaves of ``params`` that are not inexact, or that ``eps`` has nothing for, are returned
+    as they are.
+    """
+
+    def add_leaf(e: Any, p: Any) -> Any:
+        if not (is_inexact(e) and is_inexact(p)):
+            return p
+        p = jnp.asarray(p)
+        common = jnp.promote_types(p.dtype if dtype is None else dtype, jnp.result_type(e))
+        total = p.astype(common) + jnp.asarray(e).astype(common)
+        return cast_like(total, p) if dtype is None else total.astype(dtype)
+
+    return jax.tree.map(add_leaf, eps, params, is_leaf=lambda leaf: leaf is None)
