@@ -55,8 +55,8 @@ def asam(
         filters).
 
     Returns:
-      A :class:`~sam_optax.Perturbation` whose ``update`` needs ``params``. Its state is empty but for
-      a step count if a hyperparameter is a schedule.
+      A :class:`~sam_optax.Perturbation` whose ``update`` needs ``params``. Its state is empty but
+      for a step count if a hyperparameter is a schedule.
 
     Raises:
       ValueError: a hyperparameter out of range, an unknown ``normalization``, or ``params``

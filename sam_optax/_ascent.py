@@ -26,7 +26,7 @@ def steepest_ascent(
     rho: chex.Numeric,
     p: float,
 ) -> optax.Updates:
-    """argmax of ⟨g, ε⟩ over ‖T⁻¹ε‖_p ≤ ρ, with T the diagonal ``scaling()`` (None: identity).
+    """The argmax of ⟨g, ε⟩ over ‖T⁻¹ε‖_p ≤ ρ, with T the diagonal ``scaling()`` (None: identity).
 
     The solution is ε = T ε̃, where ε̃ solves the same problem for T g in the plain ball.
     """

@@ -61,6 +61,7 @@ def check(
             f"{name} must be a number, a JAX scalar or an optax schedule (a function of the "
             f"training step), got {value!r}."
         )
+    value = float(value)
     below_upper = value <= upper if upper_allowed else value < upper
     if not (value >= lower and below_upper):
         bracket = "]" if upper_allowed else ")"

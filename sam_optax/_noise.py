@@ -62,7 +62,7 @@ def normal_tree(key: chex.Array, params: Any) -> Any:
     shared = _hold(normal(key, (sum(size for size in sizes if size <= _SMALL),)))
     words = key
     offset = jnp.minimum((key[0] >> 31).astype(jnp.int32), 0)  # a zero that is not a constant
-    noise = []
+    noise: list[jax.Array | None] = []
     for leaf, size in zip(leaves, sizes, strict=True):
         if size > _SMALL:
             words = _hold(words + np.array(_LEAF_STRIDE, np.uint32))

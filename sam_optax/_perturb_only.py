@@ -23,7 +23,8 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         of the params that returns one, as in ``optax.masked``.
 
     Returns:
-      A :class:`~sam_optax.Perturbation`. Its state is that of ``perturbation`` for the chosen leaves.
+      A :class:`~sam_optax.Perturbation`. Its state is that of ``perturbation`` for the chosen
+      leaves.
 
     Raises:
       ValueError: the mask does not fit the params.

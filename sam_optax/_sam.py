@@ -27,8 +27,8 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = 2.0) -> Perturbation:
       p: norm of the neighbourhood, 1 ≤ p ≤ ∞. Default 2, which the SAM and ASAM papers find best.
 
     Returns:
-      A :class:`~sam_optax.Perturbation`: ε has the structure, shapes and dtypes of the gradient. Its
-      state is empty but for a step count if ``rho`` is a schedule.
+      A :class:`~sam_optax.Perturbation`: ε has the structure, shapes and dtypes of the gradient.
+      Its state is empty but for a step count if ``rho`` is a schedule.
 
     Raises:
       ValueError: ``rho`` < 0 or ``p`` < 1.
