@@ -19,10 +19,10 @@ def asam(
     rho: hp.Hyperparameter = 0.5,
     eta: hp.Hyperparameter = 0.01,
     *,
-    p: float = 2.0,
+    p: float = hp.static_default(2),
     normalization: Normalization = "elementwise",
     bias_mask: BiasMask | None = None,
-    filter_axis: AxisOverride = -1,
+    filter_axis: AxisOverride = hp.static_default(-1),
 ) -> Perturbation:
     r"""Adaptive SAM: the neighbourhood is measured in units of the weights.
 

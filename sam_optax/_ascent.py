@@ -16,7 +16,10 @@ from sam_optax import _norms, _trees
 def check_p(p: float) -> None:
     """Raises unless ``p`` is a static norm order, 1 ≤ p ≤ ∞."""
     if callable(p) or isinstance(p, jax.core.Tracer):
-        raise TypeError(f"p must be a static number in [1, inf], got {p!r}.")
+        raise TypeError(
+            "p must be a static number in [1, inf] (name it in static_args inside "
+            f"optax.inject_hyperparams), got {p!r}."
+        )
     hp.check("p", p, lower=1, upper_allowed=True)
 
 

@@ -71,9 +71,21 @@ def check(
 def check_integer(name: str, value: Any, *, lower: int) -> None:
     """Raises unless ``value`` is a static integer that is at least ``lower``."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, got {value!r}.")
+        raise TypeError(
+            f"{name} must be a static integer (name it in static_args inside "
+            f"optax.inject_hyperparams), got {value!r}."
+        )
     if value < lower:
         raise ValueError(f"{name} must be at least {lower}, got {value!r}.")
+
+
+def static_default(value: int) -> Any:
+    """A default for a static argument, which ``optax.inject_hyperparams`` leaves alone.
+
+    It makes hyperparameters, and so traced values, of all defaults that are Python numbers, but
+    not of NumPy scalars: ``inject_hyperparams(sam)(rho=0.1)`` then needs no ``static_args``.
+    """
+    return np.int32(value)
 
 
 def init_schedules(*values: Hyperparameter) -> ScheduleState | optax.EmptyState:

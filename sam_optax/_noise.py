@@ -49,8 +49,10 @@ def next_key(key: chex.Array) -> jax.Array:
     return _hash(_hash(_index((2,)), key), key[::-1])
 
 
-def normal_tree(key: chex.Array, params: Any) -> Any:
-    """Standard normal noise for the inexact leaves of a tree; other leaves get ``None``.
+def normal_tree(key: chex.Array, params: Any, scale: chex.Numeric) -> Any:
+    """Normal noise of standard deviation ``scale`` for the inexact leaves of a tree.
+
+    Noise for a complex leaf has the variance in equal parts in its real and imaginary part.
 
     Leaves of up to ``_SMALL`` elements share one draw that is held in memory, because a kernel
     that draws takes longer to compile than a small leaf is worth. Each larger leaf has a draw of
@@ -58,22 +60,33 @@ def normal_tree(key: chex.Array, params: Any) -> Any:
     values in memory: with constants in their place, no two leaves would share a compiled kernel.
     """
     leaves, structure = jax.tree.flatten(params, is_leaf=lambda leaf: leaf is None)
-    sizes = [math.prod(jnp.shape(leaf)) if _trees.is_inexact(leaf) else 0 for leaf in leaves]
-    shared = _hold(normal(key, (sum(size for size in sizes if size <= _SMALL),)))
+    shapes = [_draw_shape(leaf) for leaf in leaves]
+    sizes = [0 if shape is None else math.prod(shape) for shape in shapes]
+    shared = _hold(normal(key, (sum(size for size in sizes if size <= _SMALL),)) * scale)
     words = key
-    offset = jnp.minimum((key[0] >> 31).astype(jnp.int32), 0)  # a zero that is not a constant
+    offset = jnp.minimum(key[0], 0)  # unsigned, so that no code deals with negative offsets
     noise: list[jax.Array | None] = []
-    for leaf, size in zip(leaves, sizes, strict=True):
+    for leaf, shape, size in zip(leaves, shapes, sizes, strict=True):
+        if shape is None:
+            noise.append(None)
+            continue
         if size > _SMALL:
             words = _hold(words + np.array(_LEAF_STRIDE, np.uint32))
-            noise.append(normal(words, jnp.shape(leaf)))
-        elif size:
-            draw = lax.dynamic_slice(shared, (offset,), (size,))
-            noise.append(draw.reshape(jnp.shape(leaf)))
-            offset = _hold(offset + size)
+            draw = normal(words, shape) * scale
         else:
-            noise.append(None)
+            draw = lax.dynamic_slice(shared, (offset,), (size,)).reshape(shape)
+            offset = _hold(offset + np.uint32(size))
+        if jnp.iscomplexobj(leaf):
+            draw = lax.complex(draw[0], draw[1]) * np.complex64(0.5**0.5)
+        noise.append(draw)
     return jax.tree.unflatten(structure, noise)
+
+
+def _draw_shape(leaf: Any) -> tuple[int, ...] | None:
+    """Shape of the real noise a leaf needs: two parts if it is complex, none if not inexact."""
+    if not _trees.is_inexact(leaf):
+        return None
+    return (2, *jnp.shape(leaf)) if jnp.iscomplexobj(leaf) else jnp.shape(leaf)
 
 
 def _hold(x: jax.Array) -> jax.Array:
@@ -124,7 +137,7 @@ def _hash(x: jax.Array, words: chex.Array) -> jax.Array:
     """
     x = x * jnp.uint32(0x9E3779B9) + words[0]
     x ^= x >> 16
-    x *= jnp.uint32(0x21F0AAAD)
-    x ^= (x >> 15) ^ words[1]
+    x = x * jnp.uint32(0x21F0AAAD) + words[1]
+    x ^= x >> 15
     x *= jnp.uint32(0x735A2D97)
     return x ^ (x >> 15)

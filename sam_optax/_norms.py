@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 # A power of two, so that scaling by it is exact; it brings any float32 to where squares are safe.
@@ -24,15 +25,15 @@ class Norm(NamedTuple):
     value: jax.Array
 
 
-def accumulator_dtype(leaves: Sequence[jax.Array]) -> jnp.dtype:
+def accumulator_dtype(leaves: Sequence[jax.Array]) -> np.dtype:
     """The widest real dtype among the leaves, at least float32."""
-    dtype = jnp.dtype(jnp.float32)
+    dtype = np.dtype(np.float32)
     for leaf in leaves:
-        dtype = jnp.promote_types(dtype, jnp.finfo(leaf.dtype).dtype)
+        dtype = np.promote_types(dtype, jnp.finfo(leaf.dtype).dtype)
     return dtype
 
 
-def total(terms: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
+def total(terms: Sequence[jax.Array], dtype: np.dtype) -> jax.Array:
     """The sum of all elements of all arrays."""
     result = jnp.zeros((), dtype)
     for term in terms:

@@ -22,7 +22,7 @@ def random_start(
     *,
     key: chex.PRNGKey,
     norm_power: float = 0.5,
-    kernel_axis: AxisOverride = -1,
+    kernel_axis: AxisOverride = hp.static_default(-1),
     normalize_gradient: bool = False,
 ) -> Perturbation:
     r"""Takes the ascent gradient at a random point near the params.
@@ -87,17 +87,19 @@ def random_start(
 
     def noise(params: optax.Params, key: chex.Array, step: chex.Numeric | None) -> optax.Params:
         """δ₀, in float32 or wider."""
-        gamma_t = hp.evaluate(gamma, step)
+        gamma_t = jnp.asarray(hp.evaluate(gamma, step)).astype(jnp.float32)
 
         def scale(w: Any, axis: int | None, z: jax.Array) -> jax.Array:
             w = _trees.widen(w)
             norm = unit_norm(jnp.abs(w), axis)
-            # Square roots compile and run faster than powers.
-            std = gamma_t * (jnp.sqrt(norm) if norm_power == 0.5 else norm**norm_power)
+            if isinstance(norm_power, float) and norm_power == 0.5:
+                std = jnp.sqrt(norm)  # compiles and runs faster than a power
+            else:
+                std = norm ** jnp.asarray(norm_power).astype(norm.dtype)
             return std.astype(w.dtype) * z.astype(w.dtype)
 
         axes = unit_axes(params, kernel_axis, min_ndim=2)
-        return _trees.map_inexact(scale, params, axes, _noise.normal_tree(key, params))
+        return _trees.map_inexact(scale, params, axes, _noise.normal_tree(key, params, gamma_t))
 
     def init_fn(params: optax.Params) -> RandomStartState:
         return RandomStartState(
@@ -163,7 +165,7 @@ def rsam(
     *,
     key: chex.PRNGKey,
     norm_power: float = 0.5,
-    kernel_axis: AxisOverride = -1,
+    kernel_axis: AxisOverride = hp.static_default(-1),
     normalize_gradient: bool = False,
 ) -> Perturbation:
     r"""Random SAM: :func:`sam` with a kernel-wise :func:`random_start`.

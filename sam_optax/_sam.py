@@ -10,7 +10,7 @@ from sam_optax._ascent import check_p, steepest_ascent
 from sam_optax._perturbation import Perturbation
 
 
-def sam(rho: hp.Hyperparameter = 0.05, *, p: float = 2.0) -> Perturbation:
+def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Perturbation:
     r"""Sharpness-aware minimization: the steepest ascent direction of the p-norm.
 
     .. math::

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax import _control, _trees
-from sam_optax._hyperparameters import check_integer
+from sam_optax._hyperparameters import check_integer, static_default
 from sam_optax._perturbation import Perturbation, as_perturbation
 from sam_optax._when import When
 
@@ -37,7 +37,7 @@ def sharpness_aware(
     base_tx: optax.GradientTransformation,
     perturbation: optax.GradientTransformation,
     *,
-    ascent_steps: int = 1,
+    ascent_steps: int = static_default(1),
     when: When | None = None,
     skip_nonfinite: bool = False,
     perturb_dtype: Any | None = None,

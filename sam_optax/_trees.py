@@ -36,14 +36,15 @@ def inexact_leaves(tree: Any) -> list[chex.Array]:
     return [leaf for leaf in jax.tree.leaves(tree) if is_inexact(leaf)]
 
 
-def real_dtype(dtype: Any) -> Any:
-    """The dtype of the absolute value of a ``dtype`` element."""
-    return jnp.finfo(dtype).dtype
+def promote(a: Any, b: Any) -> np.dtype:
+    """The narrowest dtype for both; NumPy's rule, which JAX's strict promotion leaves alone."""
+    a, b = np.dtype(a), np.dtype(b)
+    return a if a == b else np.promote_types(np.promote_types(a, np.float32), b)
 
 
-def compute_dtype(leaf: Any) -> Any:
+def compute_dtype(leaf: Any) -> np.dtype:
     """float32 or wider: what arithmetic on a leaf is carried out in."""
-    return jnp.promote_types(jnp.result_type(leaf), jnp.float32)
+    return promote(jnp.result_type(leaf), np.float32)
 
 
 def widen(leaf: Any) -> jax.Array:
@@ -77,7 +78,7 @@ def add(params: Any, eps: Any, dtype: Any | None = None) -> Any:
         if not (is_inexact(e) and is_inexact(p)):
             return p
         p = jnp.asarray(p)
-        common = jnp.promote_types(p.dtype if dtype is None else dtype, jnp.result_type(e))
+        common = promote(p.dtype if dtype is None else dtype, jnp.result_type(e))
         total = p.astype(common) + jnp.asarray(e).astype(common)
         return cast_like(total, p) if dtype is None else total.astype(dtype)
 
