@@ -3,6 +3,7 @@
 from sam_optax._asam import asam
 from sam_optax._fsam import FullGradientState, fsam, remove_full_gradient
 from sam_optax._hyperparameters import ScheduleState
+from sam_optax._parallel import accumulate, local
 from sam_optax._perturb_only import perturb_only
 from sam_optax._perturbation import Perturbation, RandomStartState, as_perturbation
 from sam_optax._rsam import random_start, rsam
@@ -18,11 +19,13 @@ __all__ = [
     "RandomStartState",
     "ScheduleState",
     "SharpnessAwareState",
+    "accumulate",
     "after",
     "as_perturbation",
     "asam",
     "every",
     "fsam",
+    "local",
     "perturb_only",
     "random_start",
     "remove_full_gradient",

@@ -49,6 +49,14 @@ def next_key(key: chex.Array) -> jax.Array:
     return _hash(_hash(_index((2,)), key), key[::-1])
 
 
+def fold_in(key: chex.Array, index: chex.Numeric | None) -> chex.Array:
+    """A key for one of several draws in the same step (of devices, of groups of the batch)."""
+    if index is None:
+        return key
+    words = jnp.asarray(index).astype(jnp.uint32) * np.uint32(2) + _index((2,))
+    return _hold(_hash(_hash(words, key), key[::-1] + np.uint32(_LEAF_STRIDE[0])))
+
+
 def normal_tree(key: chex.Array, params: Any, scale: chex.Numeric) -> Any:
     """Normal noise of standard deviation ``scale`` for the inexact leaves of a tree.
 

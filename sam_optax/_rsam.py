@@ -113,11 +113,12 @@ def random_start(
         state: RandomStartState,
         *,
         training_step: chex.Numeric | None = None,
+        draw_index: chex.Numeric | None = None,
         **extra: Any,
     ) -> optax.Params:
         del extra
         step = hp.step_of(state.schedule, training_step)
-        return _trees.add(params, noise(params, state.key, step))
+        return _trees.add(params, noise(params, _noise.fold_in(state.key, draw_index), step))
 
     def update_fn(
         updates: optax.Updates,
@@ -125,6 +126,7 @@ def random_start(
         params: optax.Params | None = None,
         *,
         training_step: chex.Numeric | None = None,
+        draw_index: chex.Numeric | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, RandomStartState]:
         if params is None:
@@ -134,7 +136,7 @@ def random_start(
             )
         step = hp.step_of(state.schedule, training_step)
         lmbda_t = hp.evaluate(lmbda, step)
-        delta = noise(params, state.key, step)
+        delta = noise(params, _noise.fold_in(state.key, draw_index), step)
         if normalize_gradient:
             updates, lmbda_t = steepest_ascent(updates, None, lmbda_t, p=2), 1.0
 
@@ -149,6 +151,7 @@ def random_start(
             state.inner_state,
             params,
             training_step=training_step,
+            draw_index=draw_index,
             **extra,
         )
         return eps, RandomStartState(

@@ -8,12 +8,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax import _control, _trees
+from sam_optax import _control, _parallel, _trees
 from sam_optax._hyperparameters import check_integer, static_default
+from sam_optax._parallel import AxisName
 from sam_optax._perturbation import Perturbation, as_perturbation
 from sam_optax._when import When
 
 GradFn = Callable[[optax.Params], optax.Updates]
+
+_MISSING = (
+    "sharpness_aware needs the params and a gradient function: call "
+    "update(grads, state, params, grad_fn=grad_fn), where grad_fn(params) returns the gradient on "
+    "this step's batch, such as jax.grad(lambda p: loss(p, batch)). A training loop that cannot "
+    "pass grad_fn on (MultiSteps, TrainState.apply_gradients) has to be told to."
+)
 
 
 class SharpnessAwareState(NamedTuple):
@@ -41,6 +49,9 @@ def sharpness_aware(
     when: When | None = None,
     skip_nonfinite: bool = False,
     perturb_dtype: Any | None = None,
+    axis_name: AxisName | None = None,
+    sync_perturbation: bool = False,
+    groups: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Drives ``base_tx`` with the gradient at the perturbed params.
 
@@ -76,6 +87,17 @@ def sharpness_aware(
       perturb_dtype: dtype of the perturbed params. Default: each leaf's own. ``jnp.float32``
         keeps ε from being rounded away for low-precision params; ``grad_fn`` then gets float32
         params, and ``base_tx`` the gradient in the dtype of the params.
+      axis_name: the axis (or axes) of data-parallel devices, under ``jax.pmap`` or
+        ``jax.shard_map``. ``grad_fn`` and ``grads`` are then each device's own gradient, a mean
+        over its examples; the sharp gradient is averaged over the axis, and the state stays the
+        same on all devices. Under ``jit`` with sharded arrays, leave it out.
+      sync_perturbation: with ``axis_name``, whether all devices perturb by the same ε, that of the
+        averaged ascent gradient (one further all-reduce). Default False: each by its own
+        (m-sharpness, what the papers train with).
+      groups: m-sharpness on one device: the number n of groups of the batch. Calls
+        ``grad_fn(params, i)``, the gradient on group i (int32 scalar), gives each group its own ε
+        and averages the sharp gradients, one group after the other; ``grads`` is not used by
+        perturbing steps. State that is not integer is averaged over groups and devices.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`SharpnessAwareState`.
@@ -114,6 +136,10 @@ def sharpness_aware(
         )
     if perturb_dtype is not None:
         perturb_dtype = jnp.dtype(perturb_dtype)
+    if groups is not None:
+        check_integer("groups", groups, lower=1)
+    if sync_perturbation and axis_name is None:
+        raise ValueError("sync_perturbation=True needs axis_name, the axis to synchronize over.")
 
     def init_fn(params: optax.Params) -> SharpnessAwareState:
         return SharpnessAwareState(
@@ -128,58 +154,79 @@ def sharpness_aware(
         state: SharpnessAwareState,
         params: optax.Params | None = None,
         *,
-        grad_fn: GradFn | None = None,
+        grad_fn: Callable[..., optax.Updates] | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, SharpnessAwareState]:
-        if params is None or not callable(grad_fn):
-            raise ValueError(
-                "sharpness_aware needs the params and a gradient function: call "
-                "update(grads, state, params, grad_fn=grad_fn), where grad_fn(params) returns "
-                "the gradient on this step's batch, such as "
-                "jax.grad(lambda p: loss(p, batch)). A training loop that cannot pass grad_fn "
-                "on (MultiSteps, TrainState.apply_gradients) has to be told to. Got "
-                f"params={'None' if params is None else '...'}, grad_fn={grad_fn!r}."
-            )
+        if params is None or grad_fn is None:
+            raise ValueError(_MISSING)
+        _parallel.check_local(updates, axis_name)
         training_step = state.step + state.skipped
         evaluations = ascent_steps + (updates is None or method.has_random_start)
-        gradient = _trace_once(grad_fn, params) if evaluations > 1 else grad_fn
-        # One evaluation serves both branches of `when`.
-        if updates is None and not method.has_random_start:
-            updates = gradient(params)
+        gradient = _trace_once(grad_fn, params) if evaluations > 1 or groups else grad_fn
+        extra_ascent = {"training_step": training_step, **extra}
+        # Gradients and ε are each device's own; a synchronized ascent averages them on the way.
+        ascent_axis = axis_name if sync_perturbation else None
+        own = None if sync_perturbation else axis_name
 
-        def sharp() -> tuple[optax.Updates, optax.Updates, optax.OptState]:
+        def group_gradient(group: tuple[chex.Numeric, ...]) -> GradFn:
+            return lambda point: gradient(_parallel.local(point, axis_name), *group)
+
+        def sharp_of(grads: optax.Updates | None, *group: chex.Numeric) -> _Ascent:
+            grad = group_gradient(group)
+            index = _parallel.draw_index(own, groups, group)
             point, ascent_grads, perturbation_state = _ascend(
                 method,
-                gradient,
-                updates,
-                state.perturbation_state,
-                params,
+                lambda point: _parallel.pmean(grad(point), ascent_axis),
+                grads,
+                _parallel.local(state.perturbation_state, own),
+                _parallel.local(params, own),
                 steps=ascent_steps,
                 dtype=perturb_dtype,
-                extra={"training_step": training_step, **extra},
+                extra=extra_ascent if index is None else {"draw_index": index, **extra_ascent},
             )
-            grads = gradient(point)
+            grads = grad(point)
             if perturb_dtype is not None:
                 grads = _trees.map_inexact(_trees.cast_like, grads, params)
-            return grads, ascent_grads, perturbation_state
+            return _Ascent(grads, ascent_grads, perturbation_state)
 
-        def plain() -> tuple[optax.Updates, optax.Updates, optax.OptState]:
-            grads = gradient(params) if updates is None else updates
-            return grads, grads, state.perturbation_state
+        # One evaluation serves both branches of `when`.
+        if updates is None and not method.has_random_start and not groups:
+            updates = group_gradient(())(params)
 
-        if when is None:
-            grads, ascent_grads, perturbation_state = sharp()
-        else:
-            grads, ascent_grads, perturbation_state = _control.cond(
-                when(training_step), sharp, plain
+        def sharp() -> _Ascent:
+            if groups:
+                like = _Ascent(
+                    _parallel.local(params, axis_name),
+                    _parallel.local(params, own),
+                    _parallel.local(state.perturbation_state, own),
+                )
+                result = _parallel.scan_mean(lambda i: sharp_of(None, i), groups, like)
+            else:
+                result = sharp_of(_parallel.pmean(updates, ascent_axis))
+            return result._replace(
+                perturbation_state=_parallel.pmean(result.perturbation_state, own)
             )
+
+        def plain() -> _Ascent:
+            grads = updates
+            if grads is None and groups:
+                like = _parallel.local(params, axis_name)
+                grads = _parallel.scan_mean(lambda i: group_gradient((i,))(params), groups, like)
+            elif grads is None:
+                grads = group_gradient(())(params)
+            return _Ascent(grads, grads, state.perturbation_state)
+
+        result = sharp() if when is None else _control.cond(when(training_step), sharp, plain)
+        grads = _parallel.pmean(result.grads, axis_name)
+        ascent_grads = _parallel.pmean(result.ascent_grads, axis_name)
 
         def descend() -> tuple[optax.Updates, SharpnessAwareState]:
             new_updates, base_state = base.update(
                 grads, state.base_state, params, ascent_grads=ascent_grads, **extra
             )
+            step = optax.safe_increment(state.step)
             return new_updates, SharpnessAwareState(
-                optax.safe_increment(state.step), state.skipped, perturbation_state, base_state
+                step, state.skipped, result.perturbation_state, base_state
             )
 
         def skip() -> tuple[optax.Updates, SharpnessAwareState]:
@@ -193,13 +240,21 @@ def sharpness_aware(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _trace_once(grad_fn: GradFn, params: optax.Params) -> GradFn:
+def _trace_once(grad_fn: Callable[..., Any], params: optax.Params) -> Callable[..., Any]:
     """``grad_fn`` for several evaluations in one step, traced once.
 
     Under jit an inner jit shares the trace and is inlined by the compiler. Outside of it, it
     would compile a fresh function at every step.
     """
     return jax.jit(grad_fn) if _control.is_traced(params) else grad_fn
+
+
+class _Ascent(NamedTuple):
+    """What an ascent leads to: the sharp gradient, the (first) ascent gradient, new state."""
+
+    grads: optax.Updates
+    ascent_grads: optax.Updates
+    perturbation_state: optax.OptState
 
 
 def _ascend(
@@ -214,9 +269,10 @@ def _ascend(
     extra: dict[str, Any],
 ) -> tuple[optax.Params, optax.Updates, optax.OptState]:
     """The perturbed params, the first ascent gradient and the perturbation's new state."""
+    start_extra = {k: extra[k] for k in ("training_step", "draw_index") if k in extra}
 
     def ascent_gradient(point: optax.Params, state: optax.OptState) -> optax.Updates:
-        return gradient(method.start_fn(point, state, training_step=extra["training_step"]))
+        return gradient(method.start_fn(point, state, **start_extra))
 
     def step(carry: tuple[optax.Params, optax.OptState]) -> tuple[optax.Params, optax.OptState]:
         point, state = carry

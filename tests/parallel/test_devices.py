@@ -1,0 +1,221 @@
+"""Data-parallel devices: averaged gradients, per-device and synchronized perturbations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sam_optax
+
+if not hasattr(jax, "shard_map"):
+    pytest.skip("jax.shard_map is newer than this jax", allow_module_level=True)
+
+KEY = jax.random.key(3)
+METHODS = {
+    "sam": lambda: sam_optax.sam(0.1),
+    "asam": lambda: sam_optax.asam(0.1),
+    "fsam": lambda: sam_optax.fsam(0.1, lmbda=0.5),
+    "rsam": lambda: sam_optax.rsam(0.1, gamma=0.3, key=KEY),
+    "random_start(fsam)": lambda: sam_optax.random_start(sam_optax.fsam(0.1), key=KEY),
+}
+RUNNERS = ("pmap", "shard_map", "shard_map without check_vma")
+
+
+def mesh(*shape, names=("batch",)):
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    return jax.sharding.Mesh(devices, names)
+
+
+def on_devices(runner, step, n=2):
+    """``step(params, state, data)`` on n devices, params and state replicated, data split."""
+    if runner == "pmap":
+        mapped = jax.pmap(step, axis_name="batch", devices=jax.devices()[:n])
+
+        def run(params, state, data):
+            replicate = lambda t: jax.tree.map(lambda x: jnp.stack([x] * n), t)
+            split = jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), data)
+            return mapped(replicate(params), replicate(state), split)
+
+        return run
+    return jax.jit(
+        jax.shard_map(
+            step,
+            mesh=mesh(n),
+            in_specs=(P(), P(), P("batch")),
+            out_specs=P("batch"),
+            check_vma=runner == "shard_map",
+        )
+    )
+
+
+def quadratic(params, centres):
+    return jnp.mean(jax.vmap(lambda c: 0.5 * jnp.sum((params["w"] - c) ** 2))(centres))
+
+
+def steps(tx, loss, n=1):
+    """n steps; every leaf of the result gets a leading axis, so that devices can be told apart."""
+
+    def run(params, state, data):
+        for _ in range(n):
+            grad_fn = jax.grad(lambda p: loss(p, data))
+            updates, state = tx.update(None, state, params, grad_fn=grad_fn)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    return lambda *args: jax.tree.map(lambda x: x[None], run(*args))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(("sync", "gradient"), [(True, 1.1), (False, 1.0)])
+def test_case_25(runner, sync, gradient):
+    tx = sam_optax.sharpness_aware(
+        optax.sgd(1.0), sam_optax.sam(0.1), axis_name="batch", sync_perturbation=sync
+    )
+    params = {"w": jnp.zeros(())}
+    run = on_devices(runner, steps(tx, quadratic))
+    new, _ = run(params, tx.init(params), jnp.array([1.0, -3.0]))
+    np.testing.assert_allclose(new["w"].ravel(), -gradient, rtol=1e-6)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("name", METHODS)
+def test_state_is_the_same_on_all_devices(name, sync, runner):
+    tx = sam_optax.sharpness_aware(
+        optax.adam(0.1), METHODS[name](), axis_name="batch", sync_perturbation=sync
+    )
+    params = {"w": jnp.array([0.3, -0.2, 0.9])}
+    data = jax.random.normal(KEY, (8, 3))
+    result = on_devices(runner, steps(tx, quadratic, n=3))(params, tx.init(params), data)
+    for leaf in jax.tree.leaves(result):
+        leaf = np.asarray(leaf).reshape(2, -1)
+        np.testing.assert_array_equal(leaf[0], leaf[1])
+    assert np.all(np.isfinite(jax.tree.leaves(result[0])[0]))
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
+def test_identical_data_on_two_devices_equals_one_device(name, sync):
+    params, data = {"w": jnp.array([0.3, -0.2, 0.9])}, jax.random.normal(KEY, (4, 3))
+    single = sam_optax.sharpness_aware(optax.sgd(0.1), METHODS[name]())
+    expected, _ = steps(single, quadratic, n=3)(params, single.init(params), data)
+    tx = sam_optax.sharpness_aware(
+        optax.sgd(0.1), METHODS[name](), axis_name="batch", sync_perturbation=sync
+    )
+    run = on_devices("shard_map", steps(tx, quadratic, n=3))
+    new, _ = run(params, tx.init(params), jnp.concatenate([data, data]))
+    np.testing.assert_allclose(new["w"][0], expected["w"][0], rtol=1e-5)
+
+
+def test_synchronized_equals_one_device_with_the_whole_batch():
+    """Per-device perturbations do not: the control."""
+    params, data = {"w": jnp.array([0.3, -0.2, 0.9])}, jax.random.normal(KEY, (8, 3))
+    loss = lambda p, x: jnp.mean(jnp.sum(jnp.tanh(x * p["w"]) ** 2, -1))
+    single = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(0.5))
+    expected, _ = steps(single, loss, n=3)(params, single.init(params), data)
+    result = {}
+    for sync in (True, False):
+        tx = sam_optax.sharpness_aware(
+            optax.sgd(0.1), sam_optax.sam(0.5), axis_name="batch", sync_perturbation=sync
+        )
+        run = on_devices("shard_map", steps(tx, loss, n=3))
+        result[sync] = run(params, tx.init(params), data)[0]["w"][0]
+    np.testing.assert_allclose(result[True], expected["w"][0], rtol=1e-5)
+    assert np.abs(result[False] - expected["w"][0]).max() > 1e-4
+
+
+def test_fsam_average_sees_the_mean_gradient():
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), sam_optax.fsam(0.1), axis_name="batch")
+    params = {"w": jnp.zeros(())}
+    run = on_devices("shard_map", steps(tx, quadratic))
+    _, state = run(params, tx.init(params), jnp.array([1.0, -3.0]))
+    np.testing.assert_allclose(state.perturbation_state[0].ema["w"].ravel(), [1.0, 1.0])
+
+
+def test_rsam_draws_differ_between_devices_and_come_from_one_key():
+    method = METHODS["rsam"]()
+    params = {"w": jnp.ones((4, 4))}
+    state = method.init(params)
+    draws = [method.start_fn(params, state, draw_index=i)["w"] for i in (0, 1, 1)]
+    assert not np.array_equal(draws[0], draws[1])
+    np.testing.assert_array_equal(draws[1], draws[2])
+    both = jax.vmap(lambda i: method.start_fn(params, state, draw_index=i)["w"])(jnp.arange(2000))
+    noise = np.asarray(both - 1, np.float64)
+    np.testing.assert_allclose(noise.var(), 0.3**2 * 2, rtol=0.02)  # every kernel has norm 2
+    correlation = np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1]
+    assert abs(correlation) < 4 / np.sqrt(noise.size)
+
+
+def test_nested_axes():
+    tx = sam_optax.sharpness_aware(
+        optax.sgd(1.0), sam_optax.sam(0.1), axis_name=("host", "batch"), sync_perturbation=True
+    )
+    params = {"w": jnp.zeros(())}
+    step = jax.shard_map(
+        steps(tx, quadratic),
+        mesh=mesh(2, 2, names=("host", "batch")),
+        in_specs=(P(), P(), P(("host", "batch"))),
+        out_specs=P(("host", "batch")),
+    )
+    new, _ = jax.jit(step)(params, tx.init(params), jnp.array([1.0, -3.0, 1.0, -3.0]))
+    np.testing.assert_allclose(new["w"].ravel(), -1.1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_options_combine_on_devices(runner):
+    tx = sam_optax.sharpness_aware(
+        optax.sgd(0.1),
+        METHODS["random_start(fsam)"](),
+        axis_name="batch",
+        when=sam_optax.every(2),
+        ascent_steps=3,
+        skip_nonfinite=True,
+        groups=2,
+    )
+
+    def loss(params, data, i=0):
+        return quadratic(params, data[2 * i : 2 * i + 2] if isinstance(i, int) else data)
+
+    def step(params, state, data):
+        grad_fn = lambda p, i: jax.grad(lambda p: quadratic(p, data + i))(p)
+        for _ in range(3):
+            updates, state = tx.update(None, state, params, grad_fn=grad_fn)
+            params = optax.apply_updates(params, updates)
+        return jax.tree.map(lambda x: x[None], (params, state))
+
+    params = {"w": jnp.array([0.3, -0.2, 0.9])}
+    new, state = on_devices(runner, step)(params, tx.init(params), jax.random.normal(KEY, (4, 3)))
+    assert int(state.step.ravel()[0]) == 3
+    for leaf in jax.tree.leaves((new, state)):
+        leaf = np.asarray(leaf).reshape(2, -1)
+        np.testing.assert_array_equal(leaf[0], leaf[1])
+
+
+def test_a_summed_gradient_is_refused_and_a_local_one_taken():
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), sam_optax.sam(0.1), axis_name="batch")
+    params = {"w": jnp.zeros(())}
+
+    def step(params, state, data, localize):
+        grad_fn = jax.grad(lambda p: quadratic(p, data))
+        grads = grad_fn(sam_optax.local(params, "batch") if localize else params)
+        updates, _ = tx.update(grads, state, params, grad_fn=grad_fn)
+        return jax.tree.map(lambda x: x[None], updates)
+
+    data = jnp.array([1.0, -3.0])
+    with pytest.raises(ValueError, match=r"sam_optax\.local"):
+        on_devices("shard_map", functools.partial(step, localize=False))(
+            params, tx.init(params), data
+        )
+    updates = on_devices("shard_map", functools.partial(step, localize=True))(
+        params, tx.init(params), data
+    )
+    np.testing.assert_allclose(updates["w"].ravel(), -1.0, rtol=1e-6)
+
+
+def test_sync_needs_an_axis():
+    with pytest.raises(ValueError, match="axis_name"):
+        sam_optax.sharpness_aware(optax.sgd(1.0), sam_optax.sam(), sync_perturbation=True)

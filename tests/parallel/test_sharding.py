@@ -1,0 +1,172 @@
+"""Arrays sharded over devices under jit, and the collectives that a step compiles to."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sam_optax
+
+if not hasattr(jax, "shard_map") or not hasattr(jax.sharding, "reshard"):
+    pytest.skip("explicit axis types are newer than this jax", allow_module_level=True)
+
+AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+KEY = jax.random.key(0)
+METHODS = {
+    "sam": lambda: sam_optax.sam(0.1),
+    "asam": lambda: sam_optax.asam(0.1),
+    "filterwise": lambda: sam_optax.asam(0.1, normalization="filterwise"),
+    "fsam": lambda: sam_optax.fsam(0.1),
+    "rsam": lambda: sam_optax.rsam(0.1, key=KEY),
+}
+# One kernel large enough for a draw of its own in R-SAM, one that shares its draw.
+PARAMS = {
+    "in": {"kernel": jax.random.normal(KEY, (64, 512)) / 8, "bias": jnp.zeros(512)},
+    "out": {"kernel": jax.random.normal(KEY, (512, 256)) / 22, "bias": jnp.zeros(256)},
+}
+FSDP = {
+    "in": {"kernel": P("data", None), "bias": P()},
+    "out": {"kernel": P("data", None), "bias": P("data")},
+}
+TWO_AXES = {
+    "in": {"kernel": P("data", "model"), "bias": P("model")},
+    "out": {"kernel": P("model", "data"), "bias": P()},
+}
+X = jax.random.normal(KEY, (32, 64))
+
+
+def loss(params, x):
+    hidden = jnp.tanh(x @ params["in"]["kernel"] + params["in"]["bias"])
+    return jnp.mean((hidden @ params["out"]["kernel"] + params["out"]["bias"]) ** 2)
+
+
+def make_mesh(kind):
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
+
+
+def three_steps(tx, params, x, gather=False):
+    def loss_of(p, x):
+        if gather:  # under explicit axis types the forward pass says itself what it gathers
+            p = jax.tree.map(lambda leaf: jax.sharding.reshard(leaf, P()), p)
+        return loss(p, x)
+
+    @jax.jit
+    def step(params, state, x):
+        grad_fn = jax.grad(lambda p: loss_of(p, x))
+        updates, state = tx.update(None, state, params, grad_fn=grad_fn)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(3):
+        params, state = step(params, state, x)
+    return params, state
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("kind", "specs"), [(AUTO, FSDP), (AUTO, TWO_AXES), (EXPLICIT, FSDP)], ids=str
+)
+def test_sharded_equals_one_device(kind, specs, name):
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[name]())
+    expected, _ = three_steps(tx, PARAMS, X)
+    mesh = make_mesh(kind)
+    with jax.set_mesh(mesh):
+        params = jax.tree.map(
+            lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), PARAMS, specs
+        )
+        x = jax.device_put(X, NamedSharding(mesh, P("data") if kind == AUTO else P()))
+        new, state = three_steps(tx, params, x, gather=kind == EXPLICIT)
+    for value, reference in zip(jax.tree.leaves(new), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(value), np.asarray(reference), atol=1e-6)
+    if name == "fsam":
+        ema = state.perturbation_state[0].ema
+        for layer in PARAMS:  # the compiler is free to choose for what is as small as a bias
+            leaf, param = ema[layer]["kernel"], params[layer]["kernel"]
+            assert leaf.sharding.is_equivalent_to(param.sharding, leaf.ndim)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_perturbing_moves_no_array(name):
+    """ε and the perturbed point are sharded as the params are; only scalars and norms travel."""
+    method, mesh = METHODS[name](), make_mesh(AUTO)
+    put = lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec))
+    params = jax.tree.map(put, PARAMS, FSDP)
+    compiled = method.perturb_fn.lower(params, params, method.init(params)).compile()
+    text = compiled.as_text()
+    assert not re.search(r"all-gather|all-to-all|collective-permute", text)
+    reduced = [int(n) for n in re.findall(r"= f32\[(\d+)\]\S* all-reduce\(", text)]
+    assert max(reduced, default=0) <= 1024  # scalars, and norms of filters and kernels
+    perturbed, _ = compiled(params, params, method.init(params))
+    for leaf, param in zip(jax.tree.leaves(perturbed), jax.tree.leaves(params), strict=True):
+        assert leaf.sharding.is_equivalent_to(param.sharding, leaf.ndim)
+
+
+def test_case_26():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AUTO,))
+    grads = jax.device_put(jnp.array([3.0, 4.0]), NamedSharding(mesh, P("data")))
+    method = sam_optax.sam(0.5)
+    eps, _ = jax.jit(method.update)(grads, method.init(grads))
+    np.testing.assert_allclose(eps, [0.3, 0.4], rtol=1e-6)
+    assert eps.sharding.is_equivalent_to(grads.sharding, 1)
+
+
+def reduced_elements(tx):
+    """Elements that the all-reduces of one data-parallel step carry."""
+    mesh = jax.make_mesh((8,), ("batch",), axis_types=(AUTO,))
+
+    def step(params, state, x):
+        grad_fn = jax.grad(lambda p: loss(p, x))
+        updates, state = tx.update(None, state, params, grad_fn=grad_fn)
+        return optax.apply_updates(params, updates), state
+
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(P(), P(), P("batch")), out_specs=P(), check_vma=False
+    )
+    text = jax.jit(mapped).lower(PARAMS, tx.init(PARAMS), X).compile().as_text()
+    assert not re.search(r"all-gather|all-to-all|reduce-scatter|collective-permute", text)
+    text = re.sub(r"/\*.*?\*/", "", text)  # comments within long tuples
+    total = 0
+    for shapes in re.findall(r"= (\(?[^=]*?\)?) all-reduce(?:-start)?\(", text):
+        for dims in re.findall(r"f32\[([\d,]*)\]", shapes):
+            total += int(np.prod([int(d) for d in dims.split(",") if d]))
+    return total
+
+
+def averaged_sgd():
+    """Data-parallel SGD, as it is written by hand."""
+    sgd = optax.sgd(0.1)
+
+    def update(updates, state, params, *, grad_fn):
+        del updates
+        return sgd.update(jax.lax.pmean(grad_fn(params), "batch"), state, params)
+
+    return optax.GradientTransformationExtraArgs(sgd.init, update)
+
+
+SIZE = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
+
+
+@pytest.mark.parametrize(
+    ("name", "sync", "gradients"),
+    [
+        ("sam", False, 1),
+        ("asam", False, 1),
+        ("rsam", False, 1),
+        ("fsam", False, 2),  # its average sees the mean gradient
+        ("sam", True, 2),
+        ("asam", True, 2),
+        ("rsam", True, 2),
+        ("fsam", True, 2),
+    ],
+)
+def test_all_reduces(name, sync, gradients):
+    assert reduced_elements(averaged_sgd()) == SIZE
+    tx = sam_optax.sharpness_aware(
+        optax.sgd(0.1), METHODS[name](), axis_name="batch", sync_perturbation=sync
+    )
+    assert reduced_elements(tx) == gradients * SIZE
