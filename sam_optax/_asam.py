@@ -9,6 +9,7 @@ import optax
 from sam_optax import _hyperparameters as hp
 from sam_optax import _trees
 from sam_optax._ascent import check_p, steepest_ascent
+from sam_optax._parallel import AxisName
 from sam_optax._perturbation import Perturbation
 from sam_optax._structure import AxisOverride, BiasMask, bias_leaves, unit_axes, unit_norm
 
@@ -93,6 +94,7 @@ def asam(
         params: optax.Params | None = None,
         *,
         training_step: chex.Numeric | None = None,
+        norm_axis_name: AxisName | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra
@@ -100,6 +102,11 @@ def asam(
             raise ValueError(
                 "asam needs the params: call update(grads, state, params) with the params that "
                 "the gradient was taken at."
+            )
+        if norm_axis_name is not None and normalization == "filterwise":
+            raise ValueError(
+                f"norm_axis_name={norm_axis_name!r} does not go with normalization='filterwise': "
+                "a filter may be cut into several shards. Shard the params under jit instead."
             )
         step = hp.step_of(state, training_step)
         eta_t = hp.evaluate(eta, step)
@@ -119,6 +126,7 @@ def asam(
             lambda: _trees.map_inexact(normalization_operator, params, biases, axes),
             hp.evaluate(rho, step),
             p,
+            norm_axis_name,
         )
         return eps, hp.advance(state, step)
 

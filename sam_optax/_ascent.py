@@ -11,6 +11,7 @@ import optax
 
 from sam_optax import _hyperparameters as hp
 from sam_optax import _norms, _trees
+from sam_optax._parallel import AxisName
 
 
 def check_p(p: float) -> None:
@@ -28,10 +29,12 @@ def steepest_ascent(
     scaling: Callable[[], optax.Params] | None,
     rho: chex.Numeric,
     p: float,
+    axis_name: AxisName | None = None,
 ) -> optax.Updates:
     """The argmax of ⟨g, ε⟩ over ‖T⁻¹ε‖_p ≤ ρ, with T the diagonal ``scaling()`` (None: identity).
 
-    The solution is ε = T ε̃, where ε̃ solves the same problem for T g in the plain ball.
+    The solution is ε = T ε̃, where ε̃ solves the same problem for T g in the plain ball. Norms span
+    the devices of ``axis_name``, if the tree is sharded over them.
     """
 
     def scaled() -> optax.Updates:
@@ -42,10 +45,10 @@ def steepest_ascent(
 
     if p == 2:
         direction = _direction_2(
-            lambda: _trees.inexact_leaves(scaled()), rho, full_range=_squares_overflow(grads)
+            lambda: _trees.inexact_leaves(scaled()), rho, _squares_overflow(grads), axis_name
         )
     else:
-        direction = _direction_p(_trees.inexact_leaves(scaled()), rho, p)
+        direction = _direction_p(_trees.inexact_leaves(scaled()), rho, p, axis_name)
     return _trees.map_inexact(
         lambda g, x, *t: _trees.cast_like(_scale(direction(x), *t), g),
         grads,
@@ -67,21 +70,24 @@ def _squares_overflow(grads: optax.Updates) -> bool:
 
 
 def _direction_2(
-    leaves: Callable[[], Sequence[jax.Array]], rho: chex.Numeric, *, full_range: bool
+    leaves: Callable[[], Sequence[jax.Array]],
+    rho: chex.Numeric,
+    full_range: bool,
+    axis_name: AxisName | None,
 ) -> Callable[[jax.Array], jax.Array]:
     """ρ x/‖x‖₂; ‖x‖ = 0 only where every x is 0, so dividing by 1 instead gives 0."""
-    norm = _norms.l2_norm(leaves, full_range=full_range)
+    norm = _norms.l2_norm(leaves, full_range=full_range, axis_name=axis_name)
     inverse = jnp.asarray(rho).astype(norm.value.dtype) / jnp.where(norm.value > 0, norm.value, 1)
     return lambda x: _scale(x, norm.scale, inverse)
 
 
 def _direction_p(
-    leaves: Sequence[jax.Array], rho: chex.Numeric, p: float
+    leaves: Sequence[jax.Array], rho: chex.Numeric, p: float, axis_name: AxisName | None
 ) -> Callable[[jax.Array], jax.Array]:
     """ρ sign(x) (|x|/‖x‖_q)^(q−1), with its limits at p = ∞ (q = 1) and p = 1 (q = ∞)."""
     if math.isinf(p):
         return lambda x: _scale(jnp.sign(x), rho)
-    largest = _norms.max_norm(leaves)
+    largest = _norms.max_norm(leaves, axis_name)
     largest = jnp.where(largest > 0, largest, 1)
 
     def relative(x: jax.Array) -> jax.Array:
@@ -89,11 +95,13 @@ def _direction_p(
         return magnitude / largest.astype(magnitude.dtype)
 
     if p == 1:
-        ties = _norms.total([jnp.where(relative(x) == 1, 1, 0) for x in leaves], largest.dtype)
+        ties = _norms.total(
+            [jnp.where(relative(x) == 1, 1, 0) for x in leaves], largest.dtype, axis_name
+        )
         share = jnp.asarray(rho).astype(largest.dtype) / jnp.maximum(ties, 1)
         return lambda x: _scale(jnp.where(relative(x) == 1, jnp.sign(x), 0), share)
     q = p / (p - 1)
-    powers = _norms.total([relative(x) ** q for x in leaves], largest.dtype)
+    powers = _norms.total([relative(x) ** q for x in leaves], largest.dtype, axis_name)
     norm = jnp.where(powers > 0, powers, 1) ** (1 / q)
 
     def direction(x: jax.Array) -> jax.Array:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sam_optax._parallel import AxisName, is_replicated
+
 # A power of two, so that scaling by it is exact; it brings any float32 to where squares are safe.
 _RESCUE = 2.0**96
 _SMALLEST_TRUSTED = 2.0**-100
@@ -33,24 +35,35 @@ def accumulator_dtype(leaves: Sequence[jax.Array]) -> np.dtype:
     return dtype
 
 
-def total(terms: Sequence[jax.Array], dtype: np.dtype) -> jax.Array:
-    """The sum of all elements of all arrays."""
-    result = jnp.zeros((), dtype)
+def total(
+    terms: Sequence[jax.Array], dtype: np.dtype, axis_name: AxisName | None = None
+) -> jax.Array:
+    """The sum of all elements of all arrays, which may be sharded over an axis of devices."""
+    result = sharded = jnp.zeros((), dtype)
     for term in terms:
-        result += jnp.sum(term, dtype=term.dtype).astype(dtype)
-    return result
+        part = jnp.sum(term, dtype=term.dtype).astype(dtype)
+        if axis_name is None or is_replicated(term, axis_name):
+            result = result + part
+        else:
+            sharded = sharded + part
+    return result if axis_name is None else result + lax.psum(sharded, axis_name)
 
 
-def _sum_of_squares(leaves: Sequence[jax.Array]) -> jax.Array:
+def _sum_of_squares(leaves: Sequence[jax.Array], axis_name: AxisName | None) -> jax.Array:
     def squares(leaf: jax.Array) -> jax.Array:
         if jnp.iscomplexobj(leaf):
             return jnp.square(leaf.real) + jnp.square(leaf.imag)
         return jnp.square(leaf)
 
-    return total([squares(leaf) for leaf in leaves], accumulator_dtype(leaves))
+    return total([squares(leaf) for leaf in leaves], accumulator_dtype(leaves), axis_name)
 
 
-def l2_norm(leaves: Callable[[], Sequence[jax.Array]], *, full_range: bool) -> Norm:
+def l2_norm(
+    leaves: Callable[[], Sequence[jax.Array]],
+    *,
+    full_range: bool,
+    axis_name: AxisName | None = None,
+) -> Norm:
     """``(sum |x|^2)^(1/2)`` over all leaves, each of which is read once.
 
     Squares of float32 values are safe between about 1e-19 and 1e19.
@@ -61,13 +74,14 @@ def l2_norm(leaves: Callable[[], Sequence[jax.Array]], *, full_range: bool) -> N
       full_range: whether values may lie anywhere in the range of float32, as values that come
         from bfloat16 may. Then a sum that left the range where it can be trusted is taken
         again with scaled elements, in a branch that otherwise does not run.
+      axis_name: axis of devices that the arrays are sharded over.
     """
-    squares = _sum_of_squares(leaves())
+    squares = _sum_of_squares(leaves(), axis_name)
     if not full_range:
         return Norm(1.0, jnp.sqrt(squares))
 
     def rescued() -> jax.Array:
-        return _sum_of_squares([x * rescue.astype(x.dtype) for x in leaves()])
+        return _sum_of_squares([x * rescue.astype(x.dtype) for x in leaves()], axis_name)
 
     trusted = (squares > _SMALLEST_TRUSTED) & (squares < jnp.inf)
     rescue = jnp.where(squares > 1, 1 / _RESCUE, _RESCUE).astype(squares.dtype)
@@ -75,11 +89,11 @@ def l2_norm(leaves: Callable[[], Sequence[jax.Array]], *, full_range: bool) -> N
     return Norm(scale, jnp.sqrt(lax.cond(trusted, lambda: squares, rescued)))
 
 
-def max_norm(leaves: Sequence[jax.Array]) -> jax.Array:
+def max_norm(leaves: Sequence[jax.Array], axis_name: AxisName | None = None) -> jax.Array:
     """``max |x|`` over all leaves; 0 for no leaves."""
     dtype = accumulator_dtype(leaves)
     largest = jnp.zeros((), dtype)
     for leaf in leaves:
         if leaf.size:
             largest = jnp.maximum(largest, jnp.max(jnp.abs(leaf)).astype(dtype))
-    return largest
+    return largest if axis_name is None else lax.pmax(largest, axis_name)

@@ -7,6 +7,7 @@ import optax
 
 from sam_optax import _hyperparameters as hp
 from sam_optax._ascent import check_p, steepest_ascent
+from sam_optax._parallel import AxisName
 from sam_optax._perturbation import Perturbation
 
 
@@ -58,11 +59,12 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
         params: optax.Params | None = None,
         *,
         training_step: chex.Numeric | None = None,
+        norm_axis_name: AxisName | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del params, extra
         step = hp.step_of(state, training_step)
-        eps = steepest_ascent(updates, None, hp.evaluate(rho, step), p)
+        eps = steepest_ascent(updates, None, hp.evaluate(rho, step), p, norm_axis_name)
         return eps, hp.advance(state, step)
 
     return Perturbation(init_fn, update_fn)

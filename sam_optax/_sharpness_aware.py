@@ -51,6 +51,7 @@ def sharpness_aware(
     perturb_dtype: Any | None = None,
     axis_name: AxisName | None = None,
     sync_perturbation: bool = False,
+    norm_axis_name: AxisName | None = None,
     groups: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Drives ``base_tx`` with the gradient at the perturbed params.
@@ -94,6 +95,11 @@ def sharpness_aware(
       sync_perturbation: with ``axis_name``, whether all devices perturb by the same ε, that of the
         averaged ascent gradient (one further all-reduce). Default False: each by its own
         (m-sharpness, what the papers train with).
+      norm_axis_name: the axis (or axes) that the params themselves are sharded over inside
+        ``jax.shard_map``: norms then span it, so that ‖ε‖ = ρ over the whole tree. With
+        ``check_vma=True`` leaves that are replicated over the axis count once; without it all
+        leaves are taken as sharded. Not for random starts and filters, whose kernels may be cut.
+        Under ``jit`` with sharded arrays, leave it out.
       groups: m-sharpness on one device: the number n of groups of the batch. Calls
         ``grad_fn(params, i)``, the gradient on group i (int32 scalar), gives each group its own ε
         and averages the sharp gradients, one group after the other; ``grads`` is not used by
@@ -138,6 +144,11 @@ def sharpness_aware(
         perturb_dtype = jnp.dtype(perturb_dtype)
     if groups is not None:
         check_integer("groups", groups, lower=1)
+    if norm_axis_name is not None and method.has_random_start:
+        raise ValueError(
+            f"norm_axis_name={norm_axis_name!r} does not go with a random start, whose noise is "
+            "scaled by the norms of whole kernels. Shard the params under jit instead."
+        )
     if sync_perturbation and axis_name is None:
         raise ValueError("sync_perturbation=True needs axis_name, the axis to synchronize over.")
 
@@ -164,6 +175,8 @@ def sharpness_aware(
         evaluations = ascent_steps + (updates is None or method.has_random_start)
         gradient = _trace_once(grad_fn, params) if evaluations > 1 or groups else grad_fn
         extra_ascent = {"training_step": training_step, **extra}
+        if norm_axis_name is not None:
+            extra_ascent["norm_axis_name"] = norm_axis_name
         # Gradients and ε are each device's own; a synchronized ascent averages them on the way.
         ascent_axis = axis_name if sync_perturbation else None
         own = None if sync_perturbation else axis_name

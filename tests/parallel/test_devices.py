@@ -219,3 +219,42 @@ def test_a_summed_gradient_is_refused_and_a_local_one_taken():
 def test_sync_needs_an_axis():
     with pytest.raises(ValueError, match="axis_name"):
         sam_optax.sharpness_aware(optax.sgd(1.0), sam_optax.sam(), sync_perturbation=True)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("p", [1, 1.5, 2, np.inf])
+@pytest.mark.parametrize("make", [sam_optax.sam, lambda rho, p: sam_optax.asam(rho, p=p)])
+def test_norms_span_the_axis_that_params_are_sharded_over(make, p, check_vma):
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), make(0.5, p=p), norm_axis_name="model")
+    params = {"w": jnp.array([3.0, 4.0, -1.0, 0.5]), "b": jnp.array([2.0])}
+    gradient = lambda q: {"w": q["w"] ** 2, "b": q["b"] * 2}
+
+    def step(params):
+        return tx.update(None, tx.init(params), params, grad_fn=gradient)[0]
+
+    single = sam_optax.sharpness_aware(optax.sgd(1.0), make(0.5, p=p))
+    expected, _ = single.update(None, single.init(params), params, grad_fn=gradient)
+    specs = {"w": P("model"), "b": P() if check_vma else P("model")}
+    if not check_vma:  # replicated leaves cannot be told apart: shard them all
+        params["b"] = jnp.array([2.0, 1.0])
+        expected, _ = single.update(None, single.init(params), params, grad_fn=gradient)
+    run = jax.shard_map(
+        step,
+        mesh=mesh(2, names=("model",)),
+        in_specs=(specs,),
+        out_specs=specs,
+        check_vma=check_vma,
+    )
+    updates = jax.jit(run)(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), updates, expected)
+
+
+def test_norm_axis_refuses_cut_kernels():
+    with pytest.raises(ValueError, match="random start"):
+        sam_optax.sharpness_aware(optax.sgd(1.0), METHODS["rsam"](), norm_axis_name="model")
+    tx = sam_optax.sharpness_aware(
+        optax.sgd(1.0), sam_optax.asam(normalization="filterwise"), norm_axis_name="model"
+    )
+    w = jnp.ones(2)
+    with pytest.raises(ValueError, match="filterwise"):
+        tx.update(None, tx.init(w), w, grad_fn=lambda w: w)
