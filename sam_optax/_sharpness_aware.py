@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax import _control, _parallel, _trees
+from sam_optax import _control, _parallel, _state, _trees
 from sam_optax._hyperparameters import check_integer, static_default
 from sam_optax._parallel import AxisName
 from sam_optax._perturbation import Perturbation, as_perturbation
@@ -160,6 +160,14 @@ def sharpness_aware(
             base_state=base.init(params),
         )
 
+    known: dict[Any, str] = {}
+
+    def expected_state(params: optax.Params) -> str:
+        structure = jax.tree.structure(params)
+        if structure not in known:
+            known[structure] = _state.describe(jax.eval_shape(method.init, params))
+        return known[structure]
+
     def update_fn(
         updates: optax.Updates | None,
         state: SharpnessAwareState,
@@ -170,6 +178,9 @@ def sharpness_aware(
     ) -> tuple[optax.Updates, SharpnessAwareState]:
         if params is None or grad_fn is None:
             raise ValueError(_MISSING)
+        if not isinstance(state, SharpnessAwareState):
+            _state.check("state", state, SharpnessAwareState.__name__)
+        _state.check("state.perturbation_state", state.perturbation_state, expected_state(params))
         _parallel.check_local(updates, axis_name)
         training_step = state.step + state.skipped
         evaluations = ascent_steps + (updates is None or method.has_random_start)
