@@ -4,6 +4,7 @@ from sam_optax._asam import asam
 from sam_optax._fsam import FullGradientState, fsam, remove_full_gradient
 from sam_optax._hyperparameters import ScheduleState
 from sam_optax._parallel import accumulate, local
+from sam_optax._passes import FirstPassState, pop_first_pass
 from sam_optax._perturb_only import perturb_only
 from sam_optax._perturbation import Perturbation, RandomStartState, as_perturbation
 from sam_optax._rsam import random_start, rsam
@@ -14,6 +15,7 @@ from sam_optax._when import after, every
 __version__ = "0.1.0"
 
 __all__ = [
+    "FirstPassState",
     "FullGradientState",
     "Perturbation",
     "RandomStartState",
@@ -27,6 +29,7 @@ __all__ = [
     "fsam",
     "local",
     "perturb_only",
+    "pop_first_pass",
     "random_start",
     "remove_full_gradient",
     "rsam",

@@ -1,6 +1,5 @@
 """The combinator: any optimizer, driven by the gradient at the perturbed params."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -8,20 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax import _control, _parallel, _state, _trees
+from sam_optax import _control, _parallel, _passes, _state, _trees
 from sam_optax._hyperparameters import check_integer, static_default
 from sam_optax._parallel import AxisName
+from sam_optax._passes import FirstPassState, GradFn, ValueAndGradFn
 from sam_optax._perturbation import Perturbation, as_perturbation
+from sam_optax._step import Gradients, Passes
 from sam_optax._when import When
-
-GradFn = Callable[[optax.Params], optax.Updates]
-
-_MISSING = (
-    "sharpness_aware needs the params and a gradient function: call "
-    "update(grads, state, params, grad_fn=grad_fn), where grad_fn(params) returns the gradient on "
-    "this step's batch, such as jax.grad(lambda p: loss(p, batch)). A training loop that cannot "
-    "pass grad_fn on (MultiSteps, TrainState.apply_gradients) has to be told to."
-)
 
 
 class SharpnessAwareState(NamedTuple):
@@ -109,7 +101,8 @@ def sharpness_aware(
       An ``optax.GradientTransformationExtraArgs`` with a :class:`SharpnessAwareState`.
 
     Raises:
-      TypeError: an argument is not a gradient transformation, or of the wrong kind.
+      TypeError: an argument is not a gradient transformation, or of the wrong kind; in ``init``
+        and ``update``, a leaf of the params is no array, or the state is another method's.
       ValueError: ``ascent_steps`` < 1; in ``update``, ``params`` or ``grad_fn`` is missing; in
         ``init``, a wrapper has cut a random start off.
 
@@ -152,7 +145,18 @@ def sharpness_aware(
     if sync_perturbation and axis_name is None:
         raise ValueError("sync_perturbation=True needs axis_name, the axis to synchronize over.")
 
+    passes = Passes(
+        method,
+        int(ascent_steps),
+        perturb_dtype,
+        axis_name,
+        sync_perturbation,
+        norm_axis_name,
+        groups,
+    )
+
     def init_fn(params: optax.Params) -> SharpnessAwareState:
+        _trees.require_arrays(params)
         return SharpnessAwareState(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
@@ -160,94 +164,52 @@ def sharpness_aware(
             base_state=base.init(params),
         )
 
-    known: dict[Any, str] = {}
-
-    def expected_state(params: optax.Params) -> str:
-        structure = jax.tree.structure(params)
-        if structure not in known:
-            known[structure] = _state.describe(jax.eval_shape(method.init, params))
-        return known[structure]
-
     def update_fn(
         updates: optax.Updates | None,
         state: SharpnessAwareState,
         params: optax.Params | None = None,
         *,
-        grad_fn: Callable[..., optax.Updates] | None = None,
+        grad_fn: GradFn | None = None,
+        value_and_grad_fn: ValueAndGradFn | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, SharpnessAwareState]:
-        if params is None or grad_fn is None:
-            raise ValueError(_MISSING)
-        if not isinstance(state, SharpnessAwareState):
-            _state.check("state", state, SharpnessAwareState.__name__)
-        _state.check("state.perturbation_state", state.perturbation_state, expected_state(params))
+    ) -> tuple[optax.Updates, SharpnessAwareState | FirstPassState]:
+        if params is None:
+            raise ValueError(
+                "sharpness_aware needs the params: call update(grads, state, params, "
+                "grad_fn=grad_fn)."
+            )
+        evaluate = _passes.evaluation(grad_fn, value_and_grad_fn)
+        _check_state(state, params)
         _parallel.check_local(updates, axis_name)
+        if value_and_grad_fn is not None:
+            _check_value_and_grad(updates, method, groups)
+            updates = None  # a random start does not use them
+        if passes.evaluations(updates is not None) > 1 or groups:
+            evaluate = _passes.trace_once(evaluate, params)
         training_step = state.step + state.skipped
-        evaluations = ascent_steps + (updates is None or method.has_random_start)
-        gradient = _trace_once(grad_fn, params) if evaluations > 1 or groups else grad_fn
-        extra_ascent = {"training_step": training_step, **extra}
-        if norm_axis_name is not None:
-            extra_ascent["norm_axis_name"] = norm_axis_name
-        # Gradients and ε are each device's own; a synchronized ascent averages them on the way.
-        ascent_axis = axis_name if sync_perturbation else None
-        own = None if sync_perturbation else axis_name
+        first = passes.first_pass(evaluate, updates, params)
 
-        def group_gradient(group: tuple[chex.Numeric, ...]) -> GradFn:
-            return lambda point: gradient(_parallel.local(point, axis_name), *group)
-
-        def sharp_of(grads: optax.Updates | None, *group: chex.Numeric) -> _Ascent:
-            grad = group_gradient(group)
-            index = _parallel.draw_index(own, groups, group)
-            point, ascent_grads, perturbation_state = _ascend(
-                method,
-                lambda point: _parallel.pmean(grad(point), ascent_axis),
-                grads,
-                _parallel.local(state.perturbation_state, own),
-                _parallel.local(params, own),
-                steps=ascent_steps,
-                dtype=perturb_dtype,
-                extra=extra_ascent if index is None else {"draw_index": index, **extra_ascent},
-            )
-            grads = grad(point)
-            if perturb_dtype is not None:
-                grads = _trees.map_inexact(_trees.cast_like, grads, params)
-            return _Ascent(grads, ascent_grads, perturbation_state)
-
-        # One evaluation serves both branches of `when`.
-        if updates is None and not method.has_random_start and not groups:
-            updates = group_gradient(())(params)
-
-        def sharp() -> _Ascent:
-            if groups:
-                like = _Ascent(
-                    _parallel.local(params, axis_name),
-                    _parallel.local(params, own),
-                    _parallel.local(state.perturbation_state, own),
-                )
-                result = _parallel.scan_mean(lambda i: sharp_of(None, i), groups, like)
-            else:
-                result = sharp_of(_parallel.pmean(updates, ascent_axis))
-            return result._replace(
-                perturbation_state=_parallel.pmean(result.perturbation_state, own)
+        def sharp() -> Gradients:
+            return passes.sharp(
+                evaluate,
+                first,
+                state.perturbation_state,
+                params,
+                {"training_step": training_step, **extra},
             )
 
-        def plain() -> _Ascent:
-            grads = updates
-            if grads is None and groups:
-                like = _parallel.local(params, axis_name)
-                grads = _parallel.scan_mean(lambda i: group_gradient((i,))(params), groups, like)
-            elif grads is None:
-                grads = group_gradient(())(params)
-            return _Ascent(grads, grads, state.perturbation_state)
+        def plain() -> Gradients:
+            return passes.plain(evaluate, first, state.perturbation_state, params)
 
         result = sharp() if when is None else _control.cond(when(training_step), sharp, plain)
         grads = _parallel.pmean(result.grads, axis_name)
-        ascent_grads = _parallel.pmean(result.ascent_grads, axis_name)
+        value, ascent_grads = _parallel.pmean(result.first, axis_name)
+        base_extra = {"ascent_grads": ascent_grads, **extra}
+        if value is not None:
+            base_extra.setdefault("value", value[0])
 
         def descend() -> tuple[optax.Updates, SharpnessAwareState]:
-            new_updates, base_state = base.update(
-                grads, state.base_state, params, ascent_grads=ascent_grads, **extra
-            )
+            new_updates, base_state = base.update(grads, state.base_state, params, **base_extra)
             step = optax.safe_increment(state.step)
             return new_updates, SharpnessAwareState(
                 step, state.skipped, result.perturbation_state, base_state
@@ -257,53 +219,40 @@ def sharpness_aware(
             unchanged = jax.tree.map(_trees.zeros_like, jax.eval_shape(descend)[0])
             return unchanged, state._replace(skipped=optax.safe_increment(state.skipped))
 
-        if not skip_nonfinite:
-            return descend()
-        return _control.cond(_control.all_finite(grads), descend, skip)
+        if skip_nonfinite:
+            new_updates, new_state = _control.cond(_control.all_finite(grads), descend, skip)
+        else:
+            new_updates, new_state = descend()
+        return new_updates, new_state if value is None else FirstPassState(new_state, value)
+
+    known: dict[Any, str] = {}
+
+    def _check_state(state: Any, params: optax.Params) -> None:
+        """Raises for the state of another method, or of no method."""
+        if isinstance(state, FirstPassState):
+            raise ValueError(
+                "the state still holds the last step's first pass: take it out with "
+                "state, (loss, aux) = sam_optax.pop_first_pass(state)."
+            )
+        if not isinstance(state, SharpnessAwareState):
+            _state.check("state", state, SharpnessAwareState.__name__)
+        structure = jax.tree.structure(params)
+        if structure not in known:
+            _trees.require_arrays(params)
+            known[structure] = _state.describe(jax.eval_shape(method.init, params))
+        _state.check("state.perturbation_state", state.perturbation_state, known[structure])
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _trace_once(grad_fn: Callable[..., Any], params: optax.Params) -> Callable[..., Any]:
-    """``grad_fn`` for several evaluations in one step, traced once.
-
-    Under jit an inner jit shares the trace and is inlined by the compiler. Outside of it, it
-    would compile a fresh function at every step.
-    """
-    return jax.jit(grad_fn) if _control.is_traced(params) else grad_fn
-
-
-class _Ascent(NamedTuple):
-    """What an ascent leads to: the sharp gradient, the (first) ascent gradient, new state."""
-
-    grads: optax.Updates
-    ascent_grads: optax.Updates
-    perturbation_state: optax.OptState
-
-
-def _ascend(
-    method: Perturbation,
-    gradient: GradFn,
-    grads: optax.Updates | None,
-    state: optax.OptState,
-    params: optax.Params,
-    *,
-    steps: int,
-    dtype: Any | None,
-    extra: dict[str, Any],
-) -> tuple[optax.Params, optax.Updates, optax.OptState]:
-    """The perturbed params, the first ascent gradient and the perturbation's new state."""
-    start_extra = {k: extra[k] for k in ("training_step", "draw_index") if k in extra}
-
-    def ascent_gradient(point: optax.Params, state: optax.OptState) -> optax.Updates:
-        return gradient(method.start_fn(point, state, **start_extra))
-
-    def step(carry: tuple[optax.Params, optax.OptState]) -> tuple[optax.Params, optax.OptState]:
-        point, state = carry
-        return method.perturb(point, ascent_gradient(point, state), state, dtype, extra)
-
-    if grads is None or method.has_random_start:
-        grads = ascent_gradient(params, state)
-    carry = method.perturb(params, grads, state, dtype, extra)
-    point, state = _control.repeat(steps - 1, step, carry)
-    return point, grads, state
+def _check_value_and_grad(
+    updates: optax.Updates | None, method: Perturbation, groups: int | None
+) -> None:
+    """Raises where ``value_and_grad_fn`` would not make the first pass."""
+    if groups:
+        raise ValueError("value_and_grad_fn does not go with groups: pass grad_fn(params, i).")
+    if updates is not None and not method.has_random_start:
+        raise ValueError(
+            "value_and_grad_fn is for grads=None: where the gradient at the params is given, its "
+            "caller has the loss too. Pass grads and grad_fn."
+        )

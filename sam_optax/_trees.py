@@ -17,6 +17,18 @@ def is_inexact(leaf: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
+def require_arrays(params: Any) -> None:
+    """Raises for a tree with leaves that are no arrays, such as the functions of a module."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, (bool, int, float, complex)):
+            name = jax.tree_util.keystr(path)
+            raise TypeError(
+                f"the params have a leaf that is no array, {name or 'the tree itself'}: {leaf!r}. "
+                "Filter the model and pass what is to be trained: for Equinox "
+                "eqx.filter(model, eqx.is_inexact_array), or eqx.partition in its place."
+            )
+
+
 def map_inexact(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """``jax.tree.map`` over the inexact leaves of ``tree``; other leaves stay as they are.
 

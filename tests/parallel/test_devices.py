@@ -166,19 +166,18 @@ def test_nested_axes():
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_options_combine_on_devices(runner):
+@pytest.mark.parametrize("sync", [True, False])
+def test_options_combine_on_devices(runner, sync):
     tx = sam_optax.sharpness_aware(
         optax.sgd(0.1),
         METHODS["random_start(fsam)"](),
         axis_name="batch",
+        sync_perturbation=sync,
         when=sam_optax.every(2),
         ascent_steps=3,
         skip_nonfinite=True,
         groups=2,
     )
-
-    def loss(params, data, i=0):
-        return quadratic(params, data[2 * i : 2 * i + 2] if isinstance(i, int) else data)
 
     def step(params, state, data):
         grad_fn = lambda p, i: jax.grad(lambda p: quadratic(p, data + i))(p)
