@@ -95,11 +95,18 @@ def _direction_p(
         return magnitude / largest.astype(magnitude.dtype)
 
     if p == 1:
-        ties = _norms.total(
-            [jnp.where(relative(x) == 1, 1, 0) for x in leaves], largest.dtype, axis_name
+        # A few units of rounding below the largest count as ties: two kernels that compute the
+        # same x may round it differently, and the largest must not be missed.
+        tie = 1 - 4 * jnp.finfo(largest.dtype).eps
+
+        def is_largest(x: jax.Array) -> jax.Array:
+            return relative(x) >= tie
+
+        count = _norms.total(
+            [jnp.where(is_largest(x), 1, 0) for x in leaves], largest.dtype, axis_name
         )
-        share = jnp.asarray(rho).astype(largest.dtype) / jnp.maximum(ties, 1)
-        return lambda x: _scale(jnp.where(relative(x) == 1, jnp.sign(x), 0), share)
+        share = jnp.asarray(rho).astype(largest.dtype) / jnp.maximum(count, 1)
+        return lambda x: _scale(jnp.where(is_largest(x), jnp.sign(x), 0), share)
     q = p / (p - 1)
     powers = _norms.total([relative(x) ** q for x in leaves], largest.dtype, axis_name)
     norm = jnp.where(powers > 0, powers, 1) ** (1 / q)

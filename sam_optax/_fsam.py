@@ -94,6 +94,7 @@ def remove_full_gradient(
         raise ValueError(
             f"ema_start must be 'first_gradient', 'zero' or 'bias_corrected', got {ema_start!r}."
         )
+    accumulator_dtype = hp.check_float_dtype("accumulator_dtype", accumulator_dtype)
     if subtract not in ("previous", "new"):
         raise ValueError(f"subtract must be 'previous' or 'new', got {subtract!r}.")
 
@@ -119,7 +120,8 @@ def remove_full_gradient(
         sigma_t = hp.evaluate(sigma, step)
         gain = 1 - decay
         if ema_start == "bias_corrected":
-            gain = gain / (1 - jnp.asarray(decay, jnp.float32) ** count.astype(jnp.float32))
+            wide = jnp.result_type(float)  # float64 where that is enabled
+            gain = gain / (1 - jnp.asarray(decay).astype(wide) ** count.astype(wide))
 
         def new_ema(g: Any, m: jax.Array) -> jax.Array:
             g, old = _trees.widen(g), _trees.widen(m).astype(_trees.compute_dtype(g))

@@ -32,6 +32,7 @@ def check(
     lower: float,
     upper: float = math.inf,
     upper_allowed: bool = False,
+    schedule: bool = True,
 ) -> None:
     """Raises unless ``value`` is a schedule, a traced scalar or a number in range.
 
@@ -41,12 +42,13 @@ def check(
       lower: smallest value allowed.
       upper: upper end of the range.
       upper_allowed: whether ``upper`` itself is in the range.
+      schedule: whether it may be a schedule.
 
     Raises:
       TypeError: ``value`` is not a hyperparameter at all.
       ValueError: ``value`` is a number outside the range.
     """
-    if callable(value):
+    if callable(value) and schedule:
         return
     if isinstance(value, jax.Array):
         if value.shape != ():
@@ -57,15 +59,24 @@ def check(
     elif isinstance(value, np.ndarray) and value.shape == ():
         value = value.item()
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(
-            f"{name} must be a number, a JAX scalar or an optax schedule (a function of the "
-            f"training step), got {value!r}."
-        )
+        kinds = "a number or a JAX scalar"
+        if schedule:
+            kinds = "a number, a JAX scalar or an optax schedule (a function of the training step)"
+        raise TypeError(f"{name} must be {kinds}, got {value!r}.")
     value = float(value)
     below_upper = value <= upper if upper_allowed else value < upper
     if not (value >= lower and below_upper):
         bracket = "]" if upper_allowed else ")"
         raise ValueError(f"{name} must be in [{lower:g}, {upper:g}{bracket}, got {value!r}.")
+
+
+def check_float_dtype(name: str, dtype: Any | None) -> Any | None:
+    """The dtype, in canonical form, if it is a floating-point one (or ``None``)."""
+    if dtype is None:
+        return None
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{name} must be a floating-point dtype, got {jnp.dtype(dtype).name!r}.")
+    return jnp.dtype(dtype)
 
 
 def check_integer(name: str, value: Any, *, lower: int) -> None:

@@ -83,15 +83,15 @@ def evaluation(grad_fn: GradFn | None, value_and_grad_fn: ValueAndGradFn | None)
     """
     if grad_fn is not None and value_and_grad_fn is not None:
         raise ValueError("pass grad_fn or value_and_grad_fn, not both.")
-    if value_and_grad_fn is not None:
+    if callable(value_and_grad_fn):
         return value_and_grad_fn
-    if grad_fn is None:
+    if not callable(grad_fn):
         raise ValueError(
             "sharpness_aware needs a gradient function: call update(grads, state, params, "
             "grad_fn=grad_fn), where grad_fn(params) returns the gradient on this step's batch, "
             "such as jax.grad(lambda p: loss(p, batch)). A training loop that cannot pass grad_fn "
             "on can use sam_optax.alternating, and Flax's TrainState has a counterpart in "
-            "sam_optax.training."
+            f"sam_optax.training. Got grad_fn={grad_fn!r}."
         )
     return lambda params, *group: (None, grad_fn(params, *group))
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import chex
 import jax
-import numpy as np
 import optax
 
 from sam_optax import _trees
@@ -91,12 +90,9 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         extra: dict[str, Any],
     ) -> tuple[optax.Params, optax.OptState]:
         """``perturb_fn``, also for extra arguments that are no arrays (functions, names)."""
-        arrays = all(isinstance(leaf, _ARRAY_LIKE) for leaf in jax.tree.leaves(extra))
+        arrays = all(_trees.is_array(leaf) for leaf in jax.tree.leaves(extra))
         perturb = self.perturb_fn if arrays else self._perturb
         return perturb(params, grads, state, perturb_dtype=perturb_dtype, **extra)
-
-
-_ARRAY_LIKE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
 def _identity(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:

@@ -79,7 +79,7 @@ def random_start(
     """
     hp.check("gamma", gamma, lower=0)
     hp.check("lmbda", lmbda, lower=0)
-    hp.check("norm_power", norm_power, lower=0)
+    hp.check("norm_power", norm_power, lower=0, schedule=False)
     _check_key(key)
     inner = as_perturbation(perturbation)
     if inner.has_random_start:

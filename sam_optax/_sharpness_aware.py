@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax import _control, _parallel, _passes, _state, _trees
-from sam_optax._hyperparameters import check_integer, static_default
+from sam_optax._hyperparameters import check_float_dtype, check_integer, static_default
 from sam_optax._parallel import AxisName
 from sam_optax._passes import FirstPassState, GradFn, ValueAndGradFn
 from sam_optax._perturbation import Perturbation, as_perturbation
@@ -133,8 +133,7 @@ def sharpness_aware(
             "when must be a function of the training step, such as sam_optax.every(2), got "
             f"{when!r}."
         )
-    if perturb_dtype is not None:
-        perturb_dtype = jnp.dtype(perturb_dtype)
+    perturb_dtype = check_float_dtype("perturb_dtype", perturb_dtype)
     if groups is not None:
         check_integer("groups", groups, lower=1)
     if norm_axis_name is not None and method.has_random_start:

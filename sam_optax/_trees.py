@@ -17,6 +17,13 @@ def is_inexact(leaf: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is a number or an array of numbers or keys, not of strings or objects."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_
+    return isinstance(leaf, (jax.Array, bool, int, float, complex))
+
+
 def require_arrays(params: Any) -> None:
     """Raises for a tree with leaves that are no arrays, such as the functions of a module."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -90,8 +97,9 @@ def add(params: Any, eps: Any, dtype: Any | None = None) -> Any:
         if not (is_inexact(e) and is_inexact(p)):
             return p
         p = jnp.asarray(p)
-        common = promote(p.dtype if dtype is None else dtype, jnp.result_type(e))
+        target = dtype if dtype is None or not jnp.iscomplexobj(p) else promote(dtype, p.dtype)
+        common = promote(p.dtype if target is None else target, jnp.result_type(e))
         total = p.astype(common) + jnp.asarray(e).astype(common)
-        return cast_like(total, p) if dtype is None else total.astype(dtype)
+        return cast_like(total, p) if target is None else total.astype(target)
 
     return jax.tree.map(add_leaf, eps, params, is_leaf=lambda leaf: leaf is None)

@@ -1,0 +1,114 @@
+"""The command line: ``python -m sam_optax``."""
+
+import contextlib
+import importlib
+import io
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_PROG = "python -m sam_optax"
+_EXTRA = frozenset({"flax", "matplotlib", "mlxtend", "rich", "scipy", "sklearn", "tyro"})
+
+
+class _Command(NamedTuple):
+    """A subcommand: ``module.run(options)``, with the options of the dataclass ``module.NAME``."""
+
+    module: str
+    options: str
+    summary: str
+
+
+# Modules are imported only when their command is given.
+_COMMANDS = {
+    "compare": _Command(
+        "sam_optax.experiments.compare",
+        "Compare",
+        "train SGD and sharpness-aware methods on the same data and compare them",
+    ),
+    "bench": _Command(
+        "sam_optax.experiments.bench",
+        "Bench",
+        "measure what a training step of each method costs",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand.
+
+    Args:
+      argv: arguments, without the program's name. Default: the process's.
+
+    Returns:
+      The exit code: 0, 2 after a mistake of the user, 130 after an interrupt.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # ρ and ± are no reason to fail
+            stream.reconfigure(errors="replace")
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    name, *arguments = argv
+    if name not in _COMMANDS:
+        return _fail(f"{name}: unknown command; use one of {', '.join(_COMMANDS)}.")
+    try:
+        return _run(name, arguments)
+    except KeyboardInterrupt:
+        return _fail("interrupted.", code=130)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRA:
+            raise
+        return _fail(f'{missing} is not installed; run: pip install "sam_optax[experiments]"')
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    import tyro
+
+    from sam_optax.experiments.errors import UserError
+
+    command = _COMMANDS[name]
+    module = importlib.import_module(command.module)
+    messages = io.StringIO()
+    try:
+        # tyro draws a box around a mistake; one line is easier to read in a log.
+        with contextlib.redirect_stderr(messages):
+            options: Any = tyro.cli(
+                getattr(module, command.options), prog=f"{_PROG} {name}", args=arguments
+            )
+    except SystemExit as leaving:
+        if not leaving.code:
+            return 0
+        return _fail(f"{_first_lines(messages.getvalue())} (see {_PROG} {name} --help)")
+    try:
+        module.run(options)
+    except UserError as error:
+        return _fail(str(error))
+    return 0
+
+
+def _first_lines(box: str) -> str:
+    """What a box says above its first rule, on one line."""
+    text = re.sub(r"[│╭╮╰╯|+]", " ", box.partition("╮\n")[2] or box)
+    return " ".join(re.split(r"─{5,}", text)[0].split())
+
+
+def _fail(message: str, code: int = 2) -> int:
+    print(f"sam_optax: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _help() -> str:
+    width = max(map(len, _COMMANDS))
+    commands = "\n".join(f"  {n:{width}}  {c.summary}" for n, c in _COMMANDS.items())
+    return (
+        f"usage: {_PROG} COMMAND [options]\n\ncommands:\n{commands}\n\n"
+        f"{_PROG} COMMAND --help lists a command's options."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

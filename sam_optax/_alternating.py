@@ -1,0 +1,264 @@
+"""The combinator for loops that cannot pass ``grad_fn``: one gradient a call, two calls a step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from sam_optax import _control, _moves, _trees
+from sam_optax._perturbation import as_perturbation
+from sam_optax._when import When
+
+# What the gradient of the next call is; the last two do not always occur.
+_ASCENT, _SHARP, _PLAIN, _UNUSED = range(4)
+
+
+class AlternatingState(NamedTuple):
+    """State of :func:`sam_optax.alternating`.
+
+    Attributes:
+      step: int32 scalar, the number of training steps taken (not of calls).
+      skipped: int32 scalar, the number of steps skipped by ``skip_nonfinite``, not in ``step``.
+      phase: int32 scalar, what the next call's gradient is. 0: the ascent gradient; 1: the sharp
+        gradient, at the perturbed params; 2: the gradient of a step that does not perturb;
+        3: of no use, as the params have yet to move to the first random start.
+      params: the unperturbed params w, exactly; ``None`` in place of leaves that are not inexact.
+      ascent_grads: with ``keep_ascent_grads``, the last ascent gradient, in the structure and
+        dtypes of w, else ``optax.EmptyState``.
+      perturbation_state: state of the perturbation.
+      other_perturbation_state: with ``skip_nonfinite``, in phase 1 the perturbation's state before
+        this step, else ``optax.EmptyState``.
+      base_state: state of the base optimizer.
+    """
+
+    step: chex.Array
+    skipped: chex.Array
+    phase: chex.Array
+    params: optax.Params
+    ascent_grads: Any
+    perturbation_state: optax.OptState
+    other_perturbation_state: Any
+    base_state: optax.OptState
+
+
+def alternating(
+    base_tx: optax.GradientTransformation,
+    perturbation: optax.GradientTransformation,
+    *,
+    when: When | None = None,
+    skip_nonfinite: bool = False,
+    keep_ascent_grads: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r""":func:`sharpness_aware` for a training loop that cannot pass ``grad_fn``.
+
+    Each call of ``update(grads, state, params)`` takes one gradient, at the params that the last
+    call has led to, and two calls are one training step:
+
+    .. math::
+        w \;\to\; w + \varepsilon \;\to\; w + \mathrm{base\_tx}(\nabla L(w + \varepsilon)).
+
+    Between the two the params are not w: evaluate, save and finish with :func:`eval_params`. With
+    a random start, the second call leads on to the next start, and the very first call, whose
+    gradient is at w and of no use, to the first.
+
+    Two calls with gradients on one batch are one step of ``sharpness_aware``, to the bit where the
+    moves are exact. The loop *adds* an update to the params, and no update takes a floating-point
+    number to every other: where a move halves or doubles an element or changes its sign, the
+    element may end (machine epsilon) × (length of the move) away from where it should. Such errors
+    do not add up: w is kept in the state, and each call aims from wherever the params are.
+
+    In the training loop:
+
+    * Give every batch to two calls in turn (the first batch to three, with a random start; the
+      batch of a step that does not perturb to one). Another batch for the sharp gradient is
+      another algorithm. BatchNorm statistics, if the loop keeps them, see both passes.
+    * Nothing may change the updates behind this transformation: they are moves. Weight decay and
+      clipping belong inside ``base_tx``, where they act on w and on the sharp gradient.
+    * ``optax.MultiSteps(alternating(...), k)`` averages both gradients over ``k`` microbatches.
+    * Schedules in ``base_tx`` and ``perturbation`` and ``when`` count training steps; what is
+      outside, such as ``optax.inject_hyperparams``, counts calls.
+
+    Args:
+      base_tx: the base optimizer, any optax transformation.
+      perturbation: maps the ascent gradient to ε, as in :func:`sharpness_aware`.
+      when: as in :func:`sharpness_aware`. A step that does not perturb takes one call.
+      skip_nonfinite: whether a step whose perturbed params or sharp gradient are not finite is
+        dropped: the params go back to w, and all state to what it was before the step but for
+        ``state.skipped``. Costs a second state of the perturbation.
+      keep_ascent_grads: whether ``base_tx`` receives ``ascent_grads``, as from
+        ``sharpness_aware``. Costs a copy of the gradient.
+
+    Returns:
+      An ``optax.GradientTransformationExtraArgs`` with an :class:`AlternatingState`, which holds a
+      copy of the params beside the states of its parts. Updates have the dtypes of the params;
+      leaves that are not inexact stay. Further keyword arguments of a call go to the
+      perturbation or to ``base_tx``, whichever it is for.
+
+    Raises:
+      TypeError: an argument is not a gradient transformation, or of the wrong kind.
+      ValueError: in ``update``, ``params`` or ``grads`` is missing; in ``init``, a wrapper has cut
+        a random start off.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sam_optax
+      >>> tx = sam_optax.alternating(optax.sgd(0.125), sam_optax.sam(rho=1.0))
+      >>> params = jnp.array(3.0)
+      >>> state = tx.init(params)
+      >>> for _ in range(2):
+      ...     updates, state = tx.update(jax.grad(lambda x: x**2)(params), state, params)
+      ...     params = optax.apply_updates(params, updates)
+      ...     print(params, sam_optax.eval_params(params, state))
+      4.0 3.0
+      2.0 2.0
+    """
+    if not isinstance(base_tx, optax.GradientTransformation):
+        raise TypeError(
+            f"base_tx must be an optax.GradientTransformation, such as optax.sgd(0.1), got "
+            f"{base_tx!r}."
+        )
+    base = optax.with_extra_args_support(base_tx)
+    method = as_perturbation(perturbation)
+    if when is not None and not callable(when):
+        raise TypeError(
+            "when must be a function of the training step, such as sam_optax.every(2), got "
+            f"{when!r}."
+        )
+
+    def perturbs(step: chex.Array) -> chex.Numeric:
+        return True if when is None else when(step)
+
+    def first_point(
+        w: optax.Params, perturbation_state: optax.OptState, step: chex.Array
+    ) -> tuple[optax.Params, chex.Array]:
+        """Where a training step takes its first gradient, and what that gradient is."""
+
+        def start() -> optax.Params:
+            return method.start_fn(w, perturbation_state, training_step=step)
+
+        perturbed = perturbs(step)
+        point = _control.cond(perturbed, start, lambda: w) if method.has_random_start else w
+        return point, jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
+
+    def init_fn(params: optax.Params) -> AlternatingState:
+        step = jnp.zeros((), jnp.int32)
+        first = _UNUSED if method.has_random_start else _ASCENT
+        w = jax.tree.map(jnp.copy, _moves.inexact_only(params))
+        none = optax.EmptyState()
+        return AlternatingState(
+            step=step,
+            skipped=jnp.zeros((), jnp.int32),
+            phase=jnp.where(perturbs(step), first, _PLAIN).astype(jnp.int32),
+            params=w,
+            ascent_grads=jax.tree.map(jnp.zeros_like, w) if keep_ascent_grads else none,
+            perturbation_state=method.init(params),
+            other_perturbation_state=method.init(params) if skip_nonfinite else none,
+            base_state=base.init(params),
+        )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: AlternatingState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, AlternatingState]:
+        if updates is None or params is None:
+            raise ValueError(
+                "alternating needs a gradient and the params that it was taken at: call "
+                f"update(grads, state, params). Got grads={'...' if updates is not None else None}"
+                f", params={'...' if params is not None else None}."
+            )
+        step = state.step + state.skipped
+        w = _moves.merge(state.params, params)
+
+        def to(point: optax.Params, new_state: AlternatingState) -> Any:
+            return _moves.displacement(updates, params, point), new_state
+
+        def unless_nonfinite(tree: Any, proceed: Callable[[], Any], back: AlternatingState) -> Any:
+            def skip() -> Any:
+                point, phase = first_point(w, back.perturbation_state, step + 1)
+                skipped = optax.safe_increment(state.skipped)
+                return to(point, back._replace(skipped=skipped, phase=phase))
+
+            if not skip_nonfinite:
+                return proceed()
+            return _control.cond(_control.all_finite(tree), proceed, skip)
+
+        def ascend() -> Any:
+            point, perturbation_state = method.perturb(
+                w, updates, state.perturbation_state, None, {"training_step": step, **extra}
+            )
+            changes = {"phase": jnp.asarray(_SHARP, jnp.int32)}
+            if keep_ascent_grads:
+                changes["ascent_grads"] = _moves.cast_like(updates, state.ascent_grads)
+            if skip_nonfinite:
+                changes["other_perturbation_state"] = state.perturbation_state
+            new_state = state._replace(perturbation_state=perturbation_state, **changes)
+            return unless_nonfinite(point, lambda: to(point, new_state), state)
+
+        def descend(ascent_grads: optax.Updates) -> Any:
+            given = {"ascent_grads": ascent_grads, **extra} if keep_ascent_grads else extra
+            base_updates, base_state = base.update(updates, state.base_state, w, **given)
+            new_w = _trees.add(w, base_updates)
+            point, phase = first_point(new_w, state.perturbation_state, step + 1)
+            new_state = state._replace(
+                step=optax.safe_increment(state.step),
+                phase=phase,
+                params=_moves.inexact_only(new_w),
+                base_state=base_state,
+            )
+            return to(point, new_state)
+
+        def sharp() -> Any:
+            # The two states of the perturbation change places, so that no buffer is in both.
+            undone = state._replace(
+                perturbation_state=state.other_perturbation_state,
+                other_perturbation_state=state.perturbation_state,
+            )
+            ascent_grads = _moves.merge(state.ascent_grads, updates) if keep_ascent_grads else None
+            return unless_nonfinite(updates, lambda: descend(ascent_grads), undone)
+
+        def plain() -> Any:
+            return unless_nonfinite(updates, lambda: descend(updates), state)
+
+        def move_to_start() -> Any:
+            point, phase = first_point(w, state.perturbation_state, step)
+            return to(point, state._replace(phase=phase))
+
+        branches = [ascend, sharp, plain, move_to_start]
+        if not method.has_random_start:
+            branches = branches[:2] if when is None else branches[:3]
+        if _control.is_traced(state.phase):
+            moves, new_state = lax.switch(state.phase, branches)
+        else:
+            moves, new_state = branches[int(state.phase)]()
+        # What does not move stays out of the branches, which not every kind of leaf can leave.
+        return _moves.merge(moves, jax.tree.map(_trees.zeros_like, updates)), new_state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def eval_params(params: optax.Params, state: optax.OptState) -> optax.Params:
+    """The unperturbed params, exactly, whatever :func:`alternating` has done to ``params``.
+
+    Args:
+      params: the params of the training loop.
+      state: state of :func:`alternating`, or of an optimizer that contains it once.
+
+    Returns:
+      w, what the model has learnt. Leaves that are not inexact are those of ``params``.
+
+    Raises:
+      ValueError: ``state`` does not hold exactly one :class:`AlternatingState`.
+    """
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AlternatingState))
+    found = [node for node in nodes if isinstance(node, AlternatingState)]
+    if len(found) != 1:
+        raise ValueError(
+            "eval_params needs the state of an optimizer that contains alternating(...) once, "
+            f"found it {len(found)} times."
+        )
+    return _moves.merge(found[0].params, params)

@@ -1,0 +1,140 @@
+"""Training steps of each method, written by hand for that one method from its paper.
+
+They are what an expert would put into a training script that needs nothing else: plain JAX, SGD
+with momentum, no library. The library's steps are measured against them.
+
+Each function returns ``(init, step)``: ``init(params)`` is the state, and
+``step(params, state, batch)`` returns the new params, the new state and the loss at ``params``
+(``None`` where the method does not evaluate it).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+LEARNING_RATE = 1e-3
+MOMENTUM = 0.9
+
+Loss = Callable[[optax.Params, Any], jax.Array]
+
+
+class Step(NamedTuple):
+    """A training step and its initial state."""
+
+    init: Callable[[optax.Params], Any]
+    step: Callable[[optax.Params, Any, Any], tuple[optax.Params, Any, jax.Array | None]]
+
+
+def sgd(loss: Loss) -> Step:
+    """SGD with momentum: the base that every method adds to."""
+
+    def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        params, momentum = descend(params, momentum, grads)
+        return params, momentum, value
+
+    return Step(_zeros, step)
+
+
+def sam(loss: Loss, rho: float = 0.05) -> Step:
+    """SAM: ε = ρ g/‖g‖."""
+
+    def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        scale = rho / guarded_norm(grads)
+        perturbed = jax.tree.map(lambda w, g: w + scale * g, params, grads)
+        params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
+        return params, momentum, value
+
+    return Step(_zeros, step)
+
+
+def asam(loss: Loss, rho: float = 0.5, eta: float = 0.01) -> Step:
+    """ASAM: ε = ρ T² g/‖T g‖, T = |w| + η for weights and 1 for biases."""
+
+    def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        bias = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "bias", params)
+        scaled = jax.tree.map(
+            lambda w, g, b: g if b else (jnp.abs(w) + eta) * g, params, grads, bias
+        )
+        scale = rho / guarded_norm(scaled)
+        perturbed = jax.tree.map(
+            lambda w, s, b: w + scale * (s if b else (jnp.abs(w) + eta) * s), params, scaled, bias
+        )
+        params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
+        return params, momentum, value
+
+    return Step(_zeros, step)
+
+
+def fsam(loss: Loss, rho: float = 0.1, sigma: float = 1.0, lmbda: float = 0.9) -> Step:
+    """F-SAM: d = g − σ m, ε = ρ d/‖d‖, m ← λ m + (1 − λ) g, with m = g after the first step."""
+
+    def init(params: optax.Params) -> Any:
+        return _zeros(params), jnp.zeros((), jnp.int32), _zeros(params)
+
+    def step(params: optax.Params, state: Any, batch: Any) -> Any:
+        ema, count, momentum = state
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        residual = jax.tree.map(lambda g, m: g - sigma * m, grads, ema)
+        ema = jax.tree.map(
+            lambda g, m: jnp.where(count == 0, g, lmbda * m + (1 - lmbda) * g), grads, ema
+        )
+        scale = rho / guarded_norm(residual)
+        perturbed = jax.tree.map(lambda w, d: w + scale * d, params, residual)
+        params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
+        return params, (ema, count + 1, momentum), value
+
+    return Step(init, step)
+
+
+def rsam(loss: Loss, rho: float = 0.05, gamma: float = 0.1, lmbda: float = 1.0) -> Step:
+    """R-SAM: ĝ = ∇L(w + δ), ε = ρ (δ + λĝ)/‖δ + λĝ‖, with δ drawn by ``jax.random.normal``."""
+
+    def init(params: optax.Params) -> Any:
+        return jax.random.key(0), _zeros(params)
+
+    def noise(key: jax.Array, params: optax.Params) -> Any:
+        leaves, structure = jax.tree.flatten(params)
+        keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
+
+        def draw(w: jax.Array, key: jax.Array) -> jax.Array:
+            axes = tuple(range(w.ndim - 1)) if w.ndim > 1 else None
+            norm = jnp.sqrt(jnp.sum(jnp.square(w), axis=axes, keepdims=True))
+            return gamma * jnp.sqrt(norm) * jax.random.normal(key, w.shape, w.dtype)
+
+        return jax.tree.map(draw, params, keys)
+
+    def step(params: optax.Params, state: Any, batch: Any) -> Any:
+        key, momentum = state
+        key, noise_key = jax.random.split(key)
+        delta = noise(noise_key, params)
+        start = jax.tree.map(jnp.add, params, delta)
+        grads = jax.grad(loss)(start, batch)
+        direction = jax.tree.map(lambda d, g: d + lmbda * g, delta, grads)
+        scale = rho / guarded_norm(direction)
+        perturbed = jax.tree.map(lambda w, d: w + scale * d, params, direction)
+        params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
+        return params, (key, momentum), None
+
+    return Step(init, step)
+
+
+def _zeros(params: optax.Params) -> Any:
+    return jax.tree.map(jnp.zeros_like, params)
+
+
+def guarded_norm(tree: Any) -> jax.Array:
+    """‖·‖₂ of a tree, and 1 where that is 0."""
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+    return jnp.where(norm > 0, norm, 1.0)
+
+
+def descend(params: optax.Params, momentum: Any, grads: Any) -> tuple[optax.Params, Any]:
+    """The base optimizer's step, with the gradient at the perturbed params."""
+    momentum = jax.tree.map(lambda m, g: MOMENTUM * m + g, momentum, grads)
+    return jax.tree.map(lambda w, m: w - LEARNING_RATE * m, params, momentum), momentum

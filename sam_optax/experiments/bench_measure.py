@@ -1,0 +1,140 @@
+"""What a training step costs: counts of the compiled program, and times."""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from sam_optax.experiments.bench_handwritten import Step
+
+_BLOCK_SECONDS = 0.1
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = ", re.MULTILINE)
+
+
+class CompiledCost(NamedTuple):
+    """Counts that the compiler gives for a program; the same on every run.
+
+    Attributes:
+      flops: floating-point operations.
+      bytes_accessed: memory traffic as the compiler models it.
+      temp_bytes: memory held beside arguments and results.
+      instructions: instructions of the optimized program, which compile time grows with.
+    """
+
+    flops: float
+    bytes_accessed: float
+    temp_bytes: int
+    instructions: int
+
+
+def jit(step: Step) -> Any:
+    """The step, jitted as in a training loop: params and state are donated."""
+    return jax.jit(step.step, donate_argnums=(0, 1))
+
+
+def compile_step(step: Step, params: optax.Params, batch: Any) -> jax.stages.Compiled:
+    """Compiles a step for the shapes of its arguments; runs nothing."""
+    return jit(step).lower(params, jax.eval_shape(step.init, params), batch).compile()
+
+
+def compiled_cost(compiled: jax.stages.Compiled) -> CompiledCost:
+    """The compiler's counts for a program."""
+    analysis: Any = compiled.cost_analysis()
+    if isinstance(analysis, list):  # one entry a program in older versions of JAX
+        analysis = analysis[0]
+    memory: Any = compiled.memory_analysis()
+    return CompiledCost(
+        flops=analysis["flops"],
+        bytes_accessed=analysis["bytes accessed"],
+        temp_bytes=memory.temp_size_in_bytes,
+        instructions=len(_INSTRUCTION.findall(compiled.as_text() or "")),
+    )
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes of all arrays in a state."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+class Build(NamedTuple):
+    """A step built from nothing.
+
+    Attributes:
+      step: the step.
+      compiled: the step compiled.
+      trace_seconds: time to trace and lower it.
+      compile_seconds: time to compile it.
+    """
+
+    step: Step
+    compiled: jax.stages.Compiled
+    trace_seconds: float
+    compile_seconds: float
+
+
+def build(make: Callable[[], Step], params: optax.Params, batch: Any) -> Build:
+    """Builds a step anew, so that nothing of it is found in JAX's caches."""
+    step = make()
+    state = jax.eval_shape(step.init, params)
+    start = time.perf_counter()
+    lowered = jit(step).lower(params, state, batch)
+    middle = time.perf_counter()
+    compiled = lowered.compile()
+    return Build(step, compiled, middle - start, time.perf_counter() - middle)
+
+
+@contextlib.contextmanager
+def no_compilation_cache() -> Iterator[None]:
+    """Compiles for real, whatever persistent cache the user has set up."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+
+
+class Runner:
+    """A compiled step with params and state of its own."""
+
+    def __init__(self, step: Step, compiled: Any, params: optax.Params, batch: Any):
+        self._compiled, self._batch = compiled, batch
+        # Copies, because the step donates them.
+        self._carry = jax.tree.map(lambda w: w.copy(), params), step.init(params)
+
+    def _run(self, steps: int) -> None:
+        params, state = self._carry
+        for _ in range(steps):
+            params, state, _ = self._compiled(params, state, self._batch)
+        self._carry = jax.block_until_ready((params, state))
+
+    def seconds(self, steps: int) -> float:
+        """Mean seconds a step over a block of steps, after one that fills the caches."""
+        self._run(1)
+        start = time.perf_counter()
+        self._run(steps)
+        return (time.perf_counter() - start) / steps
+
+
+def interleaved(
+    runners: Mapping[str, Runner], base: str, rounds: int, advance: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Seconds a step of each runner in each round.
+
+    The load of the machine drifts, so only times of one round are comparable; a round starts
+    with another runner each time, so that the neighbours in time change as well. All run the
+    same number of steps, enough for the runner ``base`` to be busy for a while.
+    """
+    names = list(runners)
+    steps = max(2, round(_BLOCK_SECONDS / runners[base].seconds(2)))
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds):
+        shift = i % len(names)
+        for name in names[shift:] + names[:shift]:
+            times[name].append(runners[name].seconds(steps))
+            advance()
+    return times

@@ -1,0 +1,101 @@
+"""Networks to measure training steps on: an MLP, a small CNN and a small vision transformer."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+CLASSES = 10
+IMAGE_SHAPE = (28, 28, 1)
+MLP_WIDTH = 1024
+MLP_LAYERS = 4
+
+
+class Problem(NamedTuple):
+    """A network with its loss and one batch of random data.
+
+    Attributes:
+      params: initial params.
+      loss: ``loss(params, batch)``, a scalar.
+      batch: what the loss takes beside the params.
+    """
+
+    params: optax.Params
+    loss: Callable[[optax.Params, Any], jax.Array]
+    batch: Any
+
+
+def mlp(batch_size: int) -> Problem:
+    """Four 1024 × 1024 layers with biases, regression: small batches are bound by memory."""
+    rng = np.random.default_rng(0)
+
+    def layer() -> dict[str, jax.Array]:
+        kernel = rng.standard_normal((MLP_WIDTH, MLP_WIDTH), np.float32) * (2 / MLP_WIDTH) ** 0.5
+        return {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(MLP_WIDTH)}
+
+    def loss(params: optax.Params, batch: Any) -> jax.Array:
+        x, y = batch
+        for i in range(MLP_LAYERS):
+            x = x @ params[f"layer_{i}"]["kernel"] + params[f"layer_{i}"]["bias"]
+            x = nn.relu(x) if i < MLP_LAYERS - 1 else x
+        return jnp.mean(jnp.square(x - y))
+
+    x, y = (jnp.asarray(rng.standard_normal((batch_size, MLP_WIDTH), np.float32)) for _ in "xy")
+    return Problem({f"layer_{i}": layer() for i in range(MLP_LAYERS)}, loss, (x, y))
+
+
+class _Cnn(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for features in (32, 64):
+            x = nn.relu(nn.Conv(features, (3, 3))(x))
+            x = nn.avg_pool(x, (2, 2), (2, 2))
+        x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(CLASSES)(x)
+
+
+class _Vit(nn.Module):
+    patch: int = 4
+    dim: int = 64
+    heads: int = 4
+    blocks: int = 4
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.Conv(self.dim, (self.patch, self.patch), (self.patch, self.patch))(x)
+        x = x.reshape(x.shape[0], -1, self.dim)
+        x = x + self.param("position", nn.initializers.normal(0.02), x.shape[1:])
+        for _ in range(self.blocks):
+            y = nn.LayerNorm()(x)
+            x = x + nn.MultiHeadDotProductAttention(num_heads=self.heads)(y, y)
+            y = nn.gelu(nn.Dense(4 * self.dim)(nn.LayerNorm()(x)))
+            x = x + nn.Dense(self.dim)(y)
+        return nn.Dense(CLASSES)(nn.LayerNorm()(x).mean(axis=1))
+
+
+def _image_classifier(model: nn.Module, batch_size: int) -> Problem:
+    rng = np.random.default_rng(0)
+    images = jnp.asarray(rng.standard_normal((batch_size, *IMAGE_SHAPE), np.float32))
+    labels = jnp.asarray(rng.integers(CLASSES, size=batch_size))
+
+    def loss(params: optax.Params, batch: Any) -> jax.Array:
+        x, y = batch
+        logits = model.apply({"params": params}, x)
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
+
+    params = jax.jit(model.init)(jax.random.key(0), images[:1])["params"]
+    return Problem(params, loss, (images, labels))
+
+
+def cnn(batch_size: int) -> Problem:
+    """Two 3 × 3 convolutions and two dense layers on 28 × 28 images."""
+    return _image_classifier(_Cnn(), batch_size)
+
+
+def vit(batch_size: int, blocks: int = 4) -> Problem:
+    """A vision transformer of blocks of width 64 on 28 × 28 images in 4 × 4 patches."""
+    return _image_classifier(_Vit(blocks=blocks), batch_size)

@@ -1,0 +1,76 @@
+"""``python -m sam_optax compare``: what each method is worth on a small task."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from sam_optax.experiments import data, models, results, table, training
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.options import Compare, check
+from sam_optax.experiments.output import OutputDirectory
+from sam_optax.experiments.progress import Progress
+from sam_optax.experiments.task import Task
+from sam_optax.experiments.training import Outcome
+
+__all__ = ["Compare", "run"]
+
+
+def run(options: Compare) -> None:
+    """Trains the methods, prints the table and writes the files.
+
+    Raises:
+      UserError: something is wrong with an option or a file. It is raised before the training,
+        unless the directory for the results stops being writable meanwhile.
+    """
+    check(options)
+    task = _task(options)
+    if options.out is None:
+        _train_and_print(task, options)
+        return
+    from sam_optax.experiments import plots  # takes its time, and might not be installed
+
+    with OutputDirectory(options.out) as out:
+        outcomes, found = _train_and_print(task, options)
+        out.write(
+            {
+                "params.npz": results.params_to_npz(task.seeds, outcomes),
+                "curves.png": plots.curves(found),
+                "bars.png": plots.bars(found),
+                "results.csv": results.to_csv(found),
+                "results.json": results.to_json(found),
+            }
+        )
+    Console(highlight=False).print(f"\nThe results are in {options.out}.", soft_wrap=True)
+
+
+def _task(options: Compare) -> Task:
+    if options.model not in models.MODELS:  # a wrong name need not wait for the data
+        models.build(options.model, (), 2)
+    dataset = data.load(options.dataset)
+    examples = len(dataset.x_train)
+    if options.batch_size > examples:
+        raise UserError(
+            f"--batch-size {options.batch_size}: {options.dataset} has {examples} training "
+            "examples; use at most as many."
+        )
+    return Task(
+        dataset=dataset,
+        model=models.build(options.model, dataset.x_train.shape[1:], dataset.classes),
+        seeds=tuple(range(options.seed_offset, options.seed_offset + options.seeds)),
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        label_noise=options.label_noise,
+        base=options.base(),
+        sharpness_rho=options.sharpness_rho,
+    )
+
+
+def _train_and_print(task: Task, options: Compare) -> tuple[dict[str, Outcome], Mapping[str, Any]]:
+    chosen = {name: options.hyperparameters_of(name) for name in options.methods}
+    work = training.work(task, options.methods)
+    with Progress(Console(stderr=True, highlight=False), work, task.epochs) as progress:
+        outcomes = training.train(task, chosen, progress)
+    found = results.collect(task, options.settings(), outcomes)
+    table.print_results(Console(highlight=False), found)
+    return outcomes, found

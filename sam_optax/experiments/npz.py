@@ -1,0 +1,141 @@
+"""The user's own data: a NumPy archive with four arrays, checked before anything else happens."""
+
+import pickle
+import zipfile
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from sam_optax.experiments.errors import UserError
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    NotImplementedError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+_RECIPE = f"write it with numpy.savez(path, {', '.join(f'{key}=...' for key in KEYS)})"
+
+
+def load(path: str) -> tuple[np.ndarray, ...]:
+    """Reads and checks an archive.
+
+    Args:
+      path: a ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``. Examples
+        are vectors (n, features) or images (n, height, width) or (n, height, width, channels) of
+        finite real numbers; labels are integers 0, …, classes − 1, each of them present in the
+        training set.
+
+    Returns:
+      The four arrays, in the order of ``KEYS``.
+
+    Raises:
+      UserError: names the file, what is wrong with it and how to put it right.
+    """
+    try:
+        arrays = _read(path)
+        for split in ("train", "test"):
+            _check_examples(f"x_{split}", arrays[f"x_{split}"])
+            _check_labels(f"y_{split}", arrays[f"y_{split}"], len(arrays[f"x_{split}"]))
+        _check_together(arrays)
+    except UserError as error:
+        raise UserError(f"--dataset npz:{path}: {error}") from error
+    return tuple(arrays[key] for key in KEYS)
+
+
+def _read(path: str) -> dict[str, np.ndarray]:
+    if not Path(path).is_file():
+        what = "is a directory" if Path(path).is_dir() else "there is no such file"
+        raise UserError(f"{what}; give the path of an .npz file.")
+    try:
+        # A file of our own: numpy leaves it open where it makes nothing of it.
+        with open(path, "rb") as file:
+            return _arrays(file)
+    except OSError as error:
+        raise UserError(f"cannot be read ({(error.strerror or str(error)).lower()}).") from error
+
+
+def _arrays(file: BinaryIO) -> dict[str, np.ndarray]:
+    try:
+        archive = np.load(file, allow_pickle=False)
+    except _UNREADABLE as error:
+        raise UserError(f"not a readable .npz file; {_RECIPE}.") from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise UserError(f"a single array, not an .npz archive; {_RECIPE}.")
+    with archive:
+        missing = [key for key in KEYS if key not in archive.files]
+        if missing:
+            raise UserError(
+                f"lacks {', '.join(missing)} (it has {', '.join(archive.files) or 'nothing'}); "
+                f"{_RECIPE}."
+            )
+        arrays = {}
+        for key in KEYS:
+            try:
+                arrays[key] = archive[key]
+            except _UNREADABLE as error:
+                raise UserError(
+                    f"{key} cannot be read (damaged, or an array of Python objects); {_RECIPE}."
+                ) from error
+    return arrays
+
+
+def _check_examples(name: str, x: np.ndarray) -> None:
+    if not 2 <= x.ndim <= 4 or x.size == 0:
+        raise UserError(
+            f"{name} has shape {x.shape}; use (n, features), (n, height, width) or "
+            "(n, height, width, channels), none of them 0."
+        )
+    if x.dtype.kind not in "fiub":
+        raise UserError(f"{name} has dtype {x.dtype}; use real numbers.")
+    # What overflows float32 is no more use in training than an infinity.
+    with np.errstate(over="ignore"):
+        bad = np.count_nonzero(~np.isfinite(x.astype(np.float32)))
+    if bad:
+        raise UserError(
+            f"{name} has {bad} values that are NaN or not finite in float32; remove or replace "
+            "them."
+        )
+
+
+def _check_labels(name: str, y: np.ndarray, examples: int) -> None:
+    if y.dtype.kind not in "iu":
+        raise UserError(f"{name} has dtype {y.dtype}; use integer class labels 0, 1, ….")
+    if y.shape != (examples,):
+        raise UserError(
+            f"{name} has shape {y.shape}; use one label an example, shape ({examples},)."
+        )
+    if y.min() < 0:
+        raise UserError(
+            f"{name} contains the label {y.min()}, out of range; use class labels 0, 1, …."
+        )
+
+
+def _check_together(arrays: dict[str, np.ndarray]) -> None:
+    x_train, y_train, x_test, y_test = (arrays[key] for key in KEYS)
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise UserError(
+            f"x_test has examples of shape {x_test.shape[1:]}, x_train of shape "
+            f"{x_train.shape[1:]}; make them equal."
+        )
+    present = np.unique(y_train)
+    gaps = np.flatnonzero(present != np.arange(len(present)))
+    if len(gaps):
+        raise UserError(
+            f"y_train contains the label {present[gaps[0]]} but no {gaps[0]}; number the classes "
+            "0, 1, … without gaps."
+        )
+    if len(present) < 2:
+        raise UserError("y_train contains one class; use at least two.")
+    if y_test.max() >= len(present):
+        raise UserError(
+            f"y_test contains the label {y_test.max()}, out of range: the training set has the "
+            f"classes 0 to {len(present) - 1}; remove those examples or add the class to both."
+        )

@@ -1,0 +1,143 @@
+"""A progress bar whose remaining time comes from what has been measured."""
+
+import collections
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import rich.progress
+from rich.console import Console
+from rich.text import Text
+
+_RECENT = 10
+"""Pieces of each kind that the estimate looks back on, so that it follows a changing load."""
+_LINE_EVERY = 10.0
+"""Seconds between lines where there is no terminal to draw a bar on."""
+
+
+class Estimate:
+    """The time left, for work of several kinds of pieces.
+
+    A kind that has been measured costs its recent mean. One that has not costs its prior times
+    the rate of what has. Compilation is no piece: it is over before the first one starts.
+
+    Args:
+      work: kind -> (prior cost of a piece, in any unit; number of pieces).
+      clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, work: Mapping[str, tuple[float, int]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._work = dict(work)
+        self._clock = clock
+        self._done = dict.fromkeys(work, 0)
+        self._recent = {kind: collections.deque[float](maxlen=_RECENT) for kind in work}
+        self._left: float | None = None
+        self._updated = 0.0
+
+    def done(self, kind: str, seconds: float) -> None:
+        """Records a piece."""
+        self._done[kind] += 1
+        self._recent[kind].append(seconds)
+        measured = sum(sum(times) for times in self._recent.values())
+        prior = sum(self._work[k][0] * len(times) for k, times in self._recent.items())
+        left = 0.0
+        for k, (cost, count) in self._work.items():
+            times = self._recent[k]
+            each = sum(times) / len(times) if times else cost * measured / prior
+            left += each * (count - self._done[k])
+        self._left, self._updated = left, self._clock()
+
+    @property
+    def fraction(self) -> float:
+        """Share of the work that is done, by prior cost."""
+        total = sum(cost * count for cost, count in self._work.values())
+        return sum(self._work[kind][0] * n for kind, n in self._done.items()) / total
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds left, or ``None`` before the first piece is done."""
+        if self._left is None:
+            return None
+        return max(0.0, self._left - (self._clock() - self._updated))
+
+
+class Progress:
+    """Shows an :class:`Estimate`: a bar on a terminal, a line now and then elsewhere.
+
+    Args:
+      console: where to; standard error, so that the table alone is on standard output.
+      work: see :class:`Estimate`.
+      epochs: pieces of each method.
+    """
+
+    def __init__(
+        self, console: Console, work: Mapping[str, tuple[float, int]], epochs: int
+    ) -> None:
+        self._console = console
+        self._estimate = Estimate(work)
+        self._epochs = epochs
+        self._rounds: collections.Counter[str] = collections.Counter()
+        self._last_line = time.monotonic()
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.TextColumn("{task.percentage:3.0f} %"),
+            _Remaining(self._estimate),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=1.0)
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def compiling(self, what: str, number: int, count: int) -> None:
+        """Program ``number`` of ``count`` (from 1) is being compiled."""
+        self._show(f"compiling {what} ({number} of {count})", line=number == 1)
+
+    def done(self, kind: str, seconds: float) -> None:
+        """A piece of the work is done."""
+        self._estimate.done(kind, seconds)
+        self._rounds[kind] += 1
+        if kind == "sharpness":
+            self._show("measuring sharpness")
+        else:
+            self._show(f"training, epoch {max(self._rounds.values())} of {self._epochs}")
+
+    def _show(self, description: str, *, line: bool = False) -> None:
+        fraction = self._estimate.fraction
+        self._bar.update(self._task, description=description, completed=fraction)
+        due = time.monotonic() - self._last_line >= _LINE_EVERY
+        if not self._console.is_terminal and (line or due):
+            left = _format(self._estimate.remaining)
+            self._console.print(f"{description}: {100 * fraction:.0f} % done, {left}")
+            self._last_line = time.monotonic()
+
+
+class _Remaining(rich.progress.ProgressColumn):
+    max_refresh = 0.5
+
+    def __init__(self, estimate: Estimate) -> None:
+        super().__init__()
+        self._estimate = estimate
+
+    def render(self, task: rich.progress.Task) -> Text:
+        return Text(_format(self._estimate.remaining))
+
+
+def _format(seconds: float | None) -> str:
+    if seconds is None:
+        return "time left not known yet"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} left"

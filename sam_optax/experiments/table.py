@@ -1,0 +1,80 @@
+# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
+"""The table that a comparison prints."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_SYMBOLS = {"rho": "ρ", "eta": "η", "gamma": "γ", "lmbda": "λ", "sigma": "σ"}
+
+
+def print_results(console: Console, results: Mapping[str, Any]) -> None:
+    """Prints what was trained on, a line for each method, and what the columns are."""
+    console.print(_heading(results))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("method")
+    table.add_column("with")
+    for name in ("test accuracy\n%", "train loss\nnats", "sharpness\nnats", "step cost\n× SGD"):
+        table.add_column(name, justify="right")
+    for method in results["methods"]:
+        summary = method["summary"]
+        table.add_row(
+            method["name"],
+            ", ".join(f"{_SYMBOLS.get(k, k)} {v:g}" for k, v in method["hyperparameters"].items()),
+            _outcome(method, len(results["seeds"])),
+            _mean(summary["train_loss"], 3),
+            _mean(summary["sharpness"], 4),
+            f"{method['step_cost']:.2f}",
+        )
+    console.print(table)
+    console.print(_legend(results), style="dim")
+
+
+def _heading(results: Mapping[str, Any]) -> Text:
+    settings, dataset = results["settings"], results["dataset"]
+    seeds = len(results["seeds"])
+    noise = settings["label_noise"]
+    labels = f"{100 * noise:g} % of the training labels are wrong" if noise else "clean labels"
+    lines = [
+        f"{dataset['name']}: {dataset['train_examples']} training and "
+        f"{dataset['test_examples']} test examples, {dataset['classes']} classes",
+        f"{labels}; {seeds} seed{'s' if seeds > 1 else ''}",
+        f"{settings['model']}; {settings['epochs']} epochs of {results['steps_per_epoch']} steps "
+        f"with batches of {settings['batch_size']}",
+        f"SGD: learning rate {settings['lr']:g} (cosine to 0), momentum "
+        f"{settings['momentum']:g}, weight decay {settings['weight_decay']:g}",
+    ]
+    return Text("\n" + "\n".join(lines) + "\n")
+
+
+def _outcome(method: Mapping[str, Any], seeds: int) -> str:
+    if method["diverged"] == seeds:
+        return "diverged"
+    accuracy = method["summary"]["test_accuracy"]
+    text = f"{100 * accuracy['mean']:.2f}"
+    if accuracy["std"] is not None:
+        text += f" ± {100 * accuracy['std']:.2f}"
+    if method["diverged"]:
+        text += f"\n{method['diverged']} of {seeds} diverged"
+    return text
+
+
+def _mean(summary: Mapping[str, float | None], digits: int) -> str:
+    return "–" if summary["mean"] is None else f"{summary['mean']:.{digits}f}"
+
+
+def _legend(results: Mapping[str, Any]) -> Text:
+    rho = results["settings"]["sharpness_rho"]
+    lines = [
+        "test accuracy: after the last epoch, on clean labels; mean ± deviation of seeds",
+        "train loss:    mean over the training set, with the labels trained on",
+        f"sharpness:     L(w + ε) − L(w) on the training set, ε of SAM with ρ {rho:g} for all",
+        "step cost:     time of a training step, median ratio over interleaved epochs",
+    ]
+    if any(method["diverged"] for method in results["methods"]):
+        lines.append("diverged:      training loss not finite; the numbers are of the other seeds")
+    return Text("\n" + "\n".join(lines))

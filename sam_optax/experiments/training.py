@@ -1,0 +1,227 @@
+"""Trains several methods from several seeds, all in lockstep.
+
+One compiled call takes all seeds of one method through one epoch. The methods take turns, epoch
+by epoch, so that their times are measured interleaved: what else the machine does meanwhile falls
+on all of them alike, and the time left is known from the first round on.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from sam_optax.experiments import evaluation, methods
+from sam_optax.experiments.evaluation import Blocks
+from sam_optax.experiments.task import Task, batch_indices, corrupted_labels, keys
+
+REFERENCE = "sgd"
+REFERENCE_ROUNDS = 10
+"""Rounds in which the reference is timed if it is not among the methods that are compared."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of one method; the last axis of the arrays is the seed.
+
+    Attributes:
+      hyperparameters: those trained with.
+      params: final params, a leading seed axis on every leaf.
+      train_loss: nats, on the labels trained on, (epochs, seeds).
+      test_accuracy: in [0, 1], (epochs, seeds).
+      sharpness: nats, (seeds,).
+      seconds: of each timed epoch of all seeds, training steps alone.
+      cost: step cost relative to the reference, the median over rounds.
+    """
+
+    hyperparameters: dict[str, float]
+    params: Any
+    train_loss: np.ndarray
+    test_accuracy: np.ndarray
+    sharpness: np.ndarray
+    seconds: list[float]
+    cost: float
+
+
+class Listener(Protocol):
+    """Is told how the training proceeds."""
+
+    def compiling(self, what: str, number: int, count: int) -> None:
+        """Program ``number`` of ``count`` (from 1) is being compiled."""
+
+    def done(self, kind: str, seconds: float) -> None:
+        """A piece of work of :func:`work` is done."""
+
+
+def work(task: Task, names: Sequence[str]) -> dict[str, tuple[float, int]]:
+    """The pieces of work to come: kind -> (cost in gradients of an epoch, number of pieces)."""
+    evaluation_cost = (1 + len(task.dataset.x_test) / len(task.dataset.x_train)) / 3
+    pieces = {
+        name: (methods.METHODS[name].gradients + evaluation_cost, task.epochs) for name in names
+    }
+    if REFERENCE not in names:
+        pieces[f"{REFERENCE} for reference"] = (1.0, min(task.epochs, REFERENCE_ROUNDS))
+    return {**pieces, "sharpness": (5 / 3, len(names))}
+
+
+def over_seeds(f: Callable[..., Any]) -> Callable[..., Any]:
+    """``f`` for all seeds at once, an axis in front of every argument.
+
+    Accelerators want the seeds batched. On a CPU batched matrix products gain nothing, and
+    batched convolutions are two to four times as slow, so there the seeds take turns.
+    """
+    if jax.default_backend() == "cpu":
+        return lambda *args: jax.lax.map(lambda one: f(*one), args)
+    return jax.vmap(f)
+
+
+def train(
+    task: Task, chosen: Mapping[str, dict[str, float]], listener: Listener
+) -> dict[str, Outcome]:
+    """Trains every method from every seed.
+
+    Args:
+      task: what to train on.
+      chosen: hyperparameters of each method to train.
+      listener: is told of every piece of work.
+
+    Returns:
+      The outcome of each method.
+    """
+    train_labels = corrupted_labels(task)
+    x = jnp.asarray(task.dataset.x_train)
+    labels = jnp.asarray(train_labels)
+    train_set, test_set = jax.device_put(
+        (
+            evaluation.blocks(task.dataset.x_train, train_labels),
+            evaluation.blocks(task.dataset.x_test, task.dataset.y_test),
+        )
+    )
+    model = task.model
+    initial = jax.jit(over_seeds(lambda key: model.init(key, x[:1])))(keys(task, 0))
+
+    runners = {name: _Runner(task, name, h, initial) for name, h in chosen.items()}
+    reference = runners.get(REFERENCE) or _Runner(task, REFERENCE, {}, initial)
+    timed = [*runners.values()] + ([] if REFERENCE in runners else [reference])
+
+    # The examples are arguments: as constants of the program they would be compiled into it.
+    def evaluate(params: Any, train: Blocks, test: Blocks) -> dict[str, jax.Array]:
+        return over_seeds(lambda p, y: evaluation.evaluate(model, p, train._replace(y=y), test))(
+            params, train.y
+        )
+
+    def sharpness(params: Any, train: Blocks) -> jax.Array:
+        return over_seeds(
+            lambda p, y: evaluation.sharpness(model, p, train._replace(y=y), task.sharpness_rho)
+        )(params, train.y)
+
+    programs: list[tuple[str, Callable[[], Any]]] = [
+        *((runner.name, lambda r=runner: r.compile(x, labels)) for runner in timed),
+        ("evaluation", lambda: jax.jit(evaluate).lower(initial, train_set, test_set).compile()),
+        ("sharpness", lambda: jax.jit(sharpness).lower(initial, train_set).compile()),
+    ]
+    compiled = []
+    for number, (what, compile_program) in enumerate(programs, 1):
+        listener.compiling(what, number, len(programs))
+        compiled.append(compile_program())
+    evaluate_all, sharpness_all = compiled[-2:]
+
+    curves: dict[str, list[Any]] = {name: [] for name in chosen}
+    for epoch in range(task.epochs):
+        indices = batch_indices(task, epoch)
+        # No method always comes first.
+        for runner in timed[epoch % len(timed) :] + timed[: epoch % len(timed)]:
+            if runner.name not in chosen and epoch >= REFERENCE_ROUNDS:
+                continue
+            start = time.perf_counter()
+            runner.run_epoch(x, labels, indices)
+            if runner.name in chosen:
+                curves[runner.name].append(
+                    jax.device_get(evaluate_all(runner.params, train_set, test_set))
+                )
+            kind = runner.name if runner.name in chosen else f"{REFERENCE} for reference"
+            listener.done(kind, time.perf_counter() - start)
+
+    outcomes = {}
+    for name, runner in runners.items():
+        start = time.perf_counter()
+        rise = jax.device_get(sharpness_all(runner.params, train_set))
+        listener.done("sharpness", time.perf_counter() - start)
+        outcomes[name] = Outcome(
+            hyperparameters=dict(chosen[name]),
+            params=jax.device_get(runner.params),
+            train_loss=np.stack([point["train_loss"] for point in curves[name]]),
+            test_accuracy=np.stack([point["test_accuracy"] for point in curves[name]]),
+            sharpness=rise,
+            seconds=runner.seconds,
+            cost=relative_cost(runner.seconds, reference.seconds),
+        )
+    return outcomes
+
+
+def relative_cost(seconds: Sequence[float], reference: Sequence[float]) -> float:
+    """The median over rounds of the ratio of times; the first round warms up if there are more."""
+    ratios = [a / b for a, b in zip(seconds, reference, strict=False)]
+    return float(np.median(ratios[1:] or ratios))
+
+
+class _Runner:
+    """One method on its way: its params and optimizer states, one of each a seed."""
+
+    def __init__(
+        self, task: Task, name: str, hyperparameters: Mapping[str, float], initial: Any
+    ) -> None:
+        self.name = name
+        self.params = initial
+        self.seconds: list[float] = []
+        self._task = task
+        self._hyperparameters = hyperparameters
+        self._keys = keys(task, 1)
+        self._base_tx = methods.base_optimizer(
+            **task.base, steps=task.epochs * task.steps_per_epoch
+        )
+
+    def _transformation(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
+        return methods.transformation(self.name, self._hyperparameters, self._base_tx, key)
+
+    def _epoch(
+        self, x: Any, params: Any, state: Any, key: Any, labels: Any, indices: Any
+    ) -> tuple[Any, Any]:
+        """One seed's steps of an epoch."""
+        tx = self._transformation(key)
+
+        def step(carry: tuple[Any, Any], index: Any) -> tuple[tuple[Any, Any], None]:
+            params, state = carry
+            batch, size = (x[index], labels[index]), len(index)
+            grad_fn = jax.grad(lambda p: evaluation.batch_loss(self._task.model, p, *batch) / size)
+            updates, state = tx.update(grad_fn(params), state, params, grad_fn=grad_fn)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, state), indices)[0]
+
+    def compile(self, x: Any, labels: Any) -> None:
+        """Compiles an epoch of all seeds."""
+        self._state = jax.jit(over_seeds(lambda k, p: self._transformation(k).init(p)))(
+            self._keys, self.params
+        )
+
+        def epoch(x: Any, *per_seed: Any) -> tuple[Any, Any]:
+            return over_seeds(lambda *one: self._epoch(x, *one))(*per_seed)
+
+        self._compiled = (
+            jax.jit(epoch)
+            .lower(x, self.params, self._state, self._keys, labels, batch_indices(self._task, 0))
+            .compile()
+        )
+
+    def run_epoch(self, x: Any, labels: Any, indices: np.ndarray) -> None:
+        """Trains all seeds for an epoch and takes the time."""
+        start = time.perf_counter()
+        self.params, self._state = jax.block_until_ready(
+            self._compiled(x, self.params, self._state, self._keys, labels, indices)
+        )
+        self.seconds.append(time.perf_counter() - start)

@@ -1,0 +1,30 @@
+"""Flax's overwrite-with-gradient collections, which are in the params but not the optimizer's."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
+
+
+def has_overwritten(tree: Any) -> bool:
+    """Whether params or gradient hold such a collection."""
+    return isinstance(tree, Mapping) and OVERWRITE_WITH_GRADIENT in tree
+
+
+def optimized(tree: Any) -> Any:
+    """The part of params or gradient that is the optimizer's."""
+    return tree["params"] if has_overwritten(tree) else tree
+
+
+def with_optimized(tree: Any, params: Any) -> Any:
+    """``tree`` with ``params`` as the optimizer's part."""
+    if not has_overwritten(tree):
+        return params
+    return {"params": params, OVERWRITE_WITH_GRADIENT: tree[OVERWRITE_WITH_GRADIENT]}
+
+
+def of_optimized(grad_fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
+    """``grad_fn`` as a function of the optimizer's part of the params ``tree`` alone."""
+    if not has_overwritten(tree):
+        return grad_fn
+    return lambda params, *args: optimized(grad_fn(with_optimized(tree, params), *args))

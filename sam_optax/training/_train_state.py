@@ -1,0 +1,254 @@
+"""Flax's TrainState, with optimizers that need a gradient function."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.training import train_state
+
+from sam_optax import RandomStartState, SharpnessAwareState, pop_first_pass
+from sam_optax._passes import trace_once
+from sam_optax.training._differentiable import require_differentiable
+from sam_optax.training._overwritten import (
+    has_overwritten,
+    of_optimized,
+    optimized,
+    with_optimized,
+)
+
+_FILTER = (
+    "Keep such leaves out of TrainState.params, in a field of a subclass or in the closure of the "
+    "loss; for Equinox, params, static = eqx.partition(model, eqx.is_inexact_array)."
+)
+
+_SELECTED = (
+    "If a wrapper around sharpness_aware chooses between two states (optax.apply_if_finite, say), "
+    "it cannot hand on the loss of a random start: use sharpness_aware(..., skip_nonfinite=True) "
+    "in its place, or apply_gradients(grads=None, grad_fn=...), which needs no loss."
+)
+
+
+class TrainState(train_state.TrainState):
+    """Flax's ``TrainState``, whose steps hand the optimizer a gradient function.
+
+    Fields, ``create``, subclassing and checkpoints are those of
+    ``flax.training.train_state.TrainState``; the optimizer may be
+    :func:`sam_optax.sharpness_aware` or any other optax transformation.
+
+    :meth:`apply_loss` is a whole training step, :meth:`apply_gradients` the part of it that
+    follows the first gradient.
+
+    Flax's overwrite-with-gradient collections (the fp8 statistics) are neither perturbed nor
+    given to the optimizer: both passes see the values of the step before, and the gradient of the
+    first pass replaces them.
+
+    Example:
+      BatchNorm and Dropout in a jitted step.
+
+      >>> import flax.linen as nn, jax, jax.numpy as jnp, optax, sam_optax
+      >>> from sam_optax.training import TrainState
+      >>> class Model(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         x = nn.BatchNorm(use_running_average=False)(nn.Dense(8)(x))
+      ...         return nn.Dense(1)(nn.Dropout(0.1, deterministic=False)(nn.relu(x)))
+      >>> class BatchNormState(TrainState):
+      ...     batch_stats: dict
+      >>> model, x = Model(), jnp.ones((4, 3))
+      >>> keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+      >>> variables = jax.jit(model.init)(keys, x)
+      >>> state = BatchNormState.create(
+      ...     apply_fn=model.apply,
+      ...     tx=sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(rho=0.05)),
+      ...     **variables)
+      >>> @jax.jit
+      ... def train_step(state, x, y, key):
+      ...     def loss_fn(params):
+      ...         predictions, new = state.apply_fn(
+      ...             {"params": params, "batch_stats": state.batch_stats}, x,
+      ...             rngs={"dropout": jax.random.fold_in(key, state.step)},
+      ...             mutable=["batch_stats"])
+      ...         return jnp.mean((predictions - y) ** 2), new["batch_stats"]
+      ...     state, (loss, batch_stats) = state.apply_loss(loss_fn, has_aux=True)
+      ...     return state.replace(batch_stats=batch_stats), loss
+      >>> state, loss = train_step(state, x, jnp.ones((4, 1)), jax.random.key(2))
+      >>> int(state.step)
+      1
+    """
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        apply_fn: Any,
+        params: Any,
+        tx: optax.GradientTransformation,
+        **kwargs: Any,
+    ) -> Self:
+        """A state at step 0, as in Flax; ``params`` may be any pytree (an Equinox module, say).
+
+        Args:
+          apply_fn: usually ``model.apply``; ``None`` if there is no use for it.
+          params: the params.
+          tx: the optimizer.
+          **kwargs: fields of a subclass.
+
+        Returns:
+          The state, with ``opt_state`` as ``tx.init`` returns it.
+        """
+        opt_state = tx.init(optimized(params))
+        return cls(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **kwargs)
+
+    def apply_gradients(
+        self,
+        *,
+        grads: Any,
+        grad_fn: Callable[..., Any] | None = None,
+        extra_args: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """One optimizer step from a gradient.
+
+        Args:
+          grads: the gradient at ``params``, of their structure; ``None`` if there is none yet, and
+            ``grad_fn`` evaluates it.
+          grad_fn: ``params -> grads`` on this step's batch, with the same dropout key.
+            :func:`sam_optax.sharpness_aware` needs it, other optimizers ignore it.
+          extra_args: further keyword arguments of ``tx.update``, such as ``{"value": loss}``.
+            Optimizers that take none ignore them.
+          **kwargs: fields to replace, as in Flax.
+
+        Returns:
+          The state after the step, with ``step`` incremented by one.
+
+        Raises:
+          ValueError: ``grads`` and ``grad_fn`` are both missing.
+        """
+        extra = dict(extra_args or {})
+        if grads is None and "value_and_grad_fn" not in extra:
+            if not callable(grad_fn):
+                raise ValueError(
+                    "apply_gradients needs grads or grad_fn: a function of the params that returns "
+                    "the gradient on this step's batch, such as "
+                    "jax.grad(lambda params: loss(params, batch))."
+                )
+            if has_overwritten(self.params) or not _makes_first_pass(self.opt_state):
+                grad_fn = trace_once(grad_fn, self.params)
+                grads = grad_fn(self.params)
+        if grad_fn is not None:
+            extra["grad_fn"] = of_optimized(grad_fn, self.params)
+        params = optimized(self.params)
+        updates, opt_state = optax.with_extra_args_support(self.tx).update(
+            optimized(grads), self.opt_state, params, **extra
+        )
+        new_params = optax.apply_updates(params, updates)
+        return self.replace(
+            step=self.step + 1,
+            params=with_optimized(self.params if grads is None else grads, new_params),
+            opt_state=opt_state,
+            **kwargs,
+        )
+
+    def apply_loss(
+        self, loss_fn: Callable[[Any], Any], *, has_aux: bool = False, **extra: Any
+    ) -> tuple[Self, Any]:
+        """One whole training step from a loss.
+
+        The first pass is at the params, or where a random start begins; its loss and auxiliary
+        output are the ones returned, so statistics and metrics are updated once a step. SAM, ASAM,
+        F-SAM and R-SAM evaluate two gradients, a step that ``when`` skips one, and so does a plain
+        optax optimizer. Under jit the loss is traced once.
+
+        The optimizer receives the loss as ``value`` (``optax.contrib.reduce_on_plateau``) unless
+        ``extra`` says otherwise. The step is taken by :meth:`apply_gradients`, so what a subclass
+        adds there (an average of the params, say) happens here too; ``grads`` is ``None`` or zeros
+        there where the optimizer makes the first pass.
+
+        Args:
+          loss_fn: ``params -> loss``, a scalar, or ``params -> (loss, aux)``, with aux a tree of
+            arrays. It must be the same function for both passes: same batch, same dropout key.
+          has_aux: whether ``loss_fn`` returns ``aux``.
+          **extra: keyword arguments of ``tx.update``.
+
+        Returns:
+          ``(state, loss)``, or ``(state, (loss, aux))`` with ``has_aux``.
+
+        Raises:
+          TypeError: ``params`` has a leaf that cannot be differentiated, ``extra`` names a field of
+            the state, or a wrapper such as ``optax.apply_if_finite`` keeps a random start from
+            handing on its loss.
+        """
+        fields = sorted(self.__dataclass_fields__.keys() & extra.keys())
+        if fields:
+            raise TypeError(
+                f"{', '.join(fields)}: keyword arguments of apply_loss go to the optimizer. To set "
+                f"a field, use state.replace({fields[0]}=...) on the state it returns."
+            )
+        require_differentiable(self.params, _FILTER)
+
+        def loss_and_aux(params: Any) -> tuple[Any, Any]:
+            return loss_fn(params) if has_aux else (loss_fn(params), None)
+
+        value_and_grad: Callable[[Any], Any] = trace_once(
+            jax.value_and_grad(loss_and_aux, has_aux=True), self.params
+        )
+        if _makes_first_pass(self.opt_state):
+            state, (loss, aux) = self._apply_loss_inside(value_and_grad, extra)
+        else:
+            (loss, aux), grads = value_and_grad(self.params)
+            state = self.apply_gradients(
+                grads=grads,
+                grad_fn=lambda params: value_and_grad(params)[1],
+                extra_args={"value": loss, **extra},
+            )
+        return state, (loss, aux) if has_aux else loss
+
+    def _apply_loss_inside(
+        self, value_and_grad: Callable[[Any], Any], extra: dict[str, Any]
+    ) -> tuple[Self, tuple[Any, Any]]:
+        """The step whose first pass is the optimizer's."""
+
+        def value_and_grad_fn(params: Any) -> Any:
+            (loss, aux), grads = value_and_grad(with_optimized(self.params, params))
+            overwritten = {**grads, "params": None} if has_overwritten(grads) else None
+            return (loss, (aux, overwritten)), optimized(grads)
+
+        grads = None
+        if not isinstance(self.opt_state, SharpnessAwareState):
+            # A random start does not use them, but what is in front of it may look at them.
+            zeros = jax.tree.map(jnp.zeros_like, optimized(self.params))
+            grads = with_optimized(self.params, zeros)
+        try:
+            state = self.apply_gradients(
+                grads=grads, extra_args={"value_and_grad_fn": value_and_grad_fn, **extra}
+            )
+        except TypeError as error:
+            if not isinstance(self.opt_state, SharpnessAwareState):
+                error.add_note(_SELECTED)
+            raise
+        opt_state, (loss, (aux, overwritten)) = pop_first_pass(state.opt_state)
+        params = state.params
+        if overwritten is not None:
+            params = with_optimized(overwritten, optimized(params))
+        return state.replace(params=params, opt_state=opt_state), (loss, aux)
+
+
+def _makes_first_pass(opt_state: optax.OptState) -> bool:
+    """Whether the first pass of a step is left to ``sharpness_aware``.
+
+    It knows where (a random start) and how (under an axis of devices) to make it. Inside of other
+    transformations it is left to it for a random start only: what is in front of it, such as a
+    clip, is to see the gradient.
+    """
+    return isinstance(opt_state, SharpnessAwareState) or any(
+        isinstance(start, RandomStartState)
+        for node in _nodes(opt_state, SharpnessAwareState)
+        if isinstance(node, SharpnessAwareState)
+        for start in _nodes(node.perturbation_state, RandomStartState)
+    )
+
+
+def _nodes(tree: Any, kind: type) -> list[Any]:
+    return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))

@@ -1,0 +1,110 @@
+"""How many gradients a step evaluates, and how often the loss is traced."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from cost_programs import PROBLEMS, cost, handwritten, library, program
+from helpers import Counted, init_mlp, mlp_loss
+
+import sam_optax
+from sam_optax.experiments.bench_methods import METHODS, base_step
+
+EVERY_2 = sam_optax.every(2)
+
+
+def dots_of_a_gradient():
+    """Matrix products of one gradient of the MLP: one forward and two backward for each layer,
+    but the inputs need no gradient."""
+    return 3 * len(PROBLEMS["mlp"]().params) - 1
+
+
+def branches(program):
+    """Matrix products in each branch of the program's one conditional."""
+    (conditional,) = [i for i in program.reachable() if i.opcode == "conditional"]
+    return sorted(program.count("dot", name) for name in conditional.calls)
+
+
+def test_the_base_step_evaluates_one_gradient():
+    assert program(base_step).count("dot") == dots_of_a_gradient()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_evaluates_two_gradients(method):
+    assert program(library(method)).count("dot") == 2 * dots_of_a_gradient()
+    assert program(handwritten(method)).count("dot") == 2 * dots_of_a_gradient()
+
+
+def test_steps_that_do_not_perturb_evaluate_one_gradient():
+    compiled = program(library("sam", when=EVERY_2))
+    assert branches(compiled) == [0, dots_of_a_gradient()]
+    assert compiled.count("dot") == 2 * dots_of_a_gradient()
+
+
+def test_steps_that_do_not_start_at_random_evaluate_one_gradient():
+    """A random start has no gradient at the params yet, so the plain branch takes one."""
+    compiled = program(library("rsam", when=EVERY_2))
+    assert branches(compiled) == [dots_of_a_gradient(), 2 * dots_of_a_gradient()]
+
+
+def test_several_ascent_steps_are_one_loop():
+    three, eight = (library("sam", ascent_steps=n) for n in (3, 8))
+    # The first ascent gradient is given; the loop's body and the descent take one each.
+    assert program(eight).count("dot") == 3 * dots_of_a_gradient()
+    assert program(eight).count("while") == 1
+    assert cost(three).instructions == cost(eight).instructions
+    assert cost(three).temp_bytes == cost(eight).temp_bytes
+
+
+# Traces: Python calls of the loss while a step is traced.
+
+
+def traces(method, *, pass_gradient, **options):
+    loss = Counted(lambda params: mlp_loss(params, jnp.ones((5, 3)), jnp.ones((5, 2))))
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), method, **options)
+
+    @jax.jit
+    def step(params, state):
+        grads = jax.value_and_grad(loss)(params)[1] if pass_gradient else None
+        return tx.update(grads, state, params, grad_fn=jax.grad(loss))
+
+    params = init_mlp()
+    step.lower(params, tx.init(params))
+    return loss.calls
+
+
+OPTIONS = {
+    "plain": {},
+    "when": {"when": EVERY_2},
+    "two ascent steps": {"ascent_steps": 2},
+    "five ascent steps": {"ascent_steps": 5},
+    "skip nonfinite": {"skip_nonfinite": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_loss_is_traced_once(method, options):
+    assert traces(METHODS[method].make(), pass_gradient=False, **OPTIONS[options]) == 1
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_loss_is_traced_once_more_for_a_gradient_of_the_callers(method, options):
+    assert traces(METHODS[method].make(), pass_gradient=True, **OPTIONS[options]) == 2
+
+
+def test_optax_contrib_traces_the_loss_at_every_ascent_step():
+    """What the counts above are measured against."""
+    loss = Counted(lambda params: mlp_loss(params, jnp.ones((5, 3)), jnp.ones((5, 2))))
+    adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
+    tx = optax.contrib.sam(optax.sgd(0.1), adversary, sync_period=4, opaque_mode=True)
+    params = init_mlp()
+
+    @jax.jit
+    def step(params, state):
+        grad_fn = jax.grad(loss)
+        return tx.update(grad_fn(params), state, params, grad_fn=lambda p, _: grad_fn(p))
+
+    step.lower(params, tx.init(params))
+    assert loss.calls == 4

@@ -1,0 +1,193 @@
+"""The abstraction costs nothing: each method against a step written by hand for it alone."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from cost_programs import cost, handwritten, library, perturbation, ratios
+from helpers import assert_close, init_mlp, mlp_loss
+from jax.flatten_util import ravel_pytree
+
+import sam_optax
+from sam_optax.experiments import bench_handwritten
+from sam_optax.experiments.bench_handwritten import Step, descend, guarded_norm
+from sam_optax.experiments.bench_measure import jit
+from sam_optax.experiments.bench_methods import METHODS, base_step, optax_contrib_step
+
+# What is allowed above the hand-written step.
+ALLOWED = {"flops": 0.005, "bytes_accessed": 0.02, "temp_bytes": 0.02}
+# A hand-written step that costs much more than the library's would prove nothing.
+SLACK_OF_REFERENCE = 0.1
+# R-SAM's hand-written step is the naive one; test_cost_rsam compares with SAM's instead.
+COMPARED = ["sam", "asam", "fsam"]
+
+
+def too_much(make, reference):
+    """The counts that exceed the reference's by more than is allowed, as ratios."""
+    measured = ratios(make, reference)
+    return {name: measured[name] for name, most in ALLOWED.items() if measured[name] > 1 + most}
+
+
+@pytest.mark.parametrize("method", COMPARED)
+def test_costs_what_a_handwritten_step_costs(method):
+    assert not too_much(library(method), handwritten(method))
+    measured = ratios(library(method), handwritten(method))
+    assert all(measured[name] > 1 - SLACK_OF_REFERENCE for name in ALLOWED), measured
+
+
+def test_the_base_optimizer_costs_what_its_handwritten_step_costs():
+    assert not too_much(base_step, bench_handwritten.sgd)
+
+
+def test_sam_costs_no_more_than_optax_contrib_sam():
+    assert not too_much(library("sam"), optax_contrib_step)
+
+
+def test_steps_without_perturbation_cost_what_a_handwritten_branch_costs():
+    assert not too_much(library("sam", when=EVERY_2), sam_every_second_step)
+
+
+EVERY_2 = sam_optax.every(2)
+
+
+def sam_every_second_step(loss):
+    base = bench_handwritten.sgd(loss)
+
+    def init(params):
+        return jnp.zeros((), jnp.int32), base.init(params)
+
+    def step(params, state, batch):
+        count, momentum = state
+        value, grads = jax.value_and_grad(loss)(params, batch)
+
+        def sharp():
+            scale = 0.05 / guarded_norm(grads)
+            perturbed = jax.tree.map(lambda w, g: w + scale * g, params, grads)
+            return jax.grad(loss)(perturbed, batch)
+
+        grads = jax.lax.cond(count % 2 == 0, sharp, lambda: grads)
+        params, momentum = descend(params, momentum, grads)
+        return params, (count + 1, momentum), value
+
+    return Step(init, step)
+
+
+# Negative controls: right formulas, written without care.
+
+
+def stateless(displacement):
+    return sam_optax.as_perturbation(optax.stateless(displacement))
+
+
+def asam_scaling(params):
+    return jax.tree_util.tree_map_with_path(
+        lambda path, w: jnp.ones_like(w) if path[-1].key == "bias" else jnp.abs(w) + 0.01, params
+    )
+
+
+def asam_on_a_concatenated_tree():
+    def displacement(grads, params):
+        g, unravel = ravel_pytree(grads)
+        t, _ = ravel_pytree(asam_scaling(params))
+        return unravel(0.5 * t * t * g / jnp.linalg.norm(t * g))
+
+    return stateless(displacement)
+
+
+def asam_that_keeps_its_scaling():
+    def update(grads, state, params):
+        del state
+        t = asam_scaling(params)
+        scaled = jax.tree.map(jnp.multiply, t, grads)
+        scale = 0.5 / guarded_norm(scaled)
+        return jax.tree.map(lambda t, s: scale * t * s, t, scaled), t
+
+    return sam_optax.as_perturbation(optax.GradientTransformation(asam_scaling, update))
+
+
+def sam_on_a_concatenated_tree():
+    def displacement(grads, params):
+        del params
+        g, unravel = ravel_pytree(grads)
+        return unravel(0.05 * g / jnp.linalg.norm(g))
+
+    return stateless(displacement)
+
+
+def sam_with_a_scaled_norm():
+    """Squares elements relative to the largest: a second pass over the gradient."""
+
+    def displacement(grads, params):
+        del params
+        largest = jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(grads)]))
+        norm = largest * guarded_norm(jax.tree.map(lambda g: g / largest, grads))
+        return jax.tree.map(lambda g: 0.05 * g / norm, grads)
+
+    return stateless(displacement)
+
+
+@pytest.mark.parametrize(
+    ("careless", "method", "shows_in"),
+    [
+        (asam_on_a_concatenated_tree, "asam", {"bytes_accessed", "temp_bytes"}),
+        (asam_that_keeps_its_scaling, "asam", {"bytes_accessed"}),
+        (sam_on_a_concatenated_tree, "sam", {"bytes_accessed", "temp_bytes"}),
+        (sam_with_a_scaled_norm, "sam", {"bytes_accessed"}),
+    ],
+)
+def test_careless_formulas_cost_too_much(careless, method, shows_in):
+    assert shows_in <= too_much(perturbation(careless), handwritten(method)).keys()
+
+
+def test_a_further_gradient_costs_too_much():
+    def takes_the_ascent_gradient_again(loss):
+        base = bench_handwritten.sam(loss)
+
+        def step(params, state, batch):
+            value, grads = jax.value_and_grad(loss)(params, batch)
+            same = jax.tree.map(lambda w, g: w + 0.0 * g, params, grads)
+            params, state, _ = base.step(same, state, batch)
+            return params, state, value
+
+        return Step(base.init, step)
+
+    found = too_much(takes_the_ascent_gradient_again, handwritten("sam"))
+    assert found["flops"] == pytest.approx(1.5, abs=0.01)
+
+
+# The hand-written steps do the same work: they compute the same thing.
+
+
+def three_steps(step):
+    params, batch = init_mlp(), (jnp.ones((5, 3)), jnp.ones((5, 2)))
+    state, jitted, value = step.init(params), jit(step), None
+    for _ in range(3):
+        params, state, value = jitted(params, state, batch)
+    return params, value
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(library(name), handwritten(name)) for name in COMPARED]
+    + [(base_step, bench_handwritten.sgd), (optax_contrib_step, bench_handwritten.sam)],
+    ids=[*COMPARED, "base", "optax.contrib"],
+)
+def test_handwritten_steps_take_the_same_step(one, other):
+    def loss(params, batch):
+        return mlp_loss(params, *batch)
+
+    assert_close(three_steps(one(loss)), three_steps(other(loss)), rtol=1e-5)
+
+
+def test_handwritten_rsam_without_noise_is_sam():
+    def loss(params, batch):
+        return mlp_loss(params, *batch)
+
+    params, _ = three_steps(bench_handwritten.rsam(loss, gamma=0.0))
+    assert_close(params, three_steps(bench_handwritten.sam(loss))[0], rtol=1e-5)
+
+
+def test_every_method_of_the_benchmark_is_compared():
+    """A new method needs a place in these tests too."""
+    assert set(METHODS) == {*COMPARED, "rsam"}
+    assert all(cost(library(name)).flops > 0 for name in METHODS)

@@ -1,0 +1,187 @@
+"""Compiled steps hold no surprises, small programs stay small, and states are what they must be."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cost_programs import library, perturbation, program
+from helpers import init_mlp, mlp_loss, x64
+
+import sam_optax
+from sam_optax.experiments.bench_handwritten import guarded_norm
+from sam_optax.experiments.bench_measure import compile_step, state_bytes
+from sam_optax.experiments.bench_methods import METHODS, base_step, library_step
+
+KERNEL = 1024 * 1024
+# What talks to the host or to other devices, or stands for a library's random generator.
+FOREIGN = {
+    "infeed",
+    "outfeed",
+    "send",
+    "recv",
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-permute",
+    "reduce-scatter",
+    "rng",
+    "rng-bit-generator",
+    "while",
+    "conditional",
+}
+# What only moves data. Inside of a fusion it costs nothing; outside it is a pass over memory.
+MOVES = {
+    "broadcast",
+    "concatenate",
+    "constant",
+    "convert",
+    "copy",
+    "dynamic-slice",
+    "iota",
+    "pad",
+    "reshape",
+    "slice",
+    "transpose",
+}
+
+
+def custom_calls(compiled):
+    """Targets of calls into libraries, such as matrix products on some backends."""
+    return set(re.findall(r'custom_call_target="([^"]*)"', compiled.text))
+
+
+def held_moves(compiled):
+    """Instructions outside of fusions that only move a whole kernel's worth of data."""
+    return [i.text for i in compiled.top_level() if i.opcode in MOVES and i.size >= KERNEL]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_but_arithmetic(method):
+    compiled = program(library(method))
+    assert not {i.opcode for i in compiled.all()} & FOREIGN
+    assert custom_calls(compiled) <= custom_calls(program(base_step))
+
+
+def test_foreign_instructions_are_found():
+    def reports_the_norm():
+        def displacement(grads, params):
+            del params
+            jax.debug.callback(lambda norm: None, guarded_norm(grads))
+            return grads
+
+        return sam_optax.as_perturbation(optax.stateless(displacement))
+
+    def draws():
+        def displacement(grads, params):
+            del params
+            key = jax.random.key(0)
+            return jax.tree.map(lambda g: g + jax.random.normal(key, g.shape), grads)
+
+        return sam_optax.as_perturbation(optax.stateless(displacement))
+
+    reporting = program(perturbation(reports_the_norm))
+    assert custom_calls(reporting) - custom_calls(program(base_step))
+    assert {i.opcode for i in program(perturbation(draws)).all()} & FOREIGN
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_kernel_is_copied(method):
+    assert not held_moves(program(library(method)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_constant_is_as_large_as_a_kernel(method):
+    assert not large_constants(program(library(method)))
+
+
+def large_constants(compiled):
+    return [i.text[:80] for i in compiled.all() if i.opcode == "constant" and i.size >= KERNEL]
+
+
+def test_copies_and_constants_are_found():
+    def masks_with_a_constant():
+        mask = np.arange(KERNEL, dtype=np.float32).reshape(1024, 1024) % 3
+
+        def displacement(grads, params):
+            del params
+            return jax.tree.map(lambda g: g * mask if g.ndim == 2 else g, grads)
+
+        return sam_optax.as_perturbation(optax.stateless(displacement))
+
+    def remembers_the_params():
+        init = lambda params: jax.tree.map(jnp.copy, params)
+        return sam_optax.as_perturbation(
+            optax.GradientTransformation(init, lambda grads, _, params: (grads, params))
+        )
+
+    assert held_moves(program(perturbation(remembers_the_params)))
+    assert large_constants(program(perturbation(masks_with_a_constant)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_float32_params_stay_float32_under_x64(method):
+    with x64():
+        params = init_mlp()
+        assert "f64[" not in small_step(params, METHODS[method].make()).as_text()
+        assert "f64[" in small_step(params, to_float64()).as_text()  # the control
+
+
+def small_step(params, method):
+    def loss(params, batch):
+        return mlp_loss(params, *batch)
+
+    batch = jnp.ones((5, 3), jnp.float32), jnp.ones((5, 2), jnp.float32)
+    return compile_step(library_step(loss, method), params, batch)
+
+
+def to_float64():
+    """SAM with a NumPy scalar as radius, which promotes under x64."""
+    return sam_optax.as_perturbation(
+        optax.stateless(lambda g, _: jax.tree.map(lambda x: x * np.float64(0.1), g))
+    )
+
+
+# Tracing: the number of equations for each further leaf.
+
+
+def equations(jaxpr):
+    """Equations of a jaxpr and of all within it."""
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = [v for v in jax.tree.leaves(equation.params) if hasattr(v, "jaxpr")]
+        total += sum(equations(v.jaxpr) for v in inner) if inner else 1
+    return total
+
+
+def equations_per_leaf(method):
+    def count(leaves):
+        params = {f"layer{i}": {"kernel": jnp.ones((3, 3))} for i in range(leaves)}
+        state = method.init(params)
+        return equations(jax.make_jaxpr(method.perturb_fn)(params, params, state).jaxpr)
+
+    return (count(12) - count(2)) / 10
+
+
+@pytest.mark.parametrize(("method", "most"), [("sam", 6), ("asam", 15), ("fsam", 15), ("rsam", 21)])
+def test_few_equations_for_each_leaf(method, most):
+    """Tracing time grows with them; for SAM: square, sum, add, two scalings, add."""
+    assert 3 <= equations_per_leaf(METHODS[method].make()) <= most
+
+
+# State: what a method keeps from step to step, beside the base optimizer's.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_state_sizes(method):
+    params = init_mlp()
+    copy = state_bytes(params)
+    count, key = 4, 8
+    expected = {"sam": 0, "asam": 0, "fsam": copy + count, "rsam": key}[method]
+    assert state_bytes(METHODS[method].make().init(params)) == expected
+    base = optax.sgd(0.1, momentum=0.9)
+    tx = sam_optax.sharpness_aware(base, METHODS[method].make())
+    counters = 2 * count
+    assert state_bytes(tx.init(params)) == expected + counters + state_bytes(base.init(params))

@@ -1,0 +1,24 @@
+"""The price of a random start: against SAM's step, where the naive one is the control.
+
+Bounds are what was measured plus a margin. The noise is worth some arithmetic and one more read
+of the params at each of its two uses; what it must not cost is memory, or compile time. Compile
+time is not deterministic, but grows with the size of the optimized program.
+"""
+
+import pytest
+from cost_programs import handwritten, library, ratios
+
+SAM = handwritten("sam")
+BOUNDS = {"flops": 1.04, "bytes_accessed": 1.35, "temp_bytes": 1.06}
+MOST_INSTRUCTIONS = 1.5
+
+
+@pytest.mark.parametrize("count", BOUNDS)
+def test_noise_is_cheap(count):
+    assert ratios(library("rsam"), SAM)[count] < BOUNDS[count]
+    assert ratios(handwritten("rsam"), SAM)[count] > BOUNDS[count]
+
+
+def test_noise_is_cheap_to_compile():
+    assert ratios(library("rsam"), SAM, "vit")["instructions"] < MOST_INSTRUCTIONS
+    assert ratios(handwritten("rsam"), SAM, "vit")["instructions"] > 2 * MOST_INSTRUCTIONS

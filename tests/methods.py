@@ -1,0 +1,81 @@
+"""Every public method, for the conformance suite: a new method joins by one line here."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import optax
+import optax.contrib
+
+import sam_optax
+
+KEY = jax.random.key(0)
+
+
+def _mask(params: optax.Params) -> object:
+    """Chooses every leaf but the first."""
+    leaves, structure = jax.tree.flatten(params)
+    return jax.tree.unflatten(structure, [i > 0 for i in range(len(leaves))])
+
+
+METHODS: list[tuple[str, Callable[[], optax.GradientTransformation]]] = [
+    ("sam", lambda: sam_optax.sam(0.3)),
+    ("sam_1", lambda: sam_optax.sam(0.3, p=1)),
+    ("sam_1.5", lambda: sam_optax.sam(0.3, p=1.5)),
+    ("sam_3", lambda: sam_optax.sam(0.3, p=3)),
+    ("sam_inf", lambda: sam_optax.sam(0.3, p=np.inf)),
+    ("sam_scheduled", lambda: sam_optax.sam(optax.linear_schedule(0.1, 0.5, 5))),
+    ("asam", lambda: sam_optax.asam(0.3)),
+    ("asam_3", lambda: sam_optax.asam(0.3, p=3)),
+    ("asam_filterwise", lambda: sam_optax.asam(0.3, normalization="filterwise")),
+    ("asam_scheduled", lambda: sam_optax.asam(0.3, eta=optax.linear_schedule(0.0, 0.1, 5))),
+    ("fsam", lambda: sam_optax.fsam(0.3)),
+    ("fsam_zero_new", lambda: sam_optax.fsam(0.3, 0.5, ema_start="zero", subtract="new")),
+    ("fsam_corrected", lambda: sam_optax.fsam(0.3, ema_start="bias_corrected")),
+    ("fsam_scheduled", lambda: sam_optax.fsam(0.3, lmbda=optax.linear_schedule(0.5, 0.9, 5))),
+    ("remove_full_gradient", lambda: sam_optax.remove_full_gradient()),
+    ("fsam_asam", lambda: optax.chain(sam_optax.remove_full_gradient(), sam_optax.asam(0.3))),
+    ("rsam", lambda: sam_optax.rsam(0.3, key=KEY)),
+    ("rsam_normalized", lambda: sam_optax.rsam(0.3, 0.2, 0.5, key=KEY, normalize_gradient=True)),
+    ("rsam_power_1", lambda: sam_optax.rsam(0.3, key=KEY, norm_power=1.0)),
+    ("rsam_scheduled", lambda: sam_optax.rsam(0.3, optax.linear_schedule(0.0, 0.2, 5), key=KEY)),
+    ("random_asam", lambda: sam_optax.random_start(sam_optax.asam(0.3), key=KEY)),
+    ("only_sam", lambda: sam_optax.perturb_only(sam_optax.sam(0.3), _mask)),
+    ("only_rsam", lambda: sam_optax.perturb_only(sam_optax.rsam(0.3, key=KEY), _mask)),
+    ("by_hand", lambda: optax.chain(optax.contrib.normalize(), optax.scale(0.3))),
+]
+NAMES = [name for name, _ in METHODS]
+# Of the hand-made one, optax decides what it can do.
+OURS = [name for name in NAMES if name != "by_hand"]
+# One of each kind, for what costs much to compile and depends little on the formula.
+KINDS = ["sam", "sam_scheduled", "asam", "fsam", "rsam", "only_rsam", "by_hand"]
+# One of each formula, for what depends on dtypes or trees and not on options.
+FORMULAS = [
+    "sam",
+    "sam_1",
+    "sam_3",
+    "sam_inf",
+    "asam",
+    "asam_filterwise",
+    "fsam",
+    "fsam_corrected",
+    "rsam",
+    "rsam_normalized",
+    "only_rsam",
+]
+
+
+@functools.cache
+def make(name: str) -> sam_optax.Perturbation:
+    """The method, one instance for all tests, so that what it compiles is shared."""
+    return sam_optax.as_perturbation(dict(METHODS)[name]())
+
+
+@functools.cache
+def subject(name: str, base: str | None) -> optax.GradientTransformationExtraArgs:
+    """The method, alone or inside ``sharpness_aware`` with a base optimizer."""
+    if base is None:
+        return make(name)
+    bases = {"sgd": optax.sgd(0.1, momentum=0.9), "adamw": optax.adamw(0.1)}
+    return sam_optax.sharpness_aware(bases[base], make(name))

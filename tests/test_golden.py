@@ -1,0 +1,137 @@
+"""Trajectories of the public reference implementations, to 1e-9 in float64.
+
+SGD with momentum and coupled weight decay on one seeded problem (a tanh MLP 5-7-7-3, softmax
+cross-entropy), one batch a step. Each file holds the batches, the initial params and, for every
+step, the displacement and the params after it.
+"""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import x64
+
+import sam_optax
+
+GOLDEN = Path(__file__).parent / "golden"
+LAYERS = ("fc1", "fc2", "fc3")
+STEPS = 6
+
+
+def read(name):
+    """The file's arrays by key, and its hyperparameters as numbers by name."""
+    with np.load(GOLDEN / f"{name}_mlp_0.npz") as file:
+        data = dict(file)
+    pairs = (entry.split("=") for entry in data.pop("hyper"))
+    return data, {k: float(v) for k, v in pairs if k not in ("arch", "method")}
+
+
+def tree(data, prefix, step=None):
+    """One tree of the file, at one step."""
+    pick = jnp.asarray if step is None else (lambda x: jnp.asarray(x[step]))
+    return {
+        layer: {leaf: pick(data[f"{prefix}/{layer}/{leaf}"]) for leaf in ("kernel", "bias")}
+        for layer in LAYERS
+    }
+
+
+def loss(params, x, y):
+    for layer in LAYERS:
+        x = x @ params[layer]["kernel"] + params[layer]["bias"]
+        x = x if layer == LAYERS[-1] else jnp.tanh(x)
+    return optax.softmax_cross_entropy_with_integer_labels(x, y).mean()
+
+
+def sgd(hyper):
+    return optax.chain(
+        optax.add_decayed_weights(hyper["weight_decay"]),
+        optax.sgd(hyper["lr"], momentum=hyper["momentum"]),
+    )
+
+
+def assert_within(actual, expected, tolerance=1e-9):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+METHODS = {
+    "sgd": lambda h: sam_optax.sam(0.0),
+    "sam": lambda h: sam_optax.sam(h["rho"]),
+    "asam": lambda h: sam_optax.asam(h["rho"], h["eta"]),
+    "fsam": lambda h: sam_optax.fsam(h["rho"], h["sigma"], h["lmbda"]),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_trajectory(name):
+    with x64():
+        data, hyper = read(name)
+        tx = sam_optax.sharpness_aware(sgd(hyper), METHODS[name](hyper))
+        params = tree(data, "init")
+        state = tx.init(params)
+
+        @jax.jit
+        def step(params, state, x, y):
+            points = []
+
+            def grad_fn(p):
+                points.append(p)
+                return jax.grad(loss)(p, x, y)
+
+            # The clean gradient is evaluated here, so grad_fn sees the perturbed point alone.
+            grads = jax.grad(loss)(params, x, y)
+            updates, state = tx.update(grads, state, params, grad_fn=grad_fn)
+            (point,) = points
+            eps = jax.tree.map(jnp.subtract, point, params)
+            return optax.apply_updates(params, updates), state, eps
+
+        for i in range(STEPS):
+            params, state, eps = step(params, state, data["x"][i], data["y"][i])
+            assert_within(params, tree(data, "params", i))
+            if name == "sgd":
+                assert_within(eps, jax.tree.map(jnp.zeros_like, params), 0.0)
+            else:
+                assert_within(eps, tree(data, "eps", i))
+
+
+@pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
+def test_trajectory_of_the_displacements_alone(name):
+    """``update`` as a plain gradient transformation, fed the file's own params."""
+    with x64():
+        data, hyper = read(name)
+        method = METHODS[name](hyper)
+        params = tree(data, "init")
+        state = method.init(params)
+        update = jax.jit(lambda s, p, x, y: method.update(jax.grad(loss)(p, x, y), s, p))
+        for i in range(STEPS):
+            eps, state = update(state, params, data["x"][i], data["y"][i])
+            assert_within(eps, tree(data, "eps", i))
+            params = tree(data, "params", i)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("sam", lambda h: sam_optax.asam(h["rho"])),
+        ("asam", lambda h: sam_optax.asam(h["rho"], h["eta"], bias_mask=False)),
+        ("asam", lambda h: sam_optax.asam(h["rho"], 0.0)),
+        ("fsam", lambda h: sam_optax.fsam(h["rho"], 1.0, h["lmbda"], ema_start="zero")),
+        ("fsam", lambda h: sam_optax.fsam(h["rho"], 0.9, h["lmbda"])),
+    ],
+)
+def test_other_methods_do_not_follow_it(name, wrong):
+    """Negative control: the second step's displacement is another one."""
+    with x64():
+        data, hyper = read(name)
+        method = wrong(hyper)
+        params = tree(data, "init")
+        state = method.init(params)
+        for i in range(2):
+            grads = jax.grad(loss)(params, data["x"][i], data["y"][i])
+            eps, state = method.update(grads, state, params)
+            params = tree(data, "params", i)
+        with pytest.raises(AssertionError):
+            assert_within(eps, tree(data, "eps", 1), 1e-4)

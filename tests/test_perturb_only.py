@@ -1,0 +1,148 @@
+"""``perturb_only``: the chosen leaves' displacement is the inner method's on them alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close, assert_same, norm, signature
+
+import sam_optax
+
+KEY = jax.random.key(0)
+INNER = {
+    "sam": sam_optax.sam(0.3),
+    "sam_1": sam_optax.sam(0.3, p=1),
+    "asam": sam_optax.asam(0.3, normalization="filterwise"),
+    "fsam": sam_optax.fsam(0.3),
+    "rsam": sam_optax.rsam(0.3, key=KEY),
+    "random_asam": sam_optax.random_start(sam_optax.asam(0.3), key=KEY),
+    "by_hand": optax.chain(optax.scale_by_schedule(lambda t: t + 1.0), optax.scale(0.1)),
+}
+every_inner = pytest.mark.parametrize("name", INNER)
+
+
+def tree(seed):
+    rng = np.random.default_rng(seed)
+    shapes = {"norm": {"bias": (3,), "scale": (3,)}, "conv": (2, 1, 3), "head": (3, 2)}
+    return jax.tree.map(
+        lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32),
+        shapes,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+
+
+MASK = {"norm": True, "conv": False, "head": True}
+
+
+def part(params):
+    """The chosen leaves alone."""
+    return {key: value for key, value in params.items() if MASK[key]}
+
+
+@every_inner
+def test_is_the_inner_method_on_the_chosen_leaves(name):
+    inner = sam_optax.as_perturbation(INNER[name])
+    method = sam_optax.perturb_only(INNER[name], MASK)
+    assert method.has_random_start == inner.has_random_start
+    params, grads = tree(0), tree(1)
+    state, inner_state = method.init(params), inner.init(part(params))
+    for _ in range(2):
+        start = method.start_fn(params, state)
+        assert_same(part(start), inner.start_fn(part(params), inner_state))
+        assert_same(start["conv"], params["conv"])
+        point, _ = method.perturb_fn(params, grads, state)
+        expected_point, _ = inner.perturb_fn(part(params), part(grads), inner_state)
+        assert_close(part(point), expected_point, 1e-6)
+        assert_same(point["conv"], params["conv"])
+        eps, state = method.update(grads, state, params)
+        expected, inner_state = inner.update(part(grads), inner_state, part(params))
+        assert_close(part(eps), expected, 1e-6)
+        assert_same(eps["conv"], jnp.zeros_like(params["conv"]))
+        assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(inner_state))
+
+
+@every_inner
+def test_everything_chosen_is_the_method_itself(name):
+    inner = sam_optax.as_perturbation(INNER[name])
+    method = sam_optax.perturb_only(INNER[name], True)
+    params, grads = tree(0), tree(1)
+    eps, _ = method.update(grads, method.init(params), params)
+    assert_same(eps, inner.update(grads, inner.init(params), params)[0])
+
+
+@every_inner
+def test_nothing_chosen_displaces_nothing(name):
+    method = sam_optax.perturb_only(INNER[name], False)
+    params, grads = tree(0), tree(1)
+    point, _ = method.perturb_fn(params, grads, method.init(params))
+    assert_same(point, params)
+    eps, _ = method.update(grads, method.init(params), params)
+    assert norm(eps) == 0
+
+
+@every_inner
+def test_the_gradient_of_the_other_leaves_has_no_influence(name):
+    method = sam_optax.perturb_only(INNER[name], MASK)
+    params, grads = tree(0), tree(1)
+    eps, _ = method.update(grads, method.init(params), params)
+    other = grads | {"conv": 1e6 * grads["conv"]}
+    assert_same(method.update(other, method.init(params), params)[0], eps)
+
+
+@pytest.mark.parametrize("name", ["sam", "rsam"])
+def test_grad_fn_sees_and_differentiates_the_whole_tree(name):
+    method = sam_optax.perturb_only(INNER[name], MASK)
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), method)
+    params = tree(0)
+    seen = []
+
+    def grad_fn(p):
+        seen.append(signature(p))
+        return jax.tree.map(lambda x: 2 * x, p)
+
+    updates, _ = tx.update(None, tx.init(params), params, grad_fn=grad_fn)
+    assert set(map(str, seen)) == {str(signature(params))}
+    assert_same(updates["conv"], -2 * params["conv"])  # the gradient at its unperturbed values
+
+
+def test_state_holds_the_chosen_leaves_only():
+    state = sam_optax.perturb_only(sam_optax.fsam(), MASK).init(tree(0))
+    sizes = sum(leaf.size for leaf in jax.tree.leaves(state))
+    assert sizes == 1 + 6 + 6  # a count, norm, head
+
+
+def test_masks_by_function_and_nested():
+    by_name = lambda params: jax.tree_util.tree_map_with_path(
+        lambda path, _: "norm" in jax.tree_util.keystr(path), params
+    )
+    params, grads = tree(0), tree(1)
+    outer = sam_optax.perturb_only(
+        sam_optax.perturb_only(sam_optax.sam(0.3), by_name), lambda params: MASK
+    )
+    eps, _ = outer.update(grads, outer.init(params), params)
+    assert norm(eps["norm"]) == pytest.approx(0.3, rel=1e-6)
+    assert norm((eps["conv"], eps["head"])) == 0
+
+
+def test_without_params_the_structure_is_the_gradients():
+    method = sam_optax.perturb_only(sam_optax.sam(0.3), MASK)
+    grads = tree(1)
+    assert_same(
+        method.update(grads, method.init(grads))[0],
+        method.update(grads, method.init(grads), tree(0))[0],
+    )
+
+
+@pytest.mark.parametrize(
+    "mask", [{"norm": True}, {"norm": True, "conv": 1, "head": False}, "norm", None, [True]]
+)
+def test_bad_masks(mask):
+    method = sam_optax.perturb_only(sam_optax.sam(), mask)
+    with pytest.raises(ValueError, match="mask must be a pytree of booleans"):
+        method.init(tree(0))
+
+
+def test_perturbation_must_be_a_transformation():
+    with pytest.raises(TypeError, match="GradientTransformation"):
+        sam_optax.perturb_only(0.05, True)

@@ -1,0 +1,172 @@
+"""Properties that hold for any tree, shape and dtype, searched for counterexamples."""
+
+import functools
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import references
+from helpers import leaves, norm, signature, vector
+
+import sam_optax
+
+# Deterministic, so that a run says the same every time; few examples, since each tree compiles.
+settings = hypothesis.settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=25,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+ORDERS = st.sampled_from([1, 1.5, 2, 3, np.inf])
+DTYPES = st.sampled_from([np.float16, jnp.bfloat16, np.float32])
+# Few sizes, so that compiled operations are found again.
+SHAPES = st.sampled_from([(), (3,), (2, 3), (2, 1, 3), (1,), (0,), (2, 1, 1, 3)])
+NAMES = st.sampled_from(["kernel", "bias", "w", "b"])
+
+
+@st.composite
+def arrays(draw, shape, dtype):
+    """Values over some orders of magnitude, zeros among them."""
+    elements = st.sampled_from([0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 0.01, -100.0, 0.125, 7.5])
+    values = draw(hnp.arrays(np.float32, shape, elements=elements))
+    return jnp.asarray(values, dtype)
+
+
+@st.composite
+def trees(draw):
+    """(params, gradient): nested dicts and lists of arrays, structure and dtypes in common."""
+    leaf = st.tuples(SHAPES, DTYPES)
+    skeleton = draw(
+        st.recursive(
+            leaf,
+            lambda children: (
+                st.dictionaries(NAMES, children, max_size=3) | st.lists(children, max_size=3)
+            ),
+            max_leaves=5,
+        )
+    )
+    is_leaf = lambda node: isinstance(node, tuple)
+    build = lambda: jax.tree.map(lambda spec: draw(arrays(*spec)), skeleton, is_leaf=is_leaf)
+    return build(), build()
+
+
+def op_by_op(function):
+    """Runs a test without compiling a function for every tree."""
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        with jax.disable_jit():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def epsilon(tree):
+    """Relative error that the narrowest dtype of a tree's leaves may cause."""
+    return 4 * max([float(jnp.finfo(x.dtype).eps) for x in jax.tree.leaves(tree)], default=0) + 1e-5
+
+
+@settings
+@hypothesis.given(trees(), ORDERS, st.floats(0.01, 5))
+@op_by_op
+def test_sam_has_its_radius_and_structure(tree, p, rho):
+    _, g = tree
+    method = sam_optax.sam(rho, p=p)
+    eps, _ = method.update(g, method.init(g))
+    assert signature(eps) == signature(g)
+    if not np.any(vector(g)):
+        assert norm(eps) == 0
+        return
+    expected = references.sam(leaves(g), rho, p)
+    np.testing.assert_allclose(vector(eps), references.flatten(expected), atol=rho * epsilon(g))
+    if p != np.inf:
+        assert abs(norm(eps, p) - rho) <= rho * epsilon(g)
+
+
+@settings
+@hypothesis.given(trees(), ORDERS, st.sampled_from([0.0, 0.01, 1.0]), st.booleans())
+@op_by_op
+def test_asam_has_its_radius_in_units_of_the_weights(tree, p, eta, filterwise):
+    w, g = tree
+    normalization = "filterwise" if filterwise else "elementwise"
+    method = sam_optax.asam(0.5, eta, p=p, normalization=normalization)
+    eps, _ = method.update(g, method.init(w), w)
+    assert signature(eps) == signature(g)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(w)]
+    biases = [bool(path) and str(getattr(path[-1], "key", "")) in ("bias", "b") for path in paths]
+    filters = [-1 if filterwise and x.ndim >= 3 else None for x in leaves(w)]
+    operator = references.normalization(leaves(w), eta, biases, filters)
+    t, v = references.flatten([np.zeros(0), *operator]), vector(g)
+    if not np.any(t * v):
+        assert norm(eps) == 0
+        return
+    assert not np.any(vector(eps)[t == 0])
+    scaled = np.divide(vector(eps), t, out=np.zeros_like(t), where=t > 0)
+    # Where T is large and |T^-1 eps| small, eps is rounded relative to its own size.
+    if p == np.inf:
+        np.testing.assert_allclose(np.abs(scaled[(t > 0) & (v != 0)]), 0.5, rtol=2 * epsilon(g))
+    else:
+        assert abs(np.linalg.norm(scaled, p) - 0.5) <= epsilon(g)
+
+
+@settings
+@hypothesis.given(trees(), ORDERS, st.sampled_from([2.0**-10, 0.5, 8.0]))
+@op_by_op
+def test_sam_ignores_the_scale_of_the_gradient(tree, p, scale):
+    _, g = tree
+    g = jax.tree.map(lambda x: x.astype(jnp.float32), g)
+    method = sam_optax.sam(0.5, p=p)
+    eps, _ = method.update(g, ())
+    scaled, _ = method.update(jax.tree.map(lambda x: scale * x, g), ())
+    np.testing.assert_allclose(vector(scaled), vector(eps), atol=1e-6)
+
+
+@settings
+@hypothesis.given(st.data(), ORDERS, st.booleans())
+@op_by_op
+def test_permuting_the_elements_permutes_the_displacement(data, p, adaptive):
+    """Also across leaves: the tree is one vector, cut into leaves anywhere."""
+    w, g = (data.draw(arrays((6,), np.float32)) for _ in range(2))
+    order = np.array(data.draw(st.permutations(range(6))))
+    cut = data.draw(st.integers(0, 6))
+    method = sam_optax.asam(0.5, 0.1, p=p) if adaptive else sam_optax.sam(0.5, p=p)
+    whole, _ = method.update([g], method.init([w]), [w])
+    split = lambda x: [x[order][:cut], x[order][cut:]]
+    permuted, _ = method.update(split(g), method.init(split(w)), split(w))
+    np.testing.assert_allclose(vector(permuted), vector(whole)[order], atol=1e-5)
+
+
+@settings
+@hypothesis.given(trees(), st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 1.0]))
+@op_by_op
+def test_rsam_has_its_radius_and_structure(tree, gamma, lmbda):
+    w, g = tree
+    method = sam_optax.rsam(0.5, gamma, lmbda, key=jax.random.key(0))
+    state = method.init(w)
+    start = method.start_fn(w, state)
+    eps, new_state = method.update(g, state, w)
+    assert signature(start) == signature(w)
+    assert signature(eps) == signature(g)
+    assert signature(new_state) == signature(state)
+    nothing = not np.any(vector(g) * lmbda) and not np.any(vector(w) * gamma)
+    assert abs(norm(eps) - (0 if nothing else 0.5)) <= 0.5 * epsilon(g)
+
+
+@settings
+@hypothesis.given(trees(), st.integers(0, 3))
+@op_by_op
+def test_fsam_keeps_structure_and_the_gradient_is_the_residual_and_the_average(tree, steps):
+    _, g = tree
+    method = sam_optax.remove_full_gradient(1.0, 0.5, accumulator_dtype=jnp.float32)
+    state = method.init(g)
+    for _ in range(steps):
+        _, state = method.update(jax.tree.map(lambda x: 2 * x, g), state)
+    d, new_state = method.update(g, state)
+    assert signature(d) == signature(g)
+    assert signature(new_state) == signature(state)
+    total = vector(d) + vector(state.ema)
+    np.testing.assert_allclose(total, vector(g), atol=100 * epsilon(g))

@@ -1,0 +1,120 @@
+"""The public names: each documented, none private, and a light import."""
+
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+
+import sam_optax
+
+PUBLIC = sam_optax.__all__
+FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(sam_optax, name))]
+STATES = [name for name in PUBLIC if name.endswith("State")]
+
+
+def test_all_is_sorted_and_complete():
+    assert sorted(PUBLIC) == PUBLIC
+    assert len(set(PUBLIC)) == len(PUBLIC)
+    visible = {name for name in vars(sam_optax) if not name.startswith("_")}
+    modules = {name for name in visible if inspect.ismodule(getattr(sam_optax, name))}
+    assert visible - modules == set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_objects_live_in_private_modules(name):
+    """So that there is one way to import each."""
+    module = getattr(sam_optax, name).__module__
+    assert module.startswith("sam_optax._")
+
+
+def sections(docstring):
+    """The docstring's sections by heading (Google style)."""
+    parts = re.split(r"^(\w+):$", inspect.cleandoc(docstring), flags=re.MULTILINE)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_docstring_starts_with_one_sentence(name):
+    first = inspect.cleandoc(getattr(sam_optax, name).__doc__).split("\n\n")[0]
+    assert first.endswith(".")
+    assert "\n" not in first
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstring_has_every_section(name):
+    found = sections(getattr(sam_optax, name).__doc__)
+    order = [h for h in found if h in ("Args", "Returns", "Raises", "Example", "References")]
+    expected = ["Args", "Returns", "Raises", "Example"]
+    # What raises nothing has nothing to say about it.
+    assert order[: order.index("Example") + 1] == [
+        h for h in expected if h != "Raises" or h in found
+    ]
+    assert ">>> " in found["Example"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_is_documented(name):
+    function = getattr(sam_optax, name)
+    arguments = sections(function.__doc__)["Args"]
+    documented = re.findall(r"^  \**(\w+): ", arguments, flags=re.MULTILINE)
+    assert documented == list(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_every_field_of_a_state_is_documented(name):
+    state = getattr(sam_optax, name)
+    attributes = sections(state.__doc__)["Attributes"]
+    documented = re.findall(r"^  (\w+): ", attributes, flags=re.MULTILINE)
+    assert documented == list(state._fields)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_annotations_are_complete(name):
+    function = getattr(sam_optax, name)
+    if inspect.isfunction(function):
+        signature = inspect.signature(function)
+        assert signature.return_annotation is not inspect.Signature.empty
+        for parameter in signature.parameters.values():
+            assert parameter.annotation is not inspect.Parameter.empty, parameter
+
+
+def test_import_is_light():
+    """Beyond jax, optax and chex, importing the library loads nothing but its own core."""
+    program = """
+import sys
+import chex, jax, optax
+before = set(sys.modules)
+import sam_optax
+added = {name.split(".")[0] for name in set(sys.modules) - before}
+print(*sorted(added - set(sys.stdlib_module_names)))
+print(*sorted(name for name in sys.modules if name.startswith("sam_optax.")))
+heavy = {"flax", "matplotlib", "sklearn", "pandas", "haiku", "equinox", "rich", "tyro", "mlxtend"}
+print(*sorted(heavy & set(sys.modules)))
+"""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True
+    )
+    added, submodules, heavy = result.stdout.splitlines()
+    assert added.split() == ["sam_optax"]
+    assert "sam_optax.experiments" not in submodules.split()
+    assert all(name.startswith("sam_optax._") for name in submodules.split())
+    assert heavy == ""
+
+
+def test_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", sam_optax.__version__)
+
+
+METHODS = ["sam", "asam", "fsam", "rsam", "remove_full_gradient", "random_start", "sharpness_aware"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_options_are_keyword_only(name):
+    """All but the papers' own hyperparameters have to be named by the caller."""
+    parameters = list(inspect.signature(getattr(sam_optax, name)).parameters.values())
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    papers = {"rho", "eta", "sigma", "lmbda", "gamma"}
+    assert set(positional) <= papers | {"base_tx", "perturbation"}
+    assert len(positional) < len(parameters)

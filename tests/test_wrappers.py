@@ -1,0 +1,283 @@
+"""optax's wrappers around ``sharpness_aware``, inside it, and around perturbations."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+import pytest
+from helpers import (
+    assert_close,
+    assert_same,
+    norm,
+    same,
+)
+
+import sam_optax
+
+KEY = jax.random.key(0)
+METHODS = {
+    "sam": sam_optax.sam(0.3),
+    "asam": sam_optax.asam(0.5),
+    "fsam": sam_optax.fsam(0.3),
+    "rsam": sam_optax.rsam(0.3, key=KEY),
+}
+PARAMS = {
+    "layer0": {"kernel": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "bias": jnp.array([0.1, -0.2])},
+    "layer1": {"kernel": jnp.array([[2.0], [-1.0]]), "bias": jnp.array([0.3])},
+}
+
+
+def gradient(params, shift=0.0):
+    """Of a loss with a curvature that changes."""
+    return jax.tree.map(lambda x: x + 0.1 * x**3 + shift, params)
+
+
+def train(tx, steps=3, jit=False):
+    """Params and state after some steps.
+
+    Outside of jit, most of the work is in functions that the shared methods have compiled.
+    """
+
+    def step(params, state, shift):
+        grad_fn = lambda p: gradient(p, shift)
+        updates, state = tx.update(grad_fn(params), state, params, grad_fn=grad_fn)
+        return optax.apply_updates(params, updates), state
+
+    step = jax.jit(step) if jit else step
+    params = PARAMS
+    state = tx.init(params)
+    for i in range(steps):
+        params, state = step(params, state, jnp.asarray(0.1 * i, jnp.float32))
+    return params, state
+
+
+def change(params):
+    return jax.tree.map(jnp.subtract, params, PARAMS)
+
+
+def sharp(name, base=None, **options):
+    return sam_optax.sharpness_aware(base or optax.sgd(0.1), METHODS[name], **options)
+
+
+# ---------------------------------------------------------------- around sharpness_aware
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_chain(name):
+    alone, _ = train(sharp(name))
+    chained, _ = train(optax.chain(optax.identity(), sharp(name), optax.scale(1.0)))
+    assert_close(chained, alone, 1e-6)
+    halved, _ = train(optax.chain(sharp(name), optax.scale(0.5)), steps=1)
+    whole, _ = train(sharp(name), steps=1)
+    assert_close(jax.tree.map(lambda x: 2 * x, change(halved)), change(whole), 1e-4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("jit", [True, False])
+def test_inject_hyperparams(name, jit):
+    tx = optax.inject_hyperparams(lambda lr: sharp(name, optax.sgd(lr)))(lr=0.1)
+    assert_close(train(tx, jit=jit)[0], train(sharp(name), jit=jit)[0], 1e-6)
+
+
+def test_inject_hyperparams_with_a_schedule():
+    tx = optax.inject_hyperparams(
+        lambda rho: sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(rho))
+    )(rho=lambda t: 0.1 * (t + 1))
+    scheduled = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(lambda t: 0.1 * (t + 1)))
+    assert_close(train(tx)[0], train(scheduled)[0], 1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_apply_if_finite(name):
+    params, state = train(optax.apply_if_finite(sharp(name), max_consecutive_errors=2))
+    assert_close(params, train(sharp(name))[0], 1e-6)
+    assert int(state.total_notfinite) == 0
+    tx = optax.apply_if_finite(sharp(name), max_consecutive_errors=2)
+    w = PARAMS
+    nan = jax.tree.map(lambda x: x * jnp.nan, w)
+    state = tx.init(w)
+    updates, state = tx.update(nan, state, w, grad_fn=lambda p: nan)
+    assert norm(updates) == 0
+    assert_same(state.inner_state, sharp(name).init(w))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_schedule_free(name):
+    """Its own point y is where the gradients are taken; it runs and makes progress."""
+    tx = optax.contrib.schedule_free(sharp(name, optax.sgd(0.2)), learning_rate=0.2, b1=0.9)
+    params, state = train(tx, steps=12)
+    evaluated = optax.contrib.schedule_free_eval_params(state, params)
+    assert norm(evaluated) < 0.7 * norm(PARAMS)
+    assert int(state.base_optimizer_state.step) == 12
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_multi_steps(name):
+    """Every second step is taken, with the averaged gradient where it is used at all."""
+    tx = optax.MultiSteps(sharp(name), every_k_schedule=2)
+    params = PARAMS
+    state = tx.init(params)
+    step = jax.jit(lambda s, p: tx.update(gradient(p), s, p, grad_fn=gradient))
+    first, state = step(state, params)
+    assert norm(first) == 0
+    second, state = step(state, params)
+    expected, _ = sharp(name).update(
+        gradient(params), sharp(name).init(params), params, grad_fn=gradient
+    )
+    assert_close(second, expected, 1e-5)
+    assert int(state.inner_opt_state.step) == 1
+
+
+def test_masked_around_it():
+    """The gradient function then gets the masked tree; the rest is the caller's to merge."""
+    params = PARAMS
+    tx = optax.masked(sharp("sam"), {"layer0": True, "layer1": False})
+
+    def grad_fn(masked):
+        grads = gradient({"layer0": masked["layer0"], "layer1": params["layer1"]})
+        return {"layer0": grads["layer0"], "layer1": optax.MaskedNode()}
+
+    grads = gradient(params)
+    updates, _ = tx.update(grads, tx.init(params), params, grad_fn=grad_fn)
+    only = sam_optax.perturb_only(METHODS["sam"], {"layer0": True, "layer1": False})
+    reference = sam_optax.sharpness_aware(optax.sgd(0.1), only)
+    expected, _ = reference.update(grads, reference.init(params), params, grad_fn=gradient)
+    assert_close(updates["layer0"], expected["layer0"], 1e-5)
+    assert_same(updates["layer1"], grads["layer1"])
+
+
+# ---------------------------------------------------------------- inside, as base_tx
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_masked_and_multi_transform_inside(name):
+    labels = {"layer0": "fast", "layer1": "frozen"}
+    base = optax.multi_transform({"fast": optax.sgd(0.1), "frozen": optax.set_to_zero()}, labels)
+    params, _ = train(sharp(name, base))
+    assert_same(params["layer1"], PARAMS["layer1"])
+    assert norm(change(params)) > 1e-3
+    one, _ = train(sharp(name, base), steps=1)
+    whole, _ = train(sharp(name), steps=1)
+    assert_close(one["layer0"], whole["layer0"], 1e-6)
+    decay = optax.masked(optax.add_decayed_weights(0.1), {"layer0": True, "layer1": False})
+    decayed, _ = train(sharp(name, optax.chain(decay, optax.sgd(0.1))), steps=1)
+    assert_close(decayed["layer1"], whole["layer1"], 1e-6)
+    difference = jax.tree.map(jnp.subtract, decayed["layer0"], whole["layer0"])
+    assert_close(difference, jax.tree.map(lambda x: -0.01 * x, PARAMS["layer0"]), 1e-3)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        optax.adamw(1e-2),
+        optax.lion(1e-2),
+        optax.chain(optax.clip(0.1), optax.adam(1e-2)),
+        optax.contrib.schedule_free_adamw(1e-2),
+        optax.apply_if_finite(optax.sgd(0.1), 3),
+        optax.inject_hyperparams(optax.sgd)(0.1),
+        optax.flatten(optax.sgd(0.1)),
+    ],
+    ids=["adamw", "lion", "clip", "schedule_free", "if_finite", "inject", "flatten"],
+)
+def test_base_optimizers(base):
+    """Each sees the sharp gradient and the unperturbed params, and nothing else changes."""
+    params = PARAMS
+    tx = sam_optax.sharpness_aware(base, METHODS["sam"])
+    state = tx.init(params)
+    updates, state = tx.update(gradient(params), state, params, grad_fn=gradient)
+    point, _ = METHODS["sam"].perturb_fn(params, gradient(params), METHODS["sam"].init(params))
+    expected = base.update(gradient(point), base.init(params), params)
+    assert_same((updates, state.base_state), expected)
+
+
+# ---------------------------------------------------------------- around perturbations
+
+RSAM = METHODS["rsam"]
+LOSES_THE_START = {
+    "chain": lambda: optax.chain(RSAM),
+    "chain_of_two": lambda: optax.chain(optax.identity(), RSAM),
+    "named_chain": lambda: optax.named_chain(("start", RSAM)),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(
+        lambda rho: sam_optax.rsam(rho, key=KEY)
+    )(rho=0.1),
+    "masked": lambda: optax.masked(RSAM, {"layer0": True, "layer1": False}),
+    "multi_transform": lambda: optax.multi_transform(
+        {"a": RSAM, "b": optax.identity()}, {"layer0": "a", "layer1": "b"}
+    ),
+    "apply_if_finite": lambda: optax.apply_if_finite(RSAM, 2),
+    "flatten": lambda: optax.flatten(RSAM),
+    "nested": lambda: optax.chain(optax.chain(optax.masked(RSAM, True))),
+    "in_random_start": lambda: sam_optax.random_start(optax.chain(RSAM), key=KEY),
+    "in_perturb_only": lambda: sam_optax.perturb_only(optax.chain(RSAM), True),
+    "through_the_tuple": lambda: optax.GradientTransformationExtraArgs(*RSAM),
+}
+
+
+@pytest.mark.parametrize("wrapper", LOSES_THE_START)
+def test_a_lost_random_start_is_an_error(wrapper):
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), LOSES_THE_START[wrapper]())
+    with pytest.raises(ValueError, match="random_start outermost"):
+        tx.init(PARAMS)
+
+
+def test_a_lost_random_start_is_an_error_in_update_too():
+    params = PARAMS
+    method = sam_optax.as_perturbation(optax.chain(RSAM))
+    with pytest.raises(ValueError, match="random_start outermost"):
+        method.update(params, (RSAM.init(params),), params)
+
+
+@pytest.mark.parametrize("copy", ["tree_map", "replace"])
+def test_a_rebuilt_perturbation_keeps_its_start_or_is_refused(copy):
+    """A NamedTuple is a pytree and has ``_replace``: neither may make a silent SAM."""
+    if copy == "tree_map":
+        rebuilt = jax.tree.map(lambda function: function, RSAM)
+    else:
+        rebuilt = RSAM._replace(init=lambda params: RSAM.init(params))
+    try:
+        tx = sam_optax.sharpness_aware(optax.sgd(0.1), rebuilt)
+        updates, _ = tx.update(None, tx.init(PARAMS), PARAMS, grad_fn=gradient)
+    except (TypeError, ValueError) as error:
+        assert "random" in str(error)  # noqa: PT017
+    else:
+        tx = sharp("rsam")
+        assert_same(updates, tx.update(None, tx.init(PARAMS), PARAMS, grad_fn=gradient)[0])
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        lambda m: optax.chain(m),
+        lambda m: optax.chain(optax.scale(7.0), m),
+        lambda m: optax.apply_if_finite(m, 2),
+        lambda m: optax.inject_hyperparams(lambda x: optax.chain(m, optax.scale(x)))(x=1.0),
+        lambda m: optax.masked(m, True),
+        lambda m: optax.multi_transform({"a": m}, "a"),
+    ],
+    ids=["chain", "scale", "if_finite", "inject", "masked", "multi_transform"],
+)
+@pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
+def test_wrapped_perturbations(name, wrapper):
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), wrapper(METHODS[name]))
+    assert_close(train(tx)[0], train(sharp(name))[0], 1e-5)
+
+
+def test_any_transformation_is_a_perturbation():
+    """The hand-made one is SAM; it is added with its sign, so sgd descends."""
+    by_hand = optax.chain(optax.contrib.normalize(), optax.scale(0.3))
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), by_hand)
+    assert_close(train(tx)[0], train(sharp("sam"))[0], 1e-5)
+    downhill = optax.chain(optax.contrib.normalize(), optax.sgd(0.3))
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), downhill)
+    assert not same(train(tx)[0], train(sharp("sam"))[0])
+
+
+@pytest.mark.parametrize(
+    ("inject", "arguments"),
+    [(sam_optax.sam, {"rho": 0.3}), (sam_optax.asam, {"rho": 0.5}), (sam_optax.fsam, {"rho": 0.3})],
+)
+def test_inject_hyperparams_of_a_method_itself(inject, arguments):
+    """Without naming static arguments: numbers with a default, such as p, stay what they are."""
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), optax.inject_hyperparams(inject)(**arguments))
+    direct = sam_optax.sharpness_aware(optax.sgd(0.1), inject(**arguments))
+    assert_close(train(tx)[0], train(direct)[0], 1e-6)
