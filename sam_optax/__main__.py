@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -44,20 +45,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit code: 0, 2 after a mistake of the user, 130 after an interrupt.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # ρ and ± are no reason to fail
             stream.reconfigure(errors="replace")
-    if not argv or argv[0] in ("-h", "--help"):
+    if not given or given[0] in ("-h", "--help"):
         print(_help())
         return 0
-    name, *arguments = argv
+    name, *arguments = given
     if name not in _COMMANDS:
         return _fail(f"{name}: unknown command; use one of {', '.join(_COMMANDS)}.")
     try:
         return _run(name, arguments)
     except KeyboardInterrupt:
-        return _fail("interrupted.", code=130)
+        code = _fail("interrupted.", code=130)
+        if argv is None:
+            # A computation may be running still. An interpreter that shuts down meanwhile takes
+            # the memory from under it, and crashes.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRA:

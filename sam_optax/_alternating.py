@@ -253,6 +253,15 @@ def eval_params(params: optax.Params, state: optax.OptState) -> optax.Params:
 
     Raises:
       ValueError: ``state`` does not hold exactly one :class:`AlternatingState`.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, sam_optax
+      >>> tx = sam_optax.alternating(optax.sgd(0.1), sam_optax.sam(rho=1.0))
+      >>> params = jnp.array(3.0)
+      >>> updates, state = tx.update(2 * params, tx.init(params), params)
+      >>> params = optax.apply_updates(params, updates)
+      >>> print(params, sam_optax.eval_params(params, state))
+      4.0 3.0
     """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AlternatingState))
     found = [node for node in nodes if isinstance(node, AlternatingState)]

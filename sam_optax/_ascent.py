@@ -90,9 +90,12 @@ def _direction_p(
     largest = _norms.max_norm(leaves, axis_name)
     largest = jnp.where(largest > 0, largest, 1)
 
+    # Compilers divide by a scalar by multiplying with its reciprocal, which must not underflow.
+    safe = jnp.where(largest > 1, 2.0**-64, 2.0**64).astype(largest.dtype)
+
     def relative(x: jax.Array) -> jax.Array:
         magnitude = jnp.abs(x)
-        return magnitude / largest.astype(magnitude.dtype)
+        return _scale(magnitude, safe) / (largest * safe).astype(magnitude.dtype)
 
     if p == 1:
         # A few units of rounding below the largest count as ties: two kernels that compute the

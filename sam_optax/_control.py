@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sam_optax import _trees
+
 
 def is_traced(*trees: Any) -> bool:
     """Whether any leaf is a tracer, so that the caller is being traced."""
@@ -35,7 +37,6 @@ def repeat(times: int, body: Callable[[Any], Any], carry: Any) -> Any:
 def all_finite(tree: Any) -> Any:
     """Whether every element of every inexact leaf is finite: a Boolean scalar."""
     finite = jnp.asarray(True)
-    for leaf in jax.tree.leaves(tree):
-        if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            finite &= jnp.all(jnp.isfinite(leaf))
+    for leaf in _trees.inexact_leaves(tree):
+        finite &= jnp.all(jnp.isfinite(leaf))
     return finite

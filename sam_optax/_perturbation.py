@@ -1,6 +1,6 @@
 """The type of every perturbation: a gradient transformation that can also be applied."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import chex
@@ -63,11 +63,21 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         update: Callable[..., Any],
         start_fn: Callable[..., Any] | None = None,
     ) -> "Perturbation":
+        # The start travels with the update function: whatever takes the pair apart and makes
+        # another of it, such as jax.tree.map, then does not lose it.
+        if start_fn is None:
+            start_fn = getattr(update, "start_fn", None)
+        else:
+            update.start_fn = start_fn  # type: ignore[attr-defined]
         self = super().__new__(cls, init, update)
         self.has_random_start = start_fn is not None
         self.start_fn = _identity if start_fn is None else jax.jit(start_fn)
         self.perturb_fn = jax.jit(self._perturb, static_argnames="perturb_dtype")
         return self
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> "Perturbation":
+        return cls(*iterable)
 
     def _perturb(
         self,

@@ -75,8 +75,8 @@ def sharpness_aware(
       when: function of the training step (int32 scalar, from 0) that says whether it perturbs.
         Other steps are ``base_tx``'s, bit for bit, and evaluate one gradient. See :func:`every`
         and :func:`after`. Default: every step perturbs.
-      skip_nonfinite: whether a step whose sharp gradient is not finite leaves the params and all
-        state as they were but for the count ``state.skipped``.
+      skip_nonfinite: whether a step whose sharp gradient (or ascent gradient) is not finite leaves
+        the params and all state as they were but for the count ``state.skipped``.
       perturb_dtype: dtype of the perturbed params. Default: each leaf's own. ``jnp.float32``
         keeps ε from being rounded away for low-precision params; ``grad_fn`` then gets float32
         params, and ``base_tx`` the gradient in the dtype of the params.
@@ -198,7 +198,16 @@ def sharpness_aware(
             )
 
         def plain() -> Gradients:
-            return passes.plain(evaluate, first, state.perturbation_state, params)
+            result = passes.plain(evaluate, first, state.perturbation_state, params)
+            if updates is None:
+                return result
+            # The gradient that the caller gave may be wider than the ones that grad_fn returns.
+            like = jax.eval_shape(sharp).grads
+            return result._replace(
+                grads=_trees.map_inexact(
+                    lambda g, s: _trees.as_dtype(g, s.dtype), result.grads, like
+                )
+            )
 
         result = sharp() if when is None else _control.cond(when(training_step), sharp, plain)
         grads = _parallel.pmean(result.grads, axis_name)
@@ -215,11 +224,13 @@ def sharpness_aware(
             )
 
         def skip() -> tuple[optax.Updates, SharpnessAwareState]:
-            unchanged = jax.tree.map(_trees.zeros_like, jax.eval_shape(descend)[0])
+            unchanged = jax.tree.map(_trees.no_update, jax.eval_shape(descend)[0])
             return unchanged, state._replace(skipped=optax.safe_increment(state.skipped))
 
         if skip_nonfinite:
-            new_updates, new_state = _control.cond(_control.all_finite(grads), descend, skip)
+            # Also what led to the sharp gradient: it may be finite where the ascent was not.
+            finite = _control.all_finite((grads, ascent_grads, result.perturbation_state))
+            new_updates, new_state = _control.cond(finite, descend, skip)
         else:
             new_updates, new_state = descend()
         return new_updates, new_state if value is None else FirstPassState(new_state, value)

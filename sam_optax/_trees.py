@@ -86,6 +86,21 @@ def zeros_like(leaf: Any) -> Any:
     return jnp.zeros_like(leaf)
 
 
+def no_update(leaf: Any) -> Any:
+    """An update of the leaf's shape and dtype that leaves every number as it is.
+
+    That is minus zero: adding zero would make a plus of minus zero.
+    """
+    if not is_inexact(leaf):
+        return zeros_like(leaf)
+    return jnp.full(leaf.shape, -0.0, leaf.dtype)
+
+
+def as_dtype(leaf: Any, dtype: Any) -> Any:
+    """The leaf in a dtype; itself where it has that already."""
+    return leaf if jnp.result_type(leaf) == dtype else jnp.asarray(leaf).astype(dtype)
+
+
 def add(params: Any, eps: Any, dtype: Any | None = None) -> Any:
     """``params + eps`` leaf by leaf, in the dtype of the params (or in ``dtype``).
 

@@ -65,7 +65,9 @@ def test_protocol(name, base):
         assert isinstance(tx, sam_optax.Perturbation)
 
 
-@every_subject
+@pytest.mark.parametrize(
+    ("name", "base"), [(name, None) for name in NAMES] + [(name, "sgd") for name in KINDS]
+)
 def test_init_and_update_are_pure(name, base):
     tx = subject(name, base)
     params, state, grads = PARAMS, tx.init(PARAMS), gradient(PARAMS)
@@ -76,8 +78,11 @@ def test_init_and_update_are_pure(name, base):
     assert_same(tx.init(PARAMS), state)
 
 
-@every_method
-@pytest.mark.parametrize("base", [None, "sgd", "adamw"])
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [(name, base) for name in NAMES for base in (None, "sgd")]
+    + [(name, "adamw") for name in KINDS],
+)
 def test_jit_without_a_retrace_and_with_donation(name, base):
     """Params and state are donated from the first step on: no state aliases params."""
     tx = subject(name, base)

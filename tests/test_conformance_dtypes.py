@@ -32,7 +32,8 @@ def halfway(params, eps):
 @pytest.mark.parametrize("name", FORMULAS)
 def test_dtypes_are_kept(name, dtype):
     """Also where jax refuses implicit promotion."""
-    with precision(dtype), jax.numpy_dtype_promotion("strict"):
+    # Op by op, here and below: compiling whole methods for each dtype would take minutes.
+    with precision(dtype), jax.numpy_dtype_promotion("strict"), jax.disable_jit():
         method, params = make(name), tree(dtype)
         state = method.init(params)
         expected = signature(params), signature(state)
@@ -52,7 +53,7 @@ def test_radius_in_every_dtype(name, dtype):
     """‖ε‖ = ρ for the methods of the Euclidean ball."""
     if name == "by_hand":
         dtype = jnp.float32  # what optax's norm does elsewhere is its own affair
-    with precision(dtype):
+    with precision(dtype), jax.disable_jit():
         method, params = make(name), tree(dtype)
         eps, _ = method.update(gradient(params), method.init(params), params)
         tolerance = max(float(jnp.finfo(dtype).eps), 1e-6 if "rsam" in name else 0) * 4
@@ -75,7 +76,7 @@ def test_updates_have_the_dtype_of_the_params(name, dtype):
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_leaves_of_different_dtypes(name):
-    with x64():
+    with x64(), jax.disable_jit():
         params = {
             "bf16": jnp.ones(2, jnp.bfloat16),
             "c64": jnp.ones(2, jnp.complex64),
@@ -105,10 +106,11 @@ def test_gradients_in_another_dtype_than_the_params(name, params_dtype, grads_dt
     method = make(name)
     params, grads = tree(params_dtype), tree(grads_dtype)
     state = method.init(params)
-    eps, new_state = method.update(grads, state, params)
+    with jax.disable_jit():
+        eps, new_state = method.update(grads, state, params)
+        point, _ = method.perturb_fn(params, grads, state)
     assert signature(eps) == signature(grads)
     assert signature(new_state) == signature(state)
-    point, _ = method.perturb_fn(params, grads, state)
     assert signature(point) == signature(params)
 
 
@@ -137,7 +139,7 @@ def scalars():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
 @pytest.mark.parametrize("name", scalars())
 def test_strict_dtype_promotion_with_jax_scalars(name, dtype):
-    with precision(dtype), jax.numpy_dtype_promotion("strict"):
+    with precision(dtype), jax.numpy_dtype_promotion("strict"), jax.disable_jit():
         method, params = scalars()[name], tree(dtype)
         eps, _ = method.update(params, method.init(params), params)
         assert eps["conv"].dtype == dtype

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import references
 import scipy.stats
-from helpers import leaves
+from helpers import assert_same, leaves
 
 import sam_optax
 from sam_optax import _noise
@@ -219,6 +219,31 @@ def test_successive_keys_are_independent_and_do_not_cycle():
     assert np.abs(x.mean(0)).max() < bound
     assert np.abs(x.T @ x / SIZE - np.eye(64)).max() < bound
     assert np.abs(x[1:].T @ x[:-1] / SIZE).max() < bound
+
+
+def test_draws_within_a_step_are_independent():
+    """Keys of devices and of groups of the batch, beside the next step's key and their own."""
+    key = WORDS[0]
+    indices = jnp.arange(SIZE // 8)
+    folded = np.asarray(jax.vmap(lambda i: _noise.fold_in(key, i))(indices))
+    several = np.concatenate([folded, np.asarray([key, _noise.next_key(key)])])
+    assert len(np.unique(several, axis=0)) == len(several)
+    x = np.concatenate([planes(folded[:, 0]), planes(folded[:, 1])], axis=1)
+    bound = 5.5 / np.sqrt(len(x))
+    assert np.abs(x.mean(0)).max() < bound
+    assert np.abs(x.T @ x / len(x) - np.eye(64)).max() < bound
+    assert_same(_noise.fold_in(key, None), key)
+
+
+def test_complex_noise_has_the_variance_in_both_parts():
+    params = {"c": jnp.full((200, 300), 1 + 1j), "r": jnp.ones((3, 2))}
+    method = sam_optax.rsam(gamma=0.1, norm_power=0, key=jax.random.key(0))
+    delta = method.start_fn(params, method.init(params))["c"] - params["c"]
+    delta = np.complex128(delta) / 0.1
+    assert np.mean(np.abs(delta) ** 2) == pytest.approx(1, abs=0.02)
+    assert np.mean(delta.real**2) == pytest.approx(0.5, abs=0.02)
+    assert abs(np.mean(delta.real * delta.imag)) < 0.01
+    assert abs(np.mean(delta)) < 0.02
 
 
 def test_either_word_decides_the_noise():

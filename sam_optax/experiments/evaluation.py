@@ -63,7 +63,10 @@ def evaluate(model: nn.Module, params: Any, train: Blocks, test: Blocks) -> dict
     """Mean training loss in nats, on the labels trained on, and test accuracy in [0, 1]."""
     loss = total(lambda b: batch_loss(model, params, *b), train)
     correct = total(
-        lambda b: jnp.sum(b.weight * (jnp.argmax(model.apply(params, b.x), -1) == b.y)), test
+        lambda b: jnp.sum(
+            b.weight * (jnp.argmax(jnp.asarray(model.apply(params, b.x)), -1) == b.y)
+        ),
+        test,
     )
     return {
         "train_loss": loss / jnp.sum(train.weight),

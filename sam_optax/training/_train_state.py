@@ -159,7 +159,8 @@ class TrainState(train_state.TrainState):
         The first pass is at the params, or where a random start begins; its loss and auxiliary
         output are the ones returned, so statistics and metrics are updated once a step. SAM, ASAM,
         F-SAM and R-SAM evaluate two gradients, a step that ``when`` skips one, and so does a plain
-        optax optimizer. Under jit the loss is traced once.
+        optax optimizer. Under jit the loss is traced once. With ``sharpness_aware(axis_name=...)``
+        loss and aux are each device's own.
 
         The optimizer receives the loss as ``value`` (``optax.contrib.reduce_on_plateau``) unless
         ``extra`` says otherwise. The step is taken by :meth:`apply_gradients`, so what a subclass

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -170,9 +169,12 @@ def test_a_real_interrupt_in_the_middle_of_the_training(tmp_path):
     command = [sys.executable, "-m", "sam_optax", "compare", "--methods", "sgd", "--epochs", "9999"]
     process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True)
     with process:
-        assert process.stderr.readline().startswith("compiling sgd")
+        # Not in the first compilation but when arrays are being computed on, where leaving
+        # through the interpreter's ordinary shutdown crashes more often than not.
+        for line in process.stderr:
+            if line.startswith("training"):
+                break
         assert out.is_dir()
-        time.sleep(1)
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=300)[1]
     assert process.returncode == 130

@@ -60,6 +60,13 @@ def test_a_plain_optimizer_is_one_gradient():
     assert count(optax.sgd(0.1), 3) == (3, 1)
 
 
+@pytest.mark.parametrize("method", ["sam", "rsam"])
+def test_behind_another_transformation_it_is_no_more(method):
+    tx = optax.chain(optax.zero_nans(), transformation(method))
+    assert count(tx, 3) == (6, 1)
+    assert count(tx, 3, "apply_gradients") == (6, 1)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_apply_gradients_evaluates_as_often(method):
     assert count(transformation(method), 3, "apply_gradients") == (6, 1)
