@@ -6,10 +6,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from sam_optax import _norms, _trees
 from sam_optax._perturbation import as_perturbation
+from sam_optax._rounding import round_to
 
 
 class PerturbationSurvival(NamedTuple):
@@ -106,6 +106,5 @@ def _as_computed(leaf: Any, compute_dtype: Any | None) -> jax.Array:
     value = _trees.widen(leaf)
     for dtype in (leaf.dtype, compute_dtype):
         if dtype is not None:
-            info = jnp.finfo(dtype)
-            value = lax.reduce_precision(value, info.nexp, info.nmant)
+            value = round_to(value, dtype)
     return value

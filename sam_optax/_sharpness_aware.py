@@ -199,22 +199,20 @@ def sharpness_aware(
 
         def plain() -> Gradients:
             result = passes.plain(evaluate, first, state.perturbation_state, params)
-            if updates is None:
+            if updates is None or _trees.same_dtypes(updates, params):
                 return result
             # The gradient that the caller gave may be wider than the ones that grad_fn returns.
             like = jax.eval_shape(sharp).grads
-            return result._replace(
-                grads=_trees.map_inexact(
-                    lambda g, s: _trees.as_dtype(g, s.dtype), result.grads, like
-                )
-            )
+            return result._replace(grads=_trees.map_inexact(_trees.as_dtype_of, result.grads, like))
 
         result = sharp() if when is None else _control.cond(when(training_step), sharp, plain)
         grads = _parallel.pmean(result.grads, axis_name)
-        value, ascent_grads = _parallel.pmean(result.first, axis_name)
+        value, ascent_grads = result.first
+        ascent_grads = _parallel.pmean(ascent_grads, axis_name)
         base_extra = {"ascent_grads": ascent_grads, **extra}
         if value is not None:
-            base_extra.setdefault("value", value[0])
+            # Loss and aux are returned as each device's own; the state has to be the same on all.
+            base_extra.setdefault("value", _parallel.pmean(value[0], axis_name))
 
         def descend() -> tuple[optax.Updates, SharpnessAwareState]:
             new_updates, base_state = base.update(grads, state.base_state, params, **base_extra)

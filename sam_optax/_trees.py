@@ -96,9 +96,15 @@ def no_update(leaf: Any) -> Any:
     return jnp.full(leaf.shape, -0.0, leaf.dtype)
 
 
-def as_dtype(leaf: Any, dtype: Any) -> Any:
-    """The leaf in a dtype; itself where it has that already."""
-    return leaf if jnp.result_type(leaf) == dtype else jnp.asarray(leaf).astype(dtype)
+def as_dtype_of(leaf: Any, other: Any) -> jax.Array:
+    """The leaf in the dtype of another."""
+    return jnp.asarray(leaf).astype(other.dtype)
+
+
+def same_dtypes(a: Any, b: Any) -> bool:
+    """Whether the inexact leaves of two trees have the same dtypes, in order."""
+    dtypes = [[jnp.result_type(leaf) for leaf in inexact_leaves(tree)] for tree in (a, b)]
+    return dtypes[0] == dtypes[1]
 
 
 def add(params: Any, eps: Any, dtype: Any | None = None) -> Any:

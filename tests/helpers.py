@@ -85,9 +85,12 @@ def assert_close(actual: Any, expected: Any, rtol: float, atol: float = 0.0) -> 
 
 
 def signature(tree: Any) -> Any:
-    """Structure, shapes, dtypes and weak types: what must not change from step to step."""
+    """Structure, shapes, dtypes and weak types: what must not change from step to step.
+
+    Also of the abstract values that ``jax.eval_shape`` returns.
+    """
     avals = [
-        (jnp.shape(x), str(jnp.result_type(x)), getattr(x, "weak_type", None))
+        (tuple(x.shape), str(x.dtype), getattr(x, "weak_type", False))
         for x in jax.tree.leaves(tree)
     ]
     return jax.tree.structure(tree), avals

@@ -90,12 +90,13 @@ def build(make: Callable[[], Step], params: optax.Params, batch: Any) -> Build:
 @contextlib.contextmanager
 def no_compilation_cache() -> Iterator[None]:
     """Compiles for real, whatever persistent cache the user has set up."""
-    before = jax.config.read("jax_enable_compilation_cache")
-    jax.config.update("jax_enable_compilation_cache", False)
+    option = "jax_enable_compilation_cache"
+    before = getattr(jax.config, option)
+    jax.config.update(option, False)
     try:
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", before)
+        jax.config.update(option, before)
 
 
 class Runner:

@@ -79,7 +79,8 @@ class Progress:
         self._estimate = Estimate(work)
         self._epochs = epochs
         self._rounds: collections.Counter[str] = collections.Counter()
-        self._last_line = time.monotonic()
+        self._phase = ""
+        self._last_line = 0.0
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
@@ -104,7 +105,7 @@ class Progress:
 
     def compiling(self, what: str, number: int, count: int) -> None:
         """Program ``number`` of ``count`` (from 1) is being compiled."""
-        self._show(f"compiling {what} ({number} of {count})", line=number == 1)
+        self._show("compiling", f" {what} ({number} of {count})")
 
     def done(self, kind: str, seconds: float) -> None:
         """A piece of the work is done."""
@@ -113,16 +114,18 @@ class Progress:
         if kind == "sharpness":
             self._show("measuring sharpness")
         else:
-            self._show(f"training, epoch {max(self._rounds.values())} of {self._epochs}")
+            self._show("training", f", epoch {max(self._rounds.values())} of {self._epochs}")
 
-    def _show(self, description: str, *, line: bool = False) -> None:
+    def _show(self, phase: str, details: str = "") -> None:
         fraction = self._estimate.fraction
-        self._bar.update(self._task, description=description, completed=fraction)
-        due = time.monotonic() - self._last_line >= _LINE_EVERY
-        if not self._console.is_terminal and (line or due):
+        self._bar.update(self._task, description=phase + details, completed=fraction)
+        now = time.monotonic()
+        due = phase != self._phase or now - self._last_line >= _LINE_EVERY
+        if due and not self._console.is_terminal:
             left = _format(self._estimate.remaining)
-            self._console.print(f"{description}: {100 * fraction:.0f} % done, {left}")
-            self._last_line = time.monotonic()
+            self._console.print(f"{phase}{details}: {100 * fraction:.0f} % done, {left}")
+            self._last_line = now
+        self._phase = phase
 
 
 class _Remaining(rich.progress.ProgressColumn):

