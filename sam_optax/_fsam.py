@@ -123,22 +123,31 @@ def remove_full_gradient(
             wide = jnp.result_type(float)  # float64 where that is enabled
             gain = gain / (1 - jnp.asarray(decay).astype(wide) ** count.astype(wide))
 
-        def new_ema(g: Any, m: jax.Array) -> jax.Array:
-            g, old = _trees.widen(g), _trees.widen(m).astype(_trees.compute_dtype(g))
-            a = jnp.asarray(gain).astype(g.dtype)
-            keep = jnp.asarray(decay).astype(g.dtype) if ema_start != "bias_corrected" else 1 - a
-            value = keep * old + a * g
-            if ema_start == "first_gradient":
-                value = jnp.where(state.count == 0, g, value)
-            return _trees.cast_like(value, m)
-
         def residual(g: Any, m: jax.Array) -> jax.Array:
             wide = _trees.widen(g)
-            d = wide - jnp.asarray(sigma_t).astype(wide.dtype) * jnp.asarray(m).astype(wide.dtype)
-            return _trees.cast_like(d, g)
+            share = jnp.asarray(sigma_t).astype(wide.dtype)
+            return wide - share * jnp.asarray(m).astype(wide.dtype)
 
-        ema = _map_ema(new_ema, updates, state.ema)
-        d = _trees.map_inexact(residual, updates, ema if subtract == "new" else state.ema)
+        def new_ema(x: jax.Array, m: jax.Array, share: chex.Numeric) -> jax.Array:
+            """λm + (1 − λ)g, where g = x + ``share`` m."""
+            old = _trees.widen(m).astype(x.dtype)
+            a, keep = jnp.asarray(gain).astype(x.dtype), jnp.asarray(decay).astype(x.dtype)
+            if ema_start == "bias_corrected":
+                keep = 1 - a
+            if ema_start == "first_gradient":  # m is 0
+                a = jnp.where(state.count == 0, jnp.ones_like(a), a)
+            keep += a * jnp.asarray(share).astype(x.dtype)
+            return _trees.cast_like(keep * old + a * x, m)
+
+        if subtract == "new":
+            ema = _map_ema(lambda g, m: new_ema(_trees.widen(g), m, 0), updates, state.ema)
+            wide = _trees.map_inexact(residual, updates, ema)
+        else:
+            # The average is computed from d, not from g: the compiler then knows that it has read
+            # the old average before it writes the new one in its place, and makes no copy of it.
+            wide = _trees.map_inexact(residual, updates, state.ema)
+            ema = _map_ema(lambda x, m: new_ema(x, m, sigma_t), wide, state.ema)
+        d = _trees.map_inexact(_trees.cast_like, wide, updates)
         return d, FullGradientState(count, ema, hp.advance(state.schedule, step))
 
     return Perturbation(init_fn, update_fn)

@@ -169,8 +169,6 @@ def test_a_real_interrupt_in_the_middle_of_the_training(tmp_path):
     command = [sys.executable, "-m", "sam_optax", "compare", "--methods", "sgd", "--epochs", "9999"]
     process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True)
     with process:
-        # Not in the first compilation but when arrays are being computed on, where leaving
-        # through the interpreter's ordinary shutdown crashes more often than not.
         for line in process.stderr:
             if line.startswith("training"):
                 break
@@ -181,6 +179,23 @@ def test_a_real_interrupt_in_the_middle_of_the_training(tmp_path):
     assert rest.splitlines()[-1] == "sam_optax: interrupted."
     assert "Traceback" not in rest
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_process_leaves_without_a_shutdown(monkeypatch, capsys):
+    """The interpreter's shutdown crashes, now and then, while a computation is running."""
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    def leave(code):
+        raise SystemExit(f"left with {code}")
+
+    monkeypatch.setattr(training, "train", interrupt)
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(sys, "argv", ["sam_optax", "compare"])
+    with pytest.raises(SystemExit, match="left with 130"):
+        main()
+    assert capsys.readouterr().err.splitlines()[-1] == "sam_optax: interrupted."
 
 
 def test_a_missing_dependency_names_the_extra(capsys, monkeypatch):
