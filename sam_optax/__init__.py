@@ -9,6 +9,7 @@ from sam_optax._passes import FirstPassState, pop_first_pass
 from sam_optax._perturb_only import perturb_only
 from sam_optax._perturbation import Perturbation, RandomStartState, as_perturbation
 from sam_optax._precision import PerturbationSurvival, perturbation_survival
+from sam_optax._rounding import StochasticRoundingState, stochastic_rounding
 from sam_optax._rsam import random_start, rsam
 from sam_optax._sam import sam
 from sam_optax._sharpness_aware import SharpnessAwareState, sharpness_aware
@@ -25,6 +26,7 @@ __all__ = [
     "RandomStartState",
     "ScheduleState",
     "SharpnessAwareState",
+    "StochasticRoundingState",
     "accumulate",
     "after",
     "alternating",
@@ -42,4 +44,5 @@ __all__ = [
     "rsam",
     "sam",
     "sharpness_aware",
+    "stochastic_rounding",
 ]

@@ -116,6 +116,8 @@ def test_values_are_finite(name, kind):
         point, _ = method.perturb_fn(params, moved(params), state)
         assert_same(method.start_fn(params, state), params)
     assert np.all(np.isfinite(vector((eps, point, new_state))))
+    for before, after in zip(jax.tree.leaves(params), jax.tree.leaves(point), strict=True):
+        assert jnp.issubdtype(before.dtype, jnp.inexact) or jnp.array_equal(before, after)
 
 
 @pytest.mark.parametrize("kind", TREES)

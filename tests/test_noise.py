@@ -228,6 +228,7 @@ def test_draws_within_a_step_are_independent():
     folded = np.asarray(jax.vmap(lambda i: _noise.fold_in(key, i))(indices))
     several = np.concatenate([folded, np.asarray([key, _noise.next_key(key)])])
     assert len(np.unique(several, axis=0)) == len(several)
+    assert len(np.unique(folded)) == folded.size  # no word is shared either
     x = np.concatenate([planes(folded[:, 0]), planes(folded[:, 1])], axis=1)
     bound = 5.5 / np.sqrt(len(x))
     assert np.abs(x.mean(0)).max() < bound

@@ -54,8 +54,8 @@ METHODS: dict[str, Method] = {
     "rsam": Method(
         lambda key, **options: sam_optax.rsam(**options, key=key),
         {
-            "rho": _rho(1.0),
-            "gamma": Option(0.03, "Scale γ of the random start's noise."),
+            "rho": _rho(0.5),
+            "gamma": Option(0.01, "Scale γ of the random start's noise."),
             "lmbda": Option(10.0, "Weight λ of the gradient against the noise."),
         },
     ),

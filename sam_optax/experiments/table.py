@@ -15,7 +15,7 @@ _SYMBOLS = {"rho": "ρ", "eta": "η", "gamma": "γ", "lmbda": "λ", "sigma": "σ
 def print_results(console: Console, results: Mapping[str, Any]) -> None:
     """Prints what was trained on, a line for each method, and what the columns are."""
     console.print(_heading(results))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method")
     table.add_column("with")
     for name in ("test accuracy\n%", "train loss\nnats", "sharpness\nnats", "step cost\n× SGD"):
