@@ -121,7 +121,8 @@ def remove_full_gradient(
         gain = 1 - decay
         if ema_start == "bias_corrected":
             wide = jnp.result_type(float)  # float64 where that is enabled
-            gain = gain / (1 - jnp.asarray(decay).astype(wide) ** count.astype(wide))
+            decay = jnp.asarray(decay).astype(wide)
+            gain = (1 - decay) / (1 - decay ** count.astype(wide))
 
         def residual(g: Any, m: jax.Array) -> jax.Array:
             wide = _trees.widen(g)

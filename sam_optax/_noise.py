@@ -41,6 +41,8 @@ _MEAN_SUM = 2047 / 2 + 2047 / 2 + 1023 / 2
 
 def first_key(key: chex.PRNGKey) -> jax.Array:
     """The state of a sequence of draws, from a typed or raw JAX key: uint32 of shape (2,)."""
+    if jnp.issubdtype(key.dtype, jnp.unsignedinteger) and key.size == 4:
+        key = jax.random.wrap_key_data(key, impl="rbg")  # raw, but not of the default kind
     return jax.random.bits(key, (2,), jnp.uint32)
 
 

@@ -41,11 +41,13 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
     inner = as_perturbation(perturbation)
 
     def split(tree: Any, params: optax.Params) -> Any:
-        return jax.tree.map(
-            lambda chosen, leaf: leaf if chosen else optax.MaskedNode(),
-            expand_mask("mask", mask, params),
-            tree,
-        )
+        """The chosen leaves; a gradient may have ``None`` in place of a leaf or of a subtree."""
+
+        def pick(leaf: Any, chosen: Any) -> Any:
+            return leaf if leaf is None or chosen else optax.MaskedNode()
+
+        chosen = expand_mask("mask", mask, params)
+        return jax.tree.map(pick, tree, chosen, is_leaf=lambda leaf: leaf is None)
 
     def merge(chosen: Any, full: Any) -> Any:
         """The chosen leaves from ``chosen``, the others from ``full``."""

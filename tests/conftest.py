@@ -1,8 +1,20 @@
 """Configuration of the whole test suite."""
 
 import os
+from collections.abc import Iterator
+
+import pytest
 
 # Eight devices, so that sharded cases mean something; before anything initializes the backend.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_programs_do_not_pile_up() -> Iterator[None]:
+    """Thousands of small programs would otherwise stay in memory: gigabytes for the suite."""
+    yield
+    import jax
+
+    jax.clear_caches()
