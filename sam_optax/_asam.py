@@ -33,7 +33,8 @@ def asam(
         \varepsilon = \rho\, T\, \mathrm{sign}(g)\, |T g|^{q-1} / \|T g\|_q^{q-1},
         \qquad T = T_w + \eta I,
 
-    so ‖T⁻¹ε‖_p = ρ; for p = 2, ε = ρ T² g/‖T g‖₂, and for p = ∞, ε = ρ T sign(g). As η → 0
+    so ‖T⁻¹ε‖_p = ρ (in float32 for elements of T g between 1e−18 and 1e18); for p = 2,
+    ε = ρ T² g/‖T g‖₂, and for p = ∞, ε = ρ T sign(g). As η → 0
     the perturbed loss does not change when weights are rescaled in a way that leaves the loss
     as it was (theorem 1).
 

@@ -112,11 +112,11 @@ def _direction_p(
         return lambda x: _scale(jnp.where(is_largest(x), jnp.sign(x), 0), share)
     q = p / (p - 1)
     powers = _norms.total([relative(x) ** q for x in leaves], largest.dtype, axis_name)
-    norm = jnp.where(powers > 0, powers, 1) ** (1 / q)
+    # (|x|/‖x‖)^(q−1) as |x|^(q−1) and one power of the sum: a power of the quotient would magnify
+    # the rounding of the norm by q − 1, which is large for p near 1.
+    inverse = jnp.where(powers > 0, powers, 1) ** (-1 / p)
 
     def direction(x: jax.Array) -> jax.Array:
-        ratio = relative(x)
-        power = (ratio / norm.astype(ratio.dtype)) ** (q - 1)
-        return _scale(jnp.sign(x), power, rho)
+        return _scale(jnp.sign(x), relative(x) ** (q - 1), inverse, rho)
 
     return direction

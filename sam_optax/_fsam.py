@@ -1,5 +1,6 @@
 """F-SAM: ascent along the mini-batch gradient without its full-gradient component."""
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import chex
@@ -9,7 +10,7 @@ import optax
 
 from sam_optax import _hyperparameters as hp
 from sam_optax import _trees
-from sam_optax._perturbation import Perturbation, as_perturbation
+from sam_optax._perturbation import Perturbation
 from sam_optax._sam import sam
 
 EmaStart = Literal["first_gradient", "zero", "bias_corrected"]
@@ -88,6 +89,18 @@ def remove_full_gradient(
       Li et al., `Friendly Sharpness-Aware Minimization <https://arxiv.org/abs/2403.12350>`_,
       2024.
     """
+    return _remove(sigma, lmbda, ema_start, subtract, accumulator_dtype, _trees.cast_like)
+
+
+def _remove(
+    sigma: hp.Hyperparameter,
+    lmbda: hp.Hyperparameter,
+    ema_start: EmaStart,
+    subtract: Subtract,
+    accumulator_dtype: Any | None,
+    cast: Callable[[jax.Array, Any], jax.Array],
+) -> Perturbation:
+    """:func:`remove_full_gradient`, which ``cast`` gives its result the dtype of the gradient."""
     hp.check("sigma", sigma, lower=0)
     hp.check("lmbda", lmbda, lower=0, upper=1)
     if ema_start not in ("first_gradient", "zero", "bias_corrected"):
@@ -148,7 +161,7 @@ def remove_full_gradient(
             # the old average before it writes the new one in its place, and makes no copy of it.
             wide = _trees.map_inexact(residual, updates, state.ema)
             ema = _map_ema(lambda x, m: new_ema(x, m, sigma_t), wide, state.ema)
-        d = _trees.map_inexact(_trees.cast_like, wide, updates)
+        d = _trees.map_inexact(cast, wide, updates)
         return d, FullGradientState(count, ema, hp.advance(state.schedule, step))
 
     return Perturbation(init_fn, update_fn)
@@ -206,15 +219,18 @@ def fsam(
       Li et al., `Friendly Sharpness-Aware Minimization <https://arxiv.org/abs/2403.12350>`_,
       2024.
     """
-    return as_perturbation(
-        optax.chain(
-            remove_full_gradient(
-                sigma,
-                lmbda,
-                ema_start=ema_start,
-                subtract=subtract,
-                accumulator_dtype=accumulator_dtype,
-            ),
-            sam(rho),
-        )
+    cast = _trees.cast_if_range_allows
+    inner = optax.chain(
+        _remove(sigma, lmbda, ema_start, subtract, accumulator_dtype, cast), sam(rho)
     )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        eps, state = inner.update(updates, state, params, **extra)
+        return _trees.map_inexact(_trees.cast_like, eps, updates), state
+
+    return Perturbation(inner.init, update_fn)

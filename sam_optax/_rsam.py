@@ -1,5 +1,6 @@
 """R-SAM: ascent from a random start, whose gradient is more stable."""
 
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -77,6 +78,29 @@ def random_start(
       Liu et al., `Random Sharpness-Aware Minimization
       <https://openreview.net/forum?id=htUvh7xPoa>`_, 2022.
     """
+    return _random_start(
+        perturbation,
+        gamma,
+        lmbda,
+        key,
+        norm_power,
+        kernel_axis,
+        normalize_gradient,
+        _trees.cast_like,
+    )
+
+
+def _random_start(
+    perturbation: optax.GradientTransformation,
+    gamma: hp.Hyperparameter,
+    lmbda: hp.Hyperparameter,
+    key: chex.PRNGKey,
+    norm_power: float,
+    kernel_axis: AxisOverride,
+    normalize_gradient: bool,
+    cast: Callable[[jax.Array, Any], jax.Array],
+) -> Perturbation:
+    """:func:`random_start`, where ``cast`` gives δ₀ + λĝ the dtype of the gradient."""
     hp.check("gamma", gamma, lower=0)
     hp.check("lmbda", lmbda, lower=0)
     hp.check("norm_power", norm_power, lower=0, schedule=False)
@@ -142,9 +166,7 @@ def random_start(
 
         def direction(g: Any, d: jax.Array) -> jax.Array:
             wide = _trees.widen(g)
-            return _trees.cast_like(
-                d.astype(wide.dtype) + jnp.asarray(lmbda_t).astype(wide.dtype) * wide, g
-            )
+            return cast(d.astype(wide.dtype) + jnp.asarray(lmbda_t).astype(wide.dtype) * wide, g)
 
         eps, inner_state = inner.update(
             _trees.map_inexact(direction, updates, delta),
@@ -154,6 +176,7 @@ def random_start(
             draw_index=draw_index,
             **extra,
         )
+        eps = _trees.map_inexact(_trees.cast_like, eps, updates)
         return eps, RandomStartState(
             _noise.next_key(state.key), inner_state, hp.advance(state.schedule, step)
         )
@@ -205,14 +228,15 @@ def rsam(
       Liu et al., `Random Sharpness-Aware Minimization
       <https://openreview.net/forum?id=htUvh7xPoa>`_, 2022.
     """
-    return random_start(
+    return _random_start(
         sam(rho),
         gamma,
         lmbda,
-        key=key,
-        norm_power=norm_power,
-        kernel_axis=kernel_axis,
-        normalize_gradient=normalize_gradient,
+        key,
+        norm_power,
+        kernel_axis,
+        normalize_gradient,
+        _trees.cast_if_range_allows,
     )
 
 

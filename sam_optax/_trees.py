@@ -79,6 +79,15 @@ def cast_like(value: jax.Array, leaf: Any) -> jax.Array:
     return leaf.at[...].set(value) if leaf.weak_type else value
 
 
+def cast_if_range_allows(value: jax.Array, leaf: Any) -> jax.Array:
+    """``value`` as :func:`cast_like`, but not in a dtype of narrower range (float16).
+
+    For what is on its way to ε: a difference of gradients may leave the range that both keep.
+    """
+    narrow = jnp.finfo(jnp.result_type(leaf)).maxexp < jnp.finfo(value.dtype).maxexp
+    return value if narrow else cast_like(value, leaf)
+
+
 def zeros_like(leaf: Any) -> Any:
     """Zeros of the leaf's shape and dtype; a ``float0`` leaf is its own zero."""
     if getattr(leaf, "dtype", None) == jax.dtypes.float0:

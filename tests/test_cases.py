@@ -36,8 +36,8 @@ def displacement(method, grads, params=None):
 # Case 1: zero gradients.
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("name", ["sam", "sam_1", "sam_3", "asam", "fsam", "rsam"])
 def test_case_1_zero_gradient(name, dtype):
     with precision(dtype):
         params = {"w": jnp.ones(3, dtype), "k": jnp.ones((2, 1, 2), dtype)}
@@ -61,7 +61,7 @@ def test_case_1_zero_gradient(name, dtype):
             assert_same(points[-1], params)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
 @pytest.mark.parametrize("name", ["sam", "sam_3", "asam", "fsam", "rsam"])
 def test_case_1_zero_second_gradient(name, dtype):
     with precision(dtype):
@@ -208,6 +208,19 @@ def test_case_9_range(name, dtype, value, count):
         grads = {"bias": jnp.full((count,), value, dtype)}  # a bias: ASAM's T is 1
         eps = displacement(METHODS[name](0.5), grads, grads)
         assert norm(eps, 3 if name == "sam_3" else 2) == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("value", "weight"), [(1e-18, 1.0), (1e-16, 0.0), (1e18, 0.0), (1e18, 1.0), (1e16, 1e2)]
+)
+@pytest.mark.parametrize("normalization", ["elementwise", "filterwise"])
+def test_case_9_range_times_the_weights(normalization, value, weight):
+    """The norm is that of T g, which has to stay between 1e-18 and 1e18."""
+    w, g = (jnp.full((2, 2, 3), x) for x in (weight, value))
+    method = sam_optax.asam(0.5, 0.01, normalization=normalization)
+    eps = displacement(method, {"kernel": g}, {"kernel": w})
+    operator = (weight * (2 if normalization == "filterwise" else 1)) + 0.01
+    assert norm(eps) / operator == pytest.approx(0.5, rel=0.01)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])

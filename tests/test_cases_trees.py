@@ -55,7 +55,7 @@ def test_case_26_sharding_changes_nothing(name):
 # Case 28: leaves that are no floating-point arrays.
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["asam", "rsam"])
 def test_case_28_equinox_module(name):
     model = eqx.nn.MLP(2, 1, 3, 1, key=KEY)  # holds activation functions
     x = jnp.array([[0.3, -1.0], [1.0, 2.0]])

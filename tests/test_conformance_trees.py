@@ -31,11 +31,13 @@ class Layer:
     name: str = flax.struct.field(pytree_node=False, default="layer")
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Plain:
     kernel: Any
     bias: Any
+
+
+jax.tree_util.register_dataclass(Plain, ["kernel", "bias"], [])
 
 
 def one():
@@ -106,7 +108,7 @@ def test_structure_is_preserved(name, kind):
 
 
 @pytest.mark.parametrize("kind", TREES)
-@pytest.mark.parametrize("name", ["sam", "sam_1", "asam", "fsam"])
+@pytest.mark.parametrize("name", ["sam_3", "asam"])
 def test_values_are_finite(name, kind):
     params = TREES[kind]()
     method = make(name)

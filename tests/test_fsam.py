@@ -136,6 +136,15 @@ def test_constant_gradient_leaves_nothing(ema_start, dtype):
     assert all(np.isfinite(norm(eps)) for eps in epsilons)
 
 
+@pytest.mark.parametrize(("value", "dtype"), [(40_000, jnp.float16), (1e38, jnp.bfloat16)])
+def test_residual_is_not_confined_to_the_range_of_the_gradient(value, dtype):
+    """g − m may be twice as large as either, as with gradients of a scaled loss."""
+    method = sam_optax.fsam(0.5)
+    gs = [jnp.full(4, value, dtype), jnp.full(4, -value, dtype)]
+    (_, eps), _ = run(method, gs)
+    np.testing.assert_allclose(np.float64(np.asarray(eps, np.float32)), -0.25, rtol=1e-2)
+
+
 def test_state_is_one_copy_of_the_gradient():
     _, state = run(sam_optax.remove_full_gradient(), gradients())
     assert int(state.count) == STEPS

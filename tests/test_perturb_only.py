@@ -16,7 +16,6 @@ INNER = {
     "asam": sam_optax.asam(0.3, normalization="filterwise"),
     "fsam": sam_optax.fsam(0.3),
     "rsam": sam_optax.rsam(0.3, key=KEY),
-    "random_asam": sam_optax.random_start(sam_optax.asam(0.3), key=KEY),
     "by_hand": optax.chain(optax.scale_by_schedule(lambda t: t + 1.0), optax.scale(0.1)),
 }
 every_inner = pytest.mark.parametrize("name", INNER)

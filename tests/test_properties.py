@@ -17,7 +17,7 @@ import sam_optax
 settings = hypothesis.settings(
     derandomize=True,
     deadline=None,
-    max_examples=25,
+    max_examples=15,
     database=None,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
@@ -31,7 +31,7 @@ NAMES = st.sampled_from(["kernel", "bias", "w", "b"])
 @st.composite
 def arrays(draw, shape, dtype):
     """Values over some orders of magnitude, zeros among them."""
-    elements = st.sampled_from([0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 0.01, -100.0, 0.125, 7.5])
+    elements = st.sampled_from([0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 2.0**-7, -100.0, 0.125, 7.5])
     values = draw(hnp.arrays(np.float32, shape, elements=elements))
     return jnp.asarray(values, dtype)
 
@@ -140,7 +140,7 @@ def test_permuting_the_elements_permutes_the_displacement(data, p, adaptive):
     np.testing.assert_allclose(vector(permuted), vector(whole)[order], atol=1e-5)
 
 
-@settings
+@hypothesis.settings(settings, max_examples=12)
 @hypothesis.given(trees(), st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 1.0]))
 @op_by_op
 def test_rsam_has_its_radius_and_structure(tree, gamma, lmbda):

@@ -38,7 +38,7 @@ def test_is_the_papers_formula(dtype, tol, gamma, lmbda):
         method = sam_optax.rsam(0.3, gamma, lmbda, key=KEY)
         state = method.init(w)
         expected = references.rsam(noise(method, w, state), leaves(g_hat), 0.3, lmbda)
-        assert_close(method.update(g_hat, state, w)[0], expected, rtol=tol, atol=tol)
+        assert_close(jax.jit(method.update)(g_hat, state, w)[0], expected, rtol=tol, atol=tol)
 
 
 def test_wrong_formulas_are_told_apart():
@@ -116,6 +116,16 @@ def test_zero_weights_get_no_noise():
     state = method.init(zeros)
     assert_same(method.start_fn(zeros, state), zeros)
     assert norm(method.update(zeros, state, zeros)[0]) == 0
+
+
+@pytest.mark.parametrize(("value", "lmbda"), [(60_000, 2.0), (1e-6, 1e-3), (1e-4, 1e-6)])
+def test_direction_is_not_confined_to_the_range_of_the_gradient(value, lmbda):
+    """δ₀ + λĝ leaves float16's range where neither the gradient nor ε does."""
+    w = {"k": jnp.zeros(4, jnp.float16)}  # no noise
+    g = {"k": jnp.full(4, value, jnp.float16)}
+    method = sam_optax.rsam(0.5, 0.1, lmbda, key=KEY)
+    eps, _ = method.update(g, method.init(w), w)
+    assert norm(eps) == pytest.approx(0.5, rel=2e-3)
 
 
 def test_random_start_before_asam():

@@ -61,6 +61,14 @@ def test_general_formula_meets_p_2(p):
         assert_close(near, displacement(sam_optax.sam(0.3), gradient(jnp.float64)), 1e-6)
 
 
+@pytest.mark.parametrize("excess", [1e-3, 1e-4, 1e-5, 1e-6])
+def test_general_formula_meets_p_1(excess):
+    """Near p = 1 a power of 1/(p − 1) must not magnify the rounding of a norm."""
+    g = {"w": jnp.array([2.0, -2.0, 1.0, 0.0])}
+    eps = displacement(sam_optax.sam(0.3, p=1 + excess), g)
+    np.testing.assert_allclose(eps["w"], [0.15, -0.15, 0, 0], atol=0.3 * excess + 1e-6)
+
+
 def test_ties_share_the_radius_of_p_1():
     eps = displacement(sam_optax.sam(0.3, p=1), {"w": jnp.array([2.0, -2.0, 1.0, 0.0])})
     np.testing.assert_allclose(eps["w"], [0.15, -0.15, 0, 0], rtol=1e-6)

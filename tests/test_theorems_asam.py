@@ -42,6 +42,7 @@ def data():
 def cross_entropy(net):
     x, y = data()
 
+    @jax.jit
     def loss(params):
         log_p = jax.nn.log_softmax(net(params, x))
         return -jnp.mean(jnp.take_along_axis(log_p, y[:, None], axis=1))
@@ -54,7 +55,7 @@ def perturbed_loss(method, params, loss):
     return float(loss(perturbed))
 
 
-@pytest.mark.parametrize("p", [1.5, 2, 3, np.inf])
+@pytest.mark.parametrize("p", [1.5, 2, np.inf])
 def test_asam_is_invariant_to_rescaling(p):
     with x64():
         loss, params = cross_entropy(relu_net), relu_params()

@@ -86,7 +86,7 @@ def test_inject_hyperparams_with_a_schedule():
     assert_close(train(tx)[0], train(scheduled)[0], 1e-6)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["fsam", "rsam"])
 def test_apply_if_finite(name):
     params, state = train(optax.apply_if_finite(sharp(name), max_consecutive_errors=2))
     assert_close(params, train(sharp(name))[0], 1e-6)
@@ -116,7 +116,10 @@ def test_multi_steps(name):
     tx = optax.MultiSteps(sharp(name), every_k_schedule=2)
     params = PARAMS
     state = tx.init(params)
-    step = jax.jit(lambda s, p: tx.update(gradient(p), s, p, grad_fn=gradient))
+    # Before optax 0.2.5 it takes functions that are pytrees only.
+    old = tuple(map(int, optax.__version__.split(".")[:3])) < (0, 2, 5)
+    grad_fn = jax.tree_util.Partial(gradient) if old else gradient
+    step = jax.jit(lambda s, p: tx.update(gradient(p), s, p, grad_fn=grad_fn))
     first, state = step(state, params)
     assert norm(first) == 0
     second, state = step(state, params)
