@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sam_optax import _control, _moves, _trees
+from sam_optax import _control, _moves, _trees, _when
+from sam_optax._hyperparameters import check_transformation
 from sam_optax._perturbation import as_perturbation
 from sam_optax._when import When
 
@@ -33,6 +34,7 @@ class AlternatingState(NamedTuple):
       other_perturbation_state: with ``skip_nonfinite``, in phase 1 the perturbation's state before
         this step, else ``optax.EmptyState``.
       base_state: state of the base optimizer.
+      when_state: raw uint32 key of :func:`sam_optax.bernoulli`, else ``optax.EmptyState``.
     """
 
     step: chex.Array
@@ -43,6 +45,7 @@ class AlternatingState(NamedTuple):
     perturbation_state: optax.OptState
     other_perturbation_state: Any
     base_state: optax.OptState
+    when_state: Any
 
 
 def alternating(
@@ -64,6 +67,9 @@ def alternating(
     Between the two the params are not w: evaluate, save and finish with :func:`eval_params`. With
     a random start, the second call leads on to the next start, and the very first call, whose
     gradient is at w and of no use, to the first.
+
+    A perturbation that takes its only gradient at its start (:func:`momentum_start`,
+    :func:`low_pass`) takes one call a step, and one more at the beginning.
 
     Two calls with gradients on one batch are one step of ``sharpness_aware``, to the bit where the
     moves are exact. The loop *adds* an update to the params, and no update takes a floating-point
@@ -100,8 +106,8 @@ def alternating(
 
     Raises:
       TypeError: an argument is not a gradient transformation, or of the wrong kind.
-      ValueError: in ``update``, ``params`` or ``grads`` is missing; in ``init``, a wrapper has cut
-        a random start off.
+      ValueError: the perturbation averages over several samples; in ``update``, ``params`` or
+        ``grads`` is missing; in ``init``, a wrapper has cut a random start off.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax
@@ -115,48 +121,44 @@ def alternating(
       4.0 3.0
       2.0 2.0
     """
-    if not isinstance(base_tx, optax.GradientTransformation):
-        raise TypeError(
-            f"base_tx must be an optax.GradientTransformation, such as optax.sgd(0.1), got "
-            f"{base_tx!r}."
-        )
+    check_transformation("base_tx", base_tx)
     base = optax.with_extra_args_support(base_tx)
     method = as_perturbation(perturbation)
-    if when is not None and not callable(when):
-        raise TypeError(
-            "when must be a function of the training step, such as sam_optax.every(2), got "
-            f"{when!r}."
+    if method.samples > 1:
+        raise ValueError(
+            "alternating takes one gradient a call, and the perturbation averages over "
+            f"{method.samples} samples: use samples=1."
         )
-
-    def perturbs(step: chex.Array) -> chex.Numeric:
-        return True if when is None else when(step)
+    _when.check(when)
 
     def first_point(
-        w: optax.Params, perturbation_state: optax.OptState, step: chex.Array
+        w: optax.Params, perturbation_state: optax.OptState, when_state: Any, step: chex.Array
     ) -> tuple[optax.Params, chex.Array]:
         """Where a training step takes its first gradient, and what that gradient is."""
 
         def start() -> optax.Params:
             return method.start_fn(w, perturbation_state, training_step=step)
 
-        perturbed = perturbs(step)
-        point = _control.cond(perturbed, start, lambda: w) if method.has_random_start else w
+        perturbed = _when.decide(when, step, when_state)
+        point = _control.cond(perturbed, start, lambda: w) if method.has_start else w
         return point, jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
 
     def init_fn(params: optax.Params) -> AlternatingState:
         step = jnp.zeros((), jnp.int32)
-        first = _UNUSED if method.has_random_start else _ASCENT
+        first = _UNUSED if method.has_start else _ASCENT
         w = jax.tree.map(jnp.copy, _moves.inexact_only(params))
         none = optax.EmptyState()
+        when_state = _when.init(when)
         return AlternatingState(
             step=step,
             skipped=jnp.zeros((), jnp.int32),
-            phase=jnp.where(perturbs(step), first, _PLAIN).astype(jnp.int32),
+            phase=jnp.where(_when.decide(when, step, when_state), first, _PLAIN).astype(jnp.int32),
             params=w,
             ascent_grads=jax.tree.map(jnp.zeros_like, w) if keep_ascent_grads else none,
             perturbation_state=method.init(params),
             other_perturbation_state=method.init(params) if skip_nonfinite else none,
             base_state=base.init(params),
+            when_state=when_state,
         )
 
     def update_fn(
@@ -179,7 +181,7 @@ def alternating(
 
         def unless_nonfinite(tree: Any, proceed: Callable[[], Any], back: AlternatingState) -> Any:
             def skip() -> Any:
-                point, phase = first_point(w, back.perturbation_state, step + 1)
+                point, phase = first_point(w, back.perturbation_state, state.when_state, step + 1)
                 skipped = optax.safe_increment(state.skipped)
                 return to(point, back._replace(skipped=skipped, phase=phase))
 
@@ -199,18 +201,34 @@ def alternating(
             new_state = state._replace(perturbation_state=perturbation_state, **changes)
             return unless_nonfinite(point, lambda: to(point, new_state), state)
 
-        def descend(ascent_grads: optax.Updates) -> Any:
-            given = {"ascent_grads": ascent_grads, **extra} if keep_ascent_grads else extra
-            base_updates, base_state = base.update(updates, state.base_state, w, **given)
+        def descend(
+            ascent_grads: optax.Updates, perturbation_state: optax.OptState, perturbed: bool
+        ) -> Any:
+            given = {"ascent_grads": ascent_grads} if keep_ascent_grads else {}
+            base_updates, base_state = base.update(
+                updates, state.base_state, w, **{"perturbed": perturbed, **given, **extra}
+            )
             new_w = _trees.add(w, base_updates)
-            point, phase = first_point(new_w, state.perturbation_state, step + 1)
+            point, phase = first_point(new_w, perturbation_state, state.when_state, step + 1)
             new_state = state._replace(
                 step=optax.safe_increment(state.step),
                 phase=phase,
                 params=_moves.inexact_only(new_w),
+                perturbation_state=perturbation_state,
                 base_state=base_state,
             )
             return to(point, new_state)
+
+        def single_pass() -> Any:
+            """Ascent and descent with the gradient at the start."""
+            _, perturbation_state = method.perturb(
+                w, updates, state.perturbation_state, None, {"training_step": step, **extra}
+            )
+            return unless_nonfinite(
+                (updates, perturbation_state),
+                lambda: descend(updates, perturbation_state, True),
+                state,
+            )
 
         def sharp() -> Any:
             # The two states of the perturbation change places, so that no buffer is in both.
@@ -219,17 +237,21 @@ def alternating(
                 other_perturbation_state=state.perturbation_state,
             )
             ascent_grads = _moves.merge(state.ascent_grads, updates) if keep_ascent_grads else None
-            return unless_nonfinite(updates, lambda: descend(ascent_grads), undone)
+            return unless_nonfinite(
+                updates, lambda: descend(ascent_grads, state.perturbation_state, True), undone
+            )
 
         def plain() -> Any:
-            return unless_nonfinite(updates, lambda: descend(updates), state)
+            return unless_nonfinite(
+                updates, lambda: descend(updates, state.perturbation_state, False), state
+            )
 
         def move_to_start() -> Any:
-            point, phase = first_point(w, state.perturbation_state, step)
+            point, phase = first_point(w, state.perturbation_state, state.when_state, step)
             return to(point, state._replace(phase=phase))
 
-        branches = [ascend, sharp, plain, move_to_start]
-        if not method.has_random_start:
+        branches = [single_pass if method.single_pass else ascend, sharp, plain, move_to_start]
+        if not method.has_start:
             branches = branches[:2] if when is None else branches[:3]
         if _control.is_traced(state.phase):
             moves, new_state = lax.switch(state.phase, branches)

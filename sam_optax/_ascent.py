@@ -45,7 +45,7 @@ def steepest_ascent(
 
     if p == 2:
         direction = _direction_2(
-            lambda: _trees.inexact_leaves(scaled()), rho, _squares_overflow(grads), axis_name
+            lambda: _trees.inexact_leaves(scaled()), rho, _norms.squares_overflow(grads), axis_name
         )
     else:
         direction = _direction_p(_trees.inexact_leaves(scaled()), rho, p, axis_name)
@@ -61,12 +61,6 @@ def _scale(x: jax.Array, *factors: Any) -> jax.Array:
     for factor in factors:
         x = x * jnp.asarray(factor).astype(x.dtype)
     return x
-
-
-def _squares_overflow(grads: optax.Updates) -> bool:
-    """Whether a leaf's dtype is narrow but has a range like float32's (bfloat16)."""
-    infos = [jnp.finfo(jnp.result_type(g)) for g in _trees.inexact_leaves(grads)]
-    return any(info.bits < 32 and info.maxexp > 64 for info in infos)
 
 
 def _direction_2(

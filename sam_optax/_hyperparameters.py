@@ -31,6 +31,7 @@ def check(
     *,
     lower: float,
     upper: float = math.inf,
+    lower_allowed: bool = True,
     upper_allowed: bool = False,
     schedule: bool = True,
 ) -> None:
@@ -39,8 +40,9 @@ def check(
     Args:
       name: the argument's name, for the message.
       value: what the caller passed.
-      lower: smallest value allowed.
+      lower: lower end of the range.
       upper: upper end of the range.
+      lower_allowed: whether ``lower`` itself is in the range.
       upper_allowed: whether ``upper`` itself is in the range.
       schedule: whether it may be a schedule.
 
@@ -65,9 +67,17 @@ def check(
         raise TypeError(f"{name} must be {kinds}, got {value!r}.")
     value = float(value)
     below_upper = value <= upper if upper_allowed else value < upper
-    if not (value >= lower and below_upper):
-        bracket = "]" if upper_allowed else ")"
-        raise ValueError(f"{name} must be in [{lower:g}, {upper:g}{bracket}, got {value!r}.")
+    above_lower = value >= lower if lower_allowed else value > lower
+    if not (above_lower and below_upper):
+        left, right = "[" if lower_allowed else "(", "]" if upper_allowed else ")"
+        raise ValueError(f"{name} must be in {left}{lower:g}, {upper:g}{right}, got {value!r}.")
+
+
+def check_number(name: str, value: Any, *, lower: float) -> None:
+    """Raises unless ``value`` is a static finite number that is at least ``lower``."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} must be a static number, got {value!r}.")
+    check(name, value, lower=lower, schedule=False)
 
 
 def check_float_dtype(name: str, dtype: Any | None) -> Any | None:
@@ -77,6 +87,15 @@ def check_float_dtype(name: str, dtype: Any | None) -> Any | None:
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"{name} must be a floating-point dtype, got {jnp.dtype(dtype).name!r}.")
     return jnp.dtype(dtype)
+
+
+def check_transformation(name: str, value: Any) -> None:
+    """Raises unless ``value`` is a gradient transformation."""
+    if not isinstance(value, optax.GradientTransformation):
+        raise TypeError(
+            f"{name} must be an optax.GradientTransformation, such as optax.sgd(0.1), got "
+            f"{value!r}."
+        )
 
 
 def check_integer(name: str, value: Any, *, lower: int) -> None:

@@ -39,6 +39,18 @@ _LEAF_STRIDE = (0x85EBCA6B, 0xC2B2AE35)
 _MEAN_SUM = 2047 / 2 + 2047 / 2 + 1023 / 2
 
 
+def check_key(key: Any) -> None:
+    """Raises unless ``key`` is one PRNG key, typed or raw."""
+    dtype = getattr(key, "dtype", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    raw = dtype == jnp.uint32
+    if not (typed and key.shape == ()) and not (raw and key.ndim == 1):
+        raise TypeError(
+            "key must be one PRNG key, such as jax.random.key(0) or jax.random.PRNGKey(0), got "
+            f"{key!r}."
+        )
+
+
 def first_key(key: chex.PRNGKey) -> jax.Array:
     """The state of a sequence of draws, from a typed or raw JAX key: uint32 of shape (2,)."""
     if jnp.issubdtype(key.dtype, jnp.unsignedinteger) and key.size == 4:
@@ -57,6 +69,31 @@ def fold_in(key: chex.Array, index: chex.Numeric | None) -> chex.Array:
         return key
     words = jnp.asarray(index).astype(jnp.uint32) * np.uint32(2) + _index((2,))
     return _hold(_hash(_hash(words, key), key[::-1] + np.uint32(_LEAF_STRIDE[0])))
+
+
+def uniform(bits: chex.Array) -> jax.Array:
+    """float32, uniform on [0, 1) in steps of 2^-24, from 32 random bits."""
+    return (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
+
+
+def bits_tree(key: chex.Array, tree: Any, one_a_leaf: bool = False) -> Any:
+    """32 random bits for each element of each array of a tree.
+
+    Args:
+      key: uint32 words.
+      tree: what the bits are for; ``None`` gets none.
+      one_a_leaf: whether there is but one number, a scalar, for each leaf.
+    """
+    words = key
+
+    def draw(leaf: Any) -> jax.Array | None:
+        nonlocal words
+        if leaf is None:
+            return None
+        words = _hold(words + np.array(_LEAF_STRIDE, np.uint32))
+        return _hash(_index(() if one_a_leaf else jnp.shape(leaf)), words)
+
+    return jax.tree.map(draw, tree, is_leaf=lambda leaf: leaf is None)
 
 
 def normal_tree(key: chex.Array, params: Any, scale: chex.Numeric) -> Any:

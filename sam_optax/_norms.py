@@ -1,13 +1,14 @@
 """Norms of a whole tree as one vector."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sam_optax import _trees
 from sam_optax._parallel import AxisName, is_replicated
 
 # A power of two, so that scaling by it is exact; it brings any float32 to where squares are safe.
@@ -87,6 +88,12 @@ def l2_norm(
     rescue = jnp.where(squares > 1, 1 / _RESCUE, _RESCUE).astype(squares.dtype)
     scale = jnp.where(trusted, jnp.ones_like(rescue), rescue)
     return Norm(scale, jnp.sqrt(lax.cond(trusted, lambda: squares, rescued)))
+
+
+def squares_overflow(tree: Any) -> bool:
+    """Whether a leaf's dtype is narrow but has a range like float32's (bfloat16)."""
+    infos = [jnp.finfo(jnp.result_type(leaf)) for leaf in _trees.inexact_leaves(tree)]
+    return any(info.bits < 32 and info.maxexp > 64 for info in infos)
 
 
 def max_norm(leaves: Sequence[jax.Array], axis_name: AxisName | None = None) -> jax.Array:

@@ -78,7 +78,13 @@ def scan_mean(f: Callable[[chex.Array], Any], n: int, like: Any) -> Any:
 
     result = jax.eval_shape(f, jax.ShapeDtypeStruct((), jnp.int32))
     total, _ = lax.scan(body, jax.tree.map(zero, result, like), jnp.arange(n, dtype=jnp.int32))
-    return _trees.map_inexact(lambda t, r: (t / n).astype(r.dtype), total, result)
+
+    def mean(t: Any, r: Any, leaf: Any) -> jax.Array:
+        value = (t / n).astype(r.dtype)
+        weak = r.weak_type and jnp.result_type(leaf) == r.dtype and jnp.shape(leaf) == r.shape
+        return _trees.cast_like(value, leaf) if weak else value
+
+    return _trees.map_inexact(mean, total, result, like)
 
 
 def pmean(tree: Any, axis_name: AxisName | None) -> Any:

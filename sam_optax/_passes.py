@@ -96,6 +96,38 @@ def evaluation(grad_fn: GradFn | None, value_and_grad_fn: ValueAndGradFn | None)
     return lambda params, *group: (None, grad_fn(params, *group))
 
 
+def ascent_evaluation(ascent_grad_fn: GradFn | None, single_pass: bool) -> Evaluation | None:
+    """The function that leads the ascent, if there is one of its own.
+
+    Raises:
+      ValueError: there is no ascent to lead.
+    """
+    if ascent_grad_fn is None:
+        return None
+    if not callable(ascent_grad_fn):
+        raise TypeError(
+            "ascent_grad_fn must be a function of the params that returns a gradient, got "
+            f"{ascent_grad_fn!r}."
+        )
+    if single_pass:
+        raise ValueError(
+            "ascent_grad_fn does not go with a perturbation that takes its only gradient at its "
+            "start (momentum_start, low_pass): leave it out."
+        )
+    return lambda params, *group: (None, ascent_grad_fn(params, *group))
+
+
+def check_value_and_grad(updates: optax.Updates | None, has_start: bool, groups: Any) -> None:
+    """Raises where ``value_and_grad_fn`` would not make the first pass."""
+    if groups:
+        raise ValueError("value_and_grad_fn does not go with groups: pass grad_fn(params, i).")
+    if updates is not None and not has_start:
+        raise ValueError(
+            "value_and_grad_fn is for grads=None: where the gradient at the params is given, its "
+            "caller has the loss too. Pass grads and grad_fn."
+        )
+
+
 def trace_once(evaluate: Evaluation, params: optax.Params) -> Evaluation:
     """``evaluate`` for several evaluations in one step, traced once.
 

@@ -6,7 +6,7 @@ import jax
 import optax
 
 from sam_optax import _trees
-from sam_optax._perturbation import Perturbation, as_perturbation
+from sam_optax._perturbation import TREE_EXTRAS, Perturbation, as_perturbation
 from sam_optax._structure import BiasMask, expand_mask
 
 
@@ -70,10 +70,14 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         # As in optax.masked, the structure may be read off the updates where params are missing.
         structure = updates if params is None else params
         chosen_params = None if params is None else split(params, params)
+        extra = {
+            name: split(value, structure) if name in TREE_EXTRAS else value
+            for name, value in extra.items()
+        }
         eps, state = inner.update(split(updates, structure), state, chosen_params, **extra)
         return merge(eps, jax.tree.map(_trees.zeros_like, updates)), state
 
     def start_fn(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
         return merge(inner.start_fn(split(params, params), state, **extra), params)
 
-    return Perturbation(init_fn, update_fn, start_fn if inner.has_random_start else None)
+    return Perturbation(init_fn, update_fn).with_start_of(start_fn, inner)

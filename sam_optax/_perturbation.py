@@ -25,6 +25,44 @@ class RandomStartState(NamedTuple):
     schedule: Any
 
 
+class MomentumStartState(NamedTuple):
+    """State of :func:`sam_optax.momentum_start`.
+
+    Attributes:
+      ema: m, the average of past gradients: structure, shapes and dtypes of the params; ``None``
+        in place of leaves that are not inexact.
+      inner_state: state of the perturbation that maps m to ε.
+      schedule: :class:`~sam_optax.ScheduleState` if ``decay`` is a schedule, else
+        ``optax.EmptyState``.
+    """
+
+    ema: optax.Updates
+    inner_state: optax.OptState
+    schedule: Any
+
+
+START_STATES = (RandomStartState, MomentumStartState)
+"""States of perturbations with a ``start_fn``, by which one that was cut off from it is known."""
+
+
+TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
+"""Extra arguments of the perturbations that line up with the params, leaf by leaf."""
+
+
+class Start(NamedTuple):
+    """Where a perturbation takes its first gradient, if not at the params.
+
+    Attributes:
+      fn: ``(params, state, **extra) -> params``.
+      single_pass: see :class:`Perturbation`.
+      samples: see :class:`Perturbation`.
+    """
+
+    fn: Callable[..., optax.Params]
+    single_pass: bool
+    samples: int
+
+
 class Perturbation(optax.GradientTransformationExtraArgs):
     """A gradient transformation that maps the ascent gradient g to a displacement ε.
 
@@ -33,14 +71,18 @@ class Perturbation(optax.GradientTransformationExtraArgs):
     hand-written training loops:
 
     * ``start_fn(params, state) -> params`` at which the ascent gradient is to be taken: the
-      params themselves but for random starts.
+      params themselves but for methods with a start of their own (``has_start``).
     * ``perturb_fn(params, grads, state, **extra) -> (perturbed_params, new_state)``, jitted:
-      ``params + ε`` in the dtype of the params (or in ``perturb_dtype``).
+      ``params + ε`` in the dtype of the params (or in ``perturb_dtype``). Every part of a chain
+      can see the raw gradient, as the extra argument ``ascent_grads``.
 
     Args:
       init: ``params -> state``.
       update: ``(grads, state, params, **extra) -> (eps, state)``.
       start_fn: ``(params, state, **extra) -> params``; ``None`` is the identity.
+      single_pass: whether the start *is* the perturbed point, ``start_fn(params, state) ==
+        params + eps``, so that one gradient makes a step.
+      samples: number of draws of a random start over which a step averages its gradient.
 
     Example:
       >>> import jax, jax.numpy as jnp, sam_optax
@@ -55,23 +97,29 @@ class Perturbation(optax.GradientTransformationExtraArgs):
 
     start_fn: Callable[..., optax.Params]
     perturb_fn: Callable[..., tuple[optax.Params, optax.OptState]]
-    has_random_start: bool
+    has_start: bool
+    single_pass: bool
+    samples: int
 
     def __new__(
         cls,
         init: Callable[..., Any],
         update: Callable[..., Any],
         start_fn: Callable[..., Any] | None = None,
+        *,
+        single_pass: bool = False,
+        samples: int = 1,
     ) -> "Perturbation":
         # The start travels with the update function: whatever takes the pair apart and makes
         # another of it, such as jax.tree.map, then does not lose it.
-        if start_fn is None:
-            start_fn = getattr(update, "start_fn", None)
-        else:
-            update.start_fn = start_fn  # type: ignore[attr-defined]
+        if start_fn is not None:
+            update.start = Start(start_fn, single_pass, samples)  # type: ignore[attr-defined]
+        start: Start | None = getattr(update, "start", None)
         self = super().__new__(cls, init, update)
-        self.has_random_start = start_fn is not None
-        self.start_fn = _identity if start_fn is None else jax.jit(start_fn)
+        self.has_start = start is not None
+        self.single_pass = start is not None and start.single_pass
+        self.samples = 1 if start is None else start.samples
+        self.start_fn = _identity if start is None else jax.jit(start.fn)
         self.perturb_fn = jax.jit(self._perturb, static_argnames="perturb_dtype")
         return self
 
@@ -88,8 +136,20 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         perturb_dtype: Any | None = None,
         **extra: Any,
     ) -> tuple[optax.Params, optax.OptState]:
-        eps, state = self.update(grads, state, params, **extra)
+        eps, state = self.update(grads, state, params, **{"ascent_grads": grads, **extra})
         return _trees.add(params, eps, perturb_dtype), state
+
+    def with_start_of(self, start_fn: Callable[..., Any], inner: "Perturbation") -> "Perturbation":
+        """This perturbation, which wraps ``inner``, with a start if that has one."""
+        if not inner.has_start:
+            return self
+        return Perturbation(
+            self.init,
+            self.update,
+            start_fn,
+            single_pass=inner.single_pass,
+            samples=inner.samples,
+        )
 
     def perturb(
         self,
@@ -158,13 +218,13 @@ def as_perturbation(transformation: optax.GradientTransformation) -> Perturbatio
 
 
 def _refuse_lost_start(state: optax.OptState) -> optax.OptState:
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, RandomStartState))
-    if any(isinstance(node, RandomStartState) for node in nodes):
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, START_STATES))
+    if any(isinstance(node, START_STATES) for node in nodes):
         raise ValueError(
-            "the perturbation contains a random start (random_start or rsam) inside a wrapper "
-            "such as optax.chain or optax.inject_hyperparams, which would take the ascent "
-            "gradient at the params and not at the start. Put random_start outermost, "
-            "random_start(optax.chain(...), key=key), and inject_hyperparams around "
-            "sharpness_aware."
+            "the perturbation contains a start of its own (a random start: random_start, rsam or "
+            "low_pass; or momentum_start) inside a wrapper such as optax.chain or "
+            "optax.inject_hyperparams, which would take the ascent gradient at the params and "
+            "not at the start. Put the start outermost, random_start(optax.chain(...), key=key), "
+            "and inject_hyperparams around sharpness_aware."
         )
     return state

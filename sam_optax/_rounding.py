@@ -51,7 +51,8 @@ def stochastic_rounding(
       A :class:`~sam_optax.Perturbation`. Its state is one key beside that of ``perturbation``.
 
     Raises:
-      ValueError: ``params`` missing in ``update``.
+      ValueError: ``params`` missing in ``update``, or ``perturbation`` takes its only gradient at
+        its start, which is not rounded.
 
     Example:
       >>> import jax, jax.numpy as jnp, sam_optax
@@ -64,6 +65,12 @@ def stochastic_rounding(
       0.0005
     """
     inner = as_perturbation(perturbation)
+    if inner.single_pass:
+        raise ValueError(
+            "perturbation takes its only gradient at its start (momentum_start, low_pass), which "
+            "stochastic_rounding does not round: use sharpness_aware(..., perturb_dtype="
+            "jnp.float32) without it."
+        )
 
     def init_fn(params: optax.Params) -> StochasticRoundingState:
         return StochasticRoundingState(_noise.first_key(key), inner.init(params))
@@ -101,7 +108,7 @@ def stochastic_rounding(
     ) -> optax.Params:
         return inner.start_fn(params, state.inner_state, **extra)
 
-    return Perturbation(init_fn, update_fn, start_fn if inner.has_random_start else None)
+    return Perturbation(init_fn, update_fn).with_start_of(start_fn, inner)
 
 
 def _round_at_random(x: jax.Array, dtype: Any, key: chex.PRNGKey) -> jax.Array:

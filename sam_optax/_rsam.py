@@ -104,9 +104,9 @@ def _random_start(
     hp.check("gamma", gamma, lower=0)
     hp.check("lmbda", lmbda, lower=0)
     hp.check("norm_power", norm_power, lower=0, schedule=False)
-    _check_key(key)
+    _noise.check_key(key)
     inner = as_perturbation(perturbation)
-    if inner.has_random_start:
+    if inner.has_start:
         raise ValueError("perturbation has a random start already: use one random_start only.")
 
     def noise(params: optax.Params, key: chex.Array, step: chex.Numeric | None) -> optax.Params:
@@ -238,14 +238,3 @@ def rsam(
         normalize_gradient,
         _trees.cast_if_range_allows,
     )
-
-
-def _check_key(key: Any) -> None:
-    dtype = getattr(key, "dtype", None)
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    raw = dtype == jnp.uint32
-    if not (typed and key.shape == ()) and not (raw and key.ndim == 1):
-        raise TypeError(
-            "key must be one PRNG key, such as jax.random.key(0) or jax.random.PRNGKey(0), got "
-            f"{key!r}."
-        )

@@ -7,11 +7,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax import _control, _parallel, _passes, _state, _trees
-from sam_optax._hyperparameters import check_float_dtype, check_integer, static_default
+from sam_optax import _control, _parallel, _passes, _state, _trees, _when
+from sam_optax._hyperparameters import (
+    check_float_dtype,
+    check_integer,
+    check_transformation,
+    static_default,
+)
 from sam_optax._parallel import AxisName
 from sam_optax._passes import FirstPassState, GradFn, ValueAndGradFn
-from sam_optax._perturbation import Perturbation, as_perturbation
+from sam_optax._perturbation import as_perturbation
 from sam_optax._step import Gradients, Passes
 from sam_optax._when import When
 
@@ -25,12 +30,14 @@ class SharpnessAwareState(NamedTuple):
         Schedules of the perturbation and ``when`` count both.
       perturbation_state: state of the perturbation.
       base_state: state of the base optimizer.
+      when_state: raw uint32 key of :func:`sam_optax.bernoulli`, else ``optax.EmptyState``.
     """
 
     step: chex.Array
     skipped: chex.Array
     perturbation_state: optax.OptState
     base_state: optax.OptState
+    when_state: Any
 
 
 def sharpness_aware(
@@ -59,12 +66,17 @@ def sharpness_aware(
     * ``grads``: the gradient at ``params`` if there is one already, else ``None``. It is the
       ascent gradient of every perturbation without a random start, so one further gradient is
       evaluated. A random start evaluates its own and does not use ``grads``;
+    * ``ascent_grad_fn(params) -> grads``, optional: what leads the ascent in place of ``grad_fn``
+      and ``grads``, evaluated by perturbing steps alone: the gradient on part of the batch
+      (:func:`part_of_batch`, cheaper), on another batch or on all data. Loss and aux of
+      ``value_and_grad_fn`` are then those at the perturbed params;
     * any further keyword arguments, which go to the perturbation and to ``base_tx``.
 
-    ``base_tx`` also receives the first ascent gradient, as ``ascent_grads``. Weight decay,
-    momentum and clipping in ``base_tx`` act on the sharp gradient and on the unperturbed params;
-    a clip in front of ``sharpness_aware`` changes the ascent gradient only, and does not bound
-    the update.
+    ``base_tx`` also receives the first ascent gradient, as ``ascent_grads``, and whether the step
+    perturbs, as ``perturbed``: see :func:`surrogate_gap`, :func:`mix_gradients` and
+    :func:`reuse_orthogonal`. Weight decay, momentum and clipping in ``base_tx`` act on the sharp
+    gradient and on the unperturbed params; a clip in front of ``sharpness_aware`` changes the
+    ascent gradient only, and does not bound the update.
 
     Args:
       base_tx: the base optimizer, any optax transformation.
@@ -73,8 +85,8 @@ def sharpness_aware(
       ascent_steps: number of ascent steps n ≥ 1, each from the point the last one reached, with
         the full radius; each costs a gradient. ``sync_period=n + 1`` of ``optax.contrib.sam``.
       when: function of the training step (int32 scalar, from 0) that says whether it perturbs.
-        Other steps are ``base_tx``'s, bit for bit, and evaluate one gradient. See :func:`every`
-        and :func:`after`. Default: every step perturbs.
+        Other steps are ``base_tx``'s, bit for bit, and evaluate one gradient. See :func:`every`,
+        :func:`after` and :func:`bernoulli`. Default: every step perturbs.
       skip_nonfinite: whether a step whose sharp gradient (or ascent gradient) is not finite leaves
         the params and all state as they were but for the count ``state.skipped``.
       perturb_dtype: dtype of the perturbed params. Default: each leaf's own. ``jnp.float32``
@@ -103,8 +115,9 @@ def sharpness_aware(
     Raises:
       TypeError: an argument is not a gradient transformation, or of the wrong kind; in ``init``
         and ``update``, a leaf of the params is no array, or the state is another method's.
-      ValueError: ``ascent_steps`` < 1; in ``update``, ``params`` or ``grad_fn`` is missing; in
-        ``init``, a wrapper has cut a random start off.
+      ValueError: ``ascent_steps`` < 1, or more than one for a perturbation that takes its only
+        gradient at its start; in ``update``, ``params`` or ``grad_fn`` is missing; in ``init``, a
+        wrapper has cut a start off.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax
@@ -120,23 +133,20 @@ def sharpness_aware(
       Foret et al., `Sharpness-Aware Minimization for Efficiently Improving Generalization
       <https://arxiv.org/abs/2010.01412>`_, 2021.
     """
-    if not isinstance(base_tx, optax.GradientTransformation):
-        raise TypeError(
-            f"base_tx must be an optax.GradientTransformation, such as optax.sgd(0.1), got "
-            f"{base_tx!r}."
-        )
+    check_transformation("base_tx", base_tx)
     base = optax.with_extra_args_support(base_tx)
     method = as_perturbation(perturbation)
     check_integer("ascent_steps", ascent_steps, lower=1)
-    if when is not None and not callable(when):
-        raise TypeError(
-            "when must be a function of the training step, such as sam_optax.every(2), got "
-            f"{when!r}."
+    if method.single_pass and ascent_steps > 1:
+        raise ValueError(
+            f"ascent_steps must be 1 for a perturbation that takes its only gradient at its start "
+            f"(momentum_start, low_pass), got {ascent_steps!r}."
         )
+    _when.check(when)
     perturb_dtype = check_float_dtype("perturb_dtype", perturb_dtype)
     if groups is not None:
         check_integer("groups", groups, lower=1)
-    if norm_axis_name is not None and method.has_random_start:
+    if norm_axis_name is not None and method.has_start:
         raise ValueError(
             f"norm_axis_name={norm_axis_name!r} does not go with a random start, whose noise is "
             "scaled by the norms of whole kernels. Shard the params under jit instead."
@@ -161,6 +171,7 @@ def sharpness_aware(
             skipped=jnp.zeros((), jnp.int32),
             perturbation_state=method.init(params),
             base_state=base.init(params),
+            when_state=_when.init(when),
         )
 
     def update_fn(
@@ -170,6 +181,7 @@ def sharpness_aware(
         *,
         grad_fn: GradFn | None = None,
         value_and_grad_fn: ValueAndGradFn | None = None,
+        ascent_grad_fn: GradFn | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, SharpnessAwareState | FirstPassState]:
         if params is None:
@@ -181,16 +193,22 @@ def sharpness_aware(
         _check_state(state, params)
         _parallel.check_local(updates, axis_name)
         if value_and_grad_fn is not None:
-            _check_value_and_grad(updates, method, groups)
+            _passes.check_value_and_grad(updates, method.has_start, groups)
             updates = None  # a random start does not use them
-        if passes.evaluations(updates is not None) > 1 or groups:
+        ascent = _passes.ascent_evaluation(ascent_grad_fn, method.single_pass)
+        in_both = when is not None and (method.has_start or ascent is not None)
+        if passes.evaluations(updates is not None) > 1 or groups or in_both:
             evaluate = _passes.trace_once(evaluate, params)
+            ascent = None if ascent is None else _passes.trace_once(ascent, params)
         training_step = state.step + state.skipped
-        first = passes.first_pass(evaluate, updates, params)
+        first = None
+        if updates is not None or ascent is None:
+            first = passes.first_pass(evaluate, updates, params)
 
         def sharp() -> Gradients:
             return passes.sharp(
                 evaluate,
+                ascent,
                 first,
                 state.perturbation_state,
                 params,
@@ -205,20 +223,25 @@ def sharpness_aware(
             like = jax.eval_shape(sharp).grads
             return result._replace(grads=_trees.map_inexact(_trees.as_dtype_of, result.grads, like))
 
-        result = sharp() if when is None else _control.cond(when(training_step), sharp, plain)
+        perturbed = _when.decide(when, training_step, state.when_state)
+        result = _control.cond(perturbed, sharp, plain)
         grads = _parallel.pmean(result.grads, axis_name)
         value, ascent_grads = result.first
         ascent_grads = _parallel.pmean(ascent_grads, axis_name)
-        base_extra = {"ascent_grads": ascent_grads, **extra}
+        base_extra = {"ascent_grads": ascent_grads, "perturbed": perturbed}
+        if norm_axis_name is not None:
+            base_extra["norm_axis_name"] = norm_axis_name
+        base_extra.update(extra)
         if value is not None:
             # Loss and aux are returned as each device's own; the state has to be the same on all.
             base_extra.setdefault("value", _parallel.pmean(value[0], axis_name))
 
         def descend() -> tuple[optax.Updates, SharpnessAwareState]:
             new_updates, base_state = base.update(grads, state.base_state, params, **base_extra)
-            step = optax.safe_increment(state.step)
-            return new_updates, SharpnessAwareState(
-                step, state.skipped, result.perturbation_state, base_state
+            return new_updates, state._replace(
+                step=optax.safe_increment(state.step),
+                perturbation_state=result.perturbation_state,
+                base_state=base_state,
             )
 
         def skip() -> tuple[optax.Updates, SharpnessAwareState]:
@@ -251,16 +274,3 @@ def sharpness_aware(
         _state.check("state.perturbation_state", state.perturbation_state, known[structure])
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _check_value_and_grad(
-    updates: optax.Updates | None, method: Perturbation, groups: int | None
-) -> None:
-    """Raises where ``value_and_grad_fn`` would not make the first pass."""
-    if groups:
-        raise ValueError("value_and_grad_fn does not go with groups: pass grad_fn(params, i).")
-    if updates is not None and not method.has_random_start:
-        raise ValueError(
-            "value_and_grad_fn is for grads=None: where the gradient at the params is given, its "
-            "caller has the loss too. Pass grads and grad_fn."
-        )

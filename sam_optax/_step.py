@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
+import jax
+import jax.numpy as jnp
 import optax
 
 from sam_optax import _control, _parallel, _trees
@@ -50,8 +52,10 @@ class Passes:
 
     def evaluations(self, grads_given: bool) -> int:
         """How many gradients a perturbing step evaluates (of each group)."""
-        first = self.method.has_random_start or not grads_given
-        return self.ascent_steps + first
+        if self.method.single_pass:
+            return self.method.samples
+        first = self.method.has_start or not grads_given
+        return (self.ascent_steps + first) * self.method.samples
 
     def first_pass(
         self, evaluate: Evaluation, updates: optax.Updates | None, params: optax.Params
@@ -59,7 +63,7 @@ class Passes:
         """The pass at the params, if perturbing and other steps have it in common."""
         if updates is not None:
             return None, updates
-        if self.method.has_random_start or self.groups:
+        if self.method.has_start or self.groups:
             return None
         return self._local(evaluate)(params)
 
@@ -83,32 +87,41 @@ class Passes:
     def sharp(
         self,
         evaluate: Evaluation,
+        ascent: Evaluation | None,
         first: FirstPass | None,
         state: optax.OptState,
         params: optax.Params,
         extra: dict[str, Any],
     ) -> Gradients:
-        """The passes of a perturbing step."""
+        """The passes of a perturbing step, where ``ascent`` (or ``evaluate``) leads the ascent."""
         own_params = _parallel.local(params, self.own_axis)
         own_state = _parallel.local(state, self.own_axis)
         if self.norm_axis_name is not None:
             extra = {"norm_axis_name": self.norm_axis_name, **extra}
+        if self.own_axis is not None:
+            # For state that cannot be averaged afterwards.
+            extra = {"state_axis_name": self.own_axis, **extra}
 
-        def of_group(first: FirstPass | None, *group: chex.Numeric) -> Gradients:
+        def part(first: FirstPass | None, *index: chex.Numeric) -> Gradients:
+            """The passes of one sample of one group."""
+            group = [i // self.method.samples for i in index] if self.groups else []
             return self._perturbed(
                 self._local(evaluate, *group),
+                None if ascent is None else self._local(ascent, *group),
                 first,
                 own_state,
                 own_params,
-                {**self._draw(*group), **extra},
+                {**self._draw(*index), **extra},
             )
 
-        if self.groups:
-            local_params = _parallel.local(params, self.axis_name)
-            like = Gradients(local_params, (None, local_params), own_state)
-            result = _parallel.scan_mean(lambda i: of_group(None, i), self.groups, like)
+        if self._parts > 1 or self.groups:
+            value = jax.eval_shape(part, None, jnp.zeros((), jnp.int32)).first[0]
+            value = jax.tree.map(_trees.zeros_like, value)
+            value, local_params = _parallel.local((value, params), self.axis_name)
+            like = Gradients(local_params, (value, local_params), own_state)
+            result = _parallel.scan_mean(lambda i: part(None, i), self._parts, like)
         else:
-            result = of_group(first)
+            result = part(first)
         # Averaging what is not integer keeps the state the same on all devices: the moving
         # average of F-SAM, being linear in the gradient, then sees the mean gradient.
         new_state = _parallel.pmean(result.perturbation_state, self.own_axis)
@@ -118,13 +131,19 @@ class Passes:
         """This device's evaluation, of one group."""
         return lambda point: evaluate(_parallel.local(point, self.axis_name), *group)
 
-    def _draw(self, *group: chex.Numeric) -> dict[str, chex.Numeric]:
-        index = _parallel.draw_index(self.own_axis, self.groups, group)
-        return {} if index is None else {"draw_index": index}
+    @property
+    def _parts(self) -> int:
+        """Number of perturbations in a step: of each group, every sample of the start."""
+        return (self.groups or 1) * self.method.samples
+
+    def _draw(self, *index: chex.Numeric) -> dict[str, chex.Numeric]:
+        draw = _parallel.draw_index(self.own_axis, self._parts, index)
+        return {} if draw is None else {"draw_index": draw}
 
     def _perturbed(
         self,
         evaluate: Callable[..., FirstPass],
+        ascent: Callable[..., FirstPass] | None,
         first: FirstPass | None,
         state: optax.OptState,
         params: optax.Params,
@@ -134,7 +153,10 @@ class Passes:
         start_extra = {k: extra[k] for k in ("training_step", "draw_index") if k in extra}
 
         def ascent_pass(point: optax.Params, state: optax.OptState) -> FirstPass:
-            return evaluate(self.method.start_fn(point, state, **start_extra))
+            if self.method.has_start and self.perturb_dtype is not None:
+                # The start, too, is not to be rounded away.
+                point = _trees.as_perturbed(point, self.perturb_dtype)
+            return (ascent or evaluate)(self.method.start_fn(point, state, **start_extra))
 
         def climb(
             point: optax.Params, grads: optax.Updates, state: optax.OptState
@@ -142,14 +164,19 @@ class Passes:
             grads = _parallel.pmean(grads, self.ascent_axis)
             return self.method.perturb(point, grads, state, self.perturb_dtype, extra)
 
-        if first is None or self.method.has_random_start:
+        if first is None or ascent is not None or self.method.has_start:
             first = ascent_pass(params, state)
         point, state = _control.repeat(
             self.ascent_steps - 1,
             lambda carry: climb(carry[0], ascent_pass(*carry)[1], carry[1]),
             climb(params, first[1], state),
         )
-        _, grads = evaluate(point)
+        # The start of a single pass is the perturbed point, where the gradient is known.
+        value, grads = first if self.method.single_pass else evaluate(point)
+        if ascent is not None:
+            first = value, first[1]  # loss and aux of the whole batch
         if self.perturb_dtype is not None:
             grads = _trees.map_inexact(_trees.cast_like, grads, params)
+            if self.method.has_start:
+                first = first[0], _trees.map_inexact(_trees.cast_like, first[1], params)
         return Gradients(grads, first, state)

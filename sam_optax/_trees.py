@@ -116,6 +116,16 @@ def same_dtypes(a: Any, b: Any) -> bool:
     return dtypes[0] == dtypes[1]
 
 
+def as_perturbed(params: Any, dtype: Any) -> Any:
+    """The params in the dtype that ``add`` gives perturbed params."""
+
+    def cast(p: Any) -> jax.Array:
+        p = jnp.asarray(p)
+        return p.astype(promote(dtype, p.dtype) if jnp.iscomplexobj(p) else dtype)
+
+    return map_inexact(cast, params)
+
+
 def add(params: Any, eps: Any, dtype: Any | None = None) -> Any:
     """``params + eps`` leaf by leaf, in the dtype of the params (or in ``dtype``).
 

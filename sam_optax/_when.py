@@ -1,14 +1,54 @@
 """Ready-made answers to when a step perturbs, for ``sharpness_aware(when=...)``."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import chex
 import jax.numpy as jnp
+import optax
 
+from sam_optax import _hyperparameters as hp
+from sam_optax import _noise
 from sam_optax._hyperparameters import check_integer
 
-When = Callable[[chex.Array], chex.Numeric]
+
+class RandomWhen(NamedTuple):
+    """A ``when`` that reads a state: what :func:`sam_optax.bernoulli` returns.
+
+    Attributes:
+      init: ``() -> state``, which the optimizer keeps as ``when_state`` and which does not change.
+      decide: ``(training_step, state) -> bool``.
+    """
+
+    init: Callable[[], Any]
+    decide: Callable[[chex.Array, Any], chex.Numeric]
+
+
+When: TypeAlias = Callable[[chex.Array], chex.Numeric] | RandomWhen
 """A function of the training step (int32 scalar, from 0) that says whether it perturbs."""
+
+
+def check(when: Any) -> None:
+    """Raises unless ``when`` is a :data:`When` or ``None``."""
+    if when is not None and not callable(when) and not isinstance(when, RandomWhen):
+        raise TypeError(
+            "when must be a function of the training step, such as sam_optax.every(2), got "
+            f"{when!r}."
+        )
+
+
+def init(when: When | None) -> Any:
+    """The state of a ``when``."""
+    return when.init() if isinstance(when, RandomWhen) else optax.EmptyState()
+
+
+def decide(when: When | None, training_step: chex.Array, state: Any) -> chex.Numeric:
+    """Whether a training step perturbs: True for all without a ``when``."""
+    if when is None:
+        return True
+    if isinstance(when, RandomWhen):
+        return when.decide(training_step, state)
+    return when(training_step)
 
 
 def every(k: int) -> When:
@@ -51,3 +91,41 @@ def after(n: int) -> When:
     """
     check_integer("n", n, lower=0)
     return lambda step: jnp.asarray(step) >= n
+
+
+def bernoulli(p: hp.Hyperparameter, *, key: chex.PRNGKey) -> RandomWhen:
+    """Perturbs at random, each step with probability ``p``: SS-SAM.
+
+    The decision is a function of the key, which the optimizer's state holds (``when_state``), and
+    of the training step: a run that is resumed goes on as it would have, and all devices agree.
+
+    Args:
+      p: probability that a step perturbs, 0 ≤ p ≤ 1, or an optax schedule of it. A step costs
+        1 + p gradients in the mean. The SS-SAM paper compares constant, stepwise and smooth
+        schedules.
+      key: a JAX PRNG key, typed or raw.
+
+    Returns:
+      For ``sharpness_aware(..., when=...)`` and ``alternating(..., when=...)``.
+
+    Raises:
+      TypeError: ``key`` is not a single PRNG key.
+      ValueError: ``p`` outside [0, 1].
+
+    Example:
+      >>> import jax, optax, sam_optax
+      >>> tx = sam_optax.sharpness_aware(
+      ...     optax.sgd(0.1), sam_optax.sam(), when=sam_optax.bernoulli(0.5, key=jax.random.key(0)))
+
+    References:
+      Zhao et al., `SS-SAM: Stochastic Scheduled Sharpness-Aware Minimization for Efficiently
+      Training Deep Neural Networks <https://arxiv.org/abs/2203.09962>`_, 2022.
+    """
+    hp.check("p", p, lower=0, upper=1, upper_allowed=True)
+    _noise.check_key(key)
+
+    def decide(training_step: chex.Array, state: chex.Array) -> chex.Numeric:
+        uniform = _noise.uniform(_noise.fold_in(state, training_step)[0])
+        return uniform < jnp.asarray(hp.evaluate(p, training_step)).astype(uniform.dtype)
+
+    return RandomWhen(lambda: _noise.first_key(key), decide)

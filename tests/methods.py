@@ -41,6 +41,28 @@ METHODS: list[tuple[str, Callable[[], optax.GradientTransformation]]] = [
     ("rsam_power_1", lambda: sam_optax.rsam(0.3, key=KEY, norm_power=1.0)),
     ("rsam_scheduled", lambda: sam_optax.rsam(0.3, optax.linear_schedule(0.0, 0.2, 5), key=KEY)),
     ("random_asam", lambda: sam_optax.random_start(sam_optax.asam(0.3), key=KEY)),
+    ("fisher", lambda: sam_optax.fisher_sam(0.3)),
+    ("fisher_scheduled", lambda: sam_optax.fisher_sam(0.3, optax.linear_schedule(0.0, 1.0, 5))),
+    ("f_fisher", lambda: optax.chain(sam_optax.remove_full_gradient(), sam_optax.fisher_sam(0.3))),
+    ("smooth_gradient", lambda: sam_optax.smooth_gradient(0.4)),
+    ("vasso", lambda: optax.chain(sam_optax.smooth_gradient(0.4), sam_optax.sam(0.3))),
+    ("random_mask", lambda: sam_optax.random_mask(0.5, key=KEY)),
+    ("esam", lambda: optax.chain(sam_optax.sam(0.3), sam_optax.random_mask(0.5, key=KEY))),
+    ("ssam", lambda: optax.chain(sam_optax.sam(0.3), sam_optax.sparsify(0.5, key=KEY, every=2))),
+    (
+        "ssam_dynamic",
+        lambda: optax.chain(
+            sam_optax.sam(0.3), sam_optax.sparsify(0.5, key=KEY, choice="dynamic", every=2)
+        ),
+    ),
+    ("momentum", lambda: sam_optax.momentum_start(sam_optax.sam(0.3))),
+    ("momentum_fsam", lambda: sam_optax.momentum_start(sam_optax.fsam(0.3), 0.0)),
+    ("low_pass", lambda: sam_optax.low_pass(0.1, key=KEY)),
+    ("low_pass_samples", lambda: sam_optax.low_pass(0.1, 3, key=KEY)),
+    (
+        "only_momentum",
+        lambda: sam_optax.perturb_only(sam_optax.momentum_start(sam_optax.asam(0.3)), _mask),
+    ),
     ("only_sam", lambda: sam_optax.perturb_only(sam_optax.sam(0.3), _mask)),
     ("only_rsam", lambda: sam_optax.perturb_only(sam_optax.rsam(0.3, key=KEY), _mask)),
     ("by_hand", lambda: optax.chain(optax.contrib.normalize(), optax.scale(0.3))),
@@ -49,7 +71,8 @@ NAMES = [name for name, _ in METHODS]
 # Of the hand-made one, optax decides what it can do.
 OURS = [name for name in NAMES if name != "by_hand"]
 # One of each kind, for what costs much to compile and depends little on the formula.
-KINDS = ["sam", "sam_scheduled", "asam", "fsam", "rsam", "only_rsam", "by_hand"]
+KINDS = ["sam", "sam_scheduled", "asam", "fsam", "rsam", "only_rsam", "ssam", "momentum"]
+KINDS += ["low_pass_samples", "by_hand"]
 # One of each formula, for what does not depend on options.
 FORMULAS = ["sam", "sam_1", "sam_3", "asam", "asam_filterwise", "fsam", "fsam_corrected", "rsam"]
 FORMULAS += ["rsam_normalized", "only_rsam"]

@@ -106,7 +106,7 @@ def test_two_calls_are_one_step_of_known_numbers():
 def test_equals_sharpness_aware_to_the_bit(name, base):
     params = roomy_params()
     loop = Loop(alternating(BASES[base], METHODS[name]), params)
-    random_start = METHODS[name].has_random_start
+    random_start = METHODS[name].has_start
     for (x, y), (w, state) in zip(
         zip(*batches(STEPS), strict=True),
         reference(BASES[base], METHODS[name], params),
@@ -129,7 +129,7 @@ def test_the_gradients_points_are_the_right_ones(name):
     loop = Loop(alternating(base, method), params)
     method_state, base_state = method.init(params), base.init(params)
     for i, (x, y) in enumerate(zip(*batches(4), strict=True)):
-        if i == 0 and method.has_random_start:
+        if i == 0 and method.has_start:
             loop.call(x, y)
         start = method.start_fn(params, method_state)
         assert_same(loop.params, start)
@@ -203,7 +203,7 @@ def test_steps_that_do_not_perturb_take_one_call(name, when, calls):
         counts.append(loop.calls - before)
         assert_same(loop.w, w)
         assert_same(loop.state.perturbation_state, state.perturbation_state)
-    if METHODS[name].has_random_start and when(0):
+    if METHODS[name].has_start and when(0):
         calls = [calls[0] + 1, *calls[1:]]
     assert counts == calls
 

@@ -91,7 +91,7 @@ def test_perturb_fn_adds_what_update_returns(name):
     assert_close(point, jax.tree.map(jnp.add, params, eps), 1e-6)
     assert_close(new_state, expected_state, 1e-6)
     assert signature(point) == signature(params)
-    if not method.has_random_start:
+    if not method.has_start:
         assert_same(method.start_fn(params, state), params)
 
 
@@ -112,7 +112,7 @@ def ascend_by_hand(method, params, state, steps, grads=None):
     """n times: gradient at the (started) point, perturb from there."""
     point = params
     for i in range(steps):
-        if i or grads is None or method.has_random_start:
+        if i or grads is None or method.has_start:
             grads = grad(method.start_fn(point, state), SHIFTS[0])
         point, state = method.perturb_fn(point, grads, state)
     return point, state

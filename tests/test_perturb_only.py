@@ -43,7 +43,7 @@ def part(params):
 def test_is_the_inner_method_on_the_chosen_leaves(name):
     inner = sam_optax.as_perturbation(INNER[name])
     method = sam_optax.perturb_only(INNER[name], MASK)
-    assert method.has_random_start == inner.has_random_start
+    assert method.has_start == inner.has_start
     params, grads = tree(0), tree(1)
     state, inner_state = method.init(params), inner.init(part(params))
     for _ in range(2):

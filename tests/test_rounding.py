@@ -139,7 +139,7 @@ def test_around_a_random_start_and_inside_wrappers():
     grads = jax.tree.map(lambda w: 0.5 * w, params)
     rsam = sam_optax.rsam(0.05, 0.1, key=KEY)
     method = stochastic_rounding(rsam, key=KEY)
-    assert method.has_random_start
+    assert method.has_start
     state = method.init(params)
     assert_same(method.start_fn(params, state), rsam.start_fn(params, rsam.init(params)))
     only = sam_optax.perturb_only(method, {"a": True, "b": False})

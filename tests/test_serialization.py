@@ -66,7 +66,7 @@ def test_plain_arrays(name, base):
     """As any serializer that knows of NumPy arrays alone would do it."""
     leaves, structure = jax.tree.flatten(trained(name, base)[0])
     arrays = [np.asarray(leaf).copy() for leaf in leaves]
-    assert all(array.dtype.kind in "fiu" for array in arrays)
+    assert all(array.dtype.kind in "fiub" for array in arrays)
     check(name, base, jax.tree.unflatten(structure, [jnp.asarray(a) for a in arrays]))
 
 

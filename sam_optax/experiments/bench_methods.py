@@ -56,7 +56,7 @@ def library_step(loss: Loss, method: sam_optax.Perturbation, **options: Any) -> 
 
     def step(params: optax.Params, state: Any, batch: Any) -> Any:
         grad_fn = jax.grad(lambda p: loss(p, batch))
-        if method.has_random_start:  # does not use the gradient at the params
+        if method.has_start:  # does not use the gradient at the params
             value, grads = None, None
         else:
             value, grads = jax.value_and_grad(loss)(params, batch)

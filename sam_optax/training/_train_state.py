@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 from flax.training import train_state
 
-from sam_optax import RandomStartState, SharpnessAwareState, pop_first_pass
+from sam_optax import SharpnessAwareState, pop_first_pass
 from sam_optax._passes import trace_once
+from sam_optax._perturbation import START_STATES
 from sam_optax.training._differentiable import require_differentiable
 from sam_optax.training._overwritten import (
     has_overwritten,
@@ -246,12 +247,12 @@ def _makes_first_pass(opt_state: optax.OptState) -> bool:
     clip, is to see the gradient.
     """
     return isinstance(opt_state, SharpnessAwareState) or any(
-        isinstance(start, RandomStartState)
+        isinstance(start, START_STATES)
         for node in _nodes(opt_state, SharpnessAwareState)
         if isinstance(node, SharpnessAwareState)
-        for start in _nodes(node.perturbation_state, RandomStartState)
+        for start in _nodes(node.perturbation_state, START_STATES)
     )
 
 
-def _nodes(tree: Any, kind: type) -> list[Any]:
+def _nodes(tree: Any, kind: type | tuple[type, ...]) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))

@@ -1,0 +1,83 @@
+"""Projections of one tree on another, both taken as one vector."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax import _norms, _trees
+from sam_optax._parallel import AxisName
+
+
+def coefficient(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
+    """⟨a, b⟩/‖b‖², which makes ``coefficient * b`` the projection of a on b; 0 for b = 0."""
+    norm = norm_of(b, axis_name)
+    inverse = jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1), 0)
+
+    def product(x: Any, y: Any) -> jax.Array:
+        # Of complex numbers, the product of real vectors; scaled, so that no square overflows.
+        x, y = _trees.widen(x) * _as(inverse, x), _trees.widen(y) * _as(inverse, y)
+        return jnp.real(jnp.conj(y) * x)
+
+    products = _trees.inexact_leaves(_trees.map_inexact(product, b, a))
+    return _norms.total(products, norm.dtype, axis_name)
+
+
+def norm_of(tree: Any, axis_name: AxisName | None = None) -> jax.Array:
+    """‖·‖₂ over all inexact leaves, float32 or wider."""
+
+    def leaves() -> list[jax.Array]:
+        return [_trees.widen(leaf) for leaf in _trees.inexact_leaves(tree)]
+
+    norm = _norms.l2_norm(leaves, full_range=_norms.squares_overflow(tree), axis_name=axis_name)
+    return norm.value / norm.scale
+
+
+def reject(a: Any, b: Any, axis_name: AxisName | None = None) -> tuple[Any, jax.Array]:
+    """The part of a that is orthogonal to b, in float32 or wider, and its norm.
+
+    Both are 0 where the part is as small as the rounding of a: what is left then has no direction
+    to speak of, and whoever normalizes it is not to blow it up.
+    """
+    c = coefficient(a, b, axis_name)
+    rest = combine(a, b, -c)
+    norm = norm_of(rest, axis_name)
+    bits = min((jnp.finfo(jnp.result_type(x)).nmant for x in _trees.inexact_leaves(a)), default=23)
+    kept = norm > 4 * 2.0**-bits * norm_of(a, axis_name)
+    rest = _trees.map_inexact(lambda x: jnp.where(kept, x, jnp.zeros_like(x)), rest)
+    return rest, jnp.where(kept, norm, jnp.zeros_like(norm))
+
+
+def combine(a: Any, b: Any, c: chex.Numeric) -> Any:
+    """A + c b, in float32 or wider; leaves of a that are not inexact stay."""
+
+    def leaf(x: Any, y: Any) -> jax.Array:
+        if y is None:
+            return _trees.widen(x)
+        wide = _trees.widen(x)
+        return wide + _as(c, wide) * jnp.asarray(y).astype(wide.dtype)
+
+    return _trees.map_inexact(leaf, a, b)
+
+
+def _as(factor: chex.Numeric, like: Any) -> jax.Array:
+    return jnp.asarray(factor).astype(_trees.compute_dtype(like))
+
+
+def require_ascent_grads(who: str, ascent_grads: optax.Updates | None) -> optax.Updates:
+    """The gradient that ``sharpness_aware`` hands to its base optimizer, or an error."""
+    if ascent_grads is None:
+        raise ValueError(
+            f"{who} needs ascent_grads, which sharpness_aware hands to its base optimizer: put it "
+            f"there, sharpness_aware(optax.chain({who}(...), base), perturbation). With "
+            "alternating, set keep_ascent_grads=True."
+        )
+    return ascent_grads
+
+
+def where_perturbed(perturbed: chex.Numeric, value: chex.Numeric, otherwise: float) -> jax.Array:
+    """A hyperparameter of perturbing steps, and its value at the others."""
+    value = jnp.asarray(value)
+    return jnp.where(perturbed, value, jnp.full_like(value, otherwise))
