@@ -1,11 +1,13 @@
 """``python -m sam_optax compare``: what each method is worth on a small task."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from sam_optax.experiments import data, models, results, table, training
+from sam_optax.experiments import data, identity, models, results, table, training
+from sam_optax.experiments.checkpoints import Checkpoints
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options import Compare, check
 from sam_optax.experiments.output import OutputDirectory
@@ -31,7 +33,13 @@ def run(options: Compare) -> None:
     from sam_optax.experiments import plots  # takes its time, and might not be installed
 
     with OutputDirectory(options.out) as out:
-        outcomes, found = _train_and_print(task, options)
+        run_identity = identity.of(task, options.settings(), _chosen(options))
+        checkpoints = Checkpoints(options.out, options.checkpoint_every, run_identity)
+        if not options.resume:
+            checkpoints.refuse()
+        elif _resume(options.out, checkpoints, run_identity):
+            return
+        outcomes, found = _train_and_print(task, options, checkpoints)
         out.write(
             {
                 "params.npz": results.params_to_npz(task.seeds, outcomes),
@@ -41,7 +49,30 @@ def run(options: Compare) -> None:
                 "results.json": results.to_json(found),
             }
         )
+        checkpoints.finish()
     Console(highlight=False).print(f"\nThe results are in {options.out}.", soft_wrap=True)
+
+
+def _resume(out: Path, checkpoints: Checkpoints, run_identity: Mapping[str, Any]) -> bool:
+    """Looks for what an earlier process has left; whether it is the results of this very run."""
+    stderr = Console(stderr=True, highlight=False)
+    if note := checkpoints.find():
+        stderr.print(note, soft_wrap=True)
+    if checkpoints.epoch:
+        return False
+    found = results.from_json(out / "results.json")
+    if found is None:
+        stderr.print(f"There is no checkpoint in {out}: starting from the beginning.")
+        return False
+    if differing := identity.differences(identity.of_results(found), run_identity):
+        raise UserError(
+            f"--resume: {out} holds the results of a run with other settings: {differing}. Choose "
+            "another --out, or leave out --resume to replace them."
+        )
+    stdout = Console(highlight=False)
+    table.print_results(stdout, found)
+    stdout.print(f"\nThis run is finished: its results are in {out}.", soft_wrap=True)
+    return True
 
 
 def _task(options: Compare) -> Task:
@@ -66,11 +97,25 @@ def _task(options: Compare) -> Task:
     )
 
 
-def _train_and_print(task: Task, options: Compare) -> tuple[dict[str, Outcome], Mapping[str, Any]]:
-    chosen = {name: options.hyperparameters_of(name) for name in options.methods}
-    work = training.work(task, options.methods)
-    with Progress(Console(stderr=True, highlight=False), work, task.epochs) as progress:
-        outcomes = training.train(task, chosen, progress)
+def _chosen(options: Compare) -> dict[str, dict[str, float]]:
+    return {name: options.hyperparameters_of(name) for name in options.methods}
+
+
+def _train_and_print(
+    task: Task, options: Compare, checkpoints: Checkpoints | None = None
+) -> tuple[dict[str, Outcome], Mapping[str, Any]]:
+    work = training.work(task, options.methods, options.checkpoint_every)
+    stderr = Console(stderr=True, highlight=False)
+    try:
+        with Progress(stderr, work, task.epochs) as progress:
+            outcomes = training.train(task, _chosen(options), progress, checkpoints)
+    except KeyboardInterrupt:
+        if checkpoints and checkpoints.epoch:
+            stderr.print(
+                f"After epoch {checkpoints.epoch} there is a checkpoint; --resume continues there.",
+                soft_wrap=True,
+            )
+        raise
     found = results.collect(task, options.settings(), outcomes)
     table.print_results(Console(highlight=False), found)
     return outcomes, found

@@ -1,5 +1,6 @@
 """Data sets: where they come from, how they are split, scaled and corrupted."""
 
+import hashlib
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ class Dataset(NamedTuple):
       x_test: like ``x_train``.
       y_test: like ``y_train``.
       classes: number of classes; labels are 0, …, classes − 1.
+      sha256: digest of the examples and labels before scaling, which rounds differently on
+        different machines; it tells whether two runs had the same data.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Dataset(NamedTuple):
     x_test: np.ndarray
     y_test: np.ndarray
     classes: int
+    sha256: str
 
 
 def load(spec: str) -> Dataset:
@@ -61,6 +65,7 @@ def load(spec: str) -> Dataset:
         arrays = npz.load(spec.removeprefix("npz:"))
     else:
         raise UserError(f"--dataset {spec}: unknown data set; use one of {', '.join(DATASETS)}.")
+    digest = _sha256(arrays)
     x_train, y_train, x_test, y_test = arrays
     x_train, x_test = _scale(_with_channels(x_train), _with_channels(x_test))
     return Dataset(
@@ -70,7 +75,16 @@ def load(spec: str) -> Dataset:
         x_test,
         y_test.astype(np.int32),
         int(y_train.max()) + 1,
+        digest,
     )
+
+
+def _sha256(arrays: tuple[np.ndarray, ...]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
 
 
 def _split(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -104,6 +104,23 @@ class Compare:
             "DIR",
         ),
     ] = None
+    checkpoint_every: Annotated[
+        int,
+        _arg(
+            "Writes a checkpoint of the whole run into the directory of --out every N epochs, "
+            "where --resume finds it; it is removed when the results are there. 0: none.",
+            "N",
+        ),
+    ] = 0
+    resume: Annotated[
+        bool,
+        tyro.conf.FlagCreatePairsOff,
+        _arg(
+            "Continue the run in the directory of --out from its newest checkpoint, with the same "
+            "options (--out, --checkpoint-every and the path of the data may be others). Without "
+            "a checkpoint it starts from the beginning; a finished run is only printed."
+        ),
+    ] = False
     hyperparameters: Annotated[Hyperparameters, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: Hyperparameters()
     )
@@ -119,19 +136,26 @@ class Compare:
         return {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
 
     def settings(self) -> dict[str, Any]:
-        """The options as plain data."""
+        """The options that the results depend on, as plain data; the hyperparameters apart."""
         settings = dataclasses.asdict(self)
-        del settings["hyperparameters"], settings["out"]
+        for name in ("hyperparameters", "out", "checkpoint_every", "resume"):
+            del settings[name]
         return {**settings, "methods": list(self.methods)}
 
 
 def check(options: Compare) -> None:
     """Raises :class:`UserError` for an option out of range, before anything is loaded."""
     _check_methods(options.methods)
-    for name, lowest in {"epochs": 1, "seeds": 1, "seed_offset": 0, "batch_size": 1}.items():
+    for name, lowest in _LOWEST.items():
         value = getattr(options, name)
         if value < lowest:
             raise UserError(f"{_flag(name)} {value}: use an integer of at least {lowest}.")
+    if options.out is None and (options.checkpoint_every or options.resume):
+        given = f"--checkpoint-every {options.checkpoint_every}"
+        raise UserError(
+            f"{'--resume' if options.resume else given}: needs --out DIR, the directory that "
+            "holds the checkpoint and the results."
+        )
     if options.seed_offset + options.seeds > 2**31:
         raise UserError(f"--seed-offset {options.seed_offset}: seeds must stay below 2^31.")
     for name, (allowed, interval) in _RANGES.items():
@@ -142,6 +166,7 @@ def check(options: Compare) -> None:
         methods.check(name, options.hyperparameters_of(name), jax.random.key(0))
 
 
+_LOWEST = {"epochs": 1, "seeds": 1, "seed_offset": 0, "batch_size": 1, "checkpoint_every": 0}
 _RANGES: Mapping[str, tuple[Any, str]] = {
     "label_noise": (lambda v: 0 <= v < 1, "in [0, 1)"),
     "lr": (lambda v: v > 0, "above 0"),

@@ -7,13 +7,19 @@ from types import TracebackType
 
 from sam_optax.experiments.errors import UserError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 class OutputDirectory:
-    """A directory for results, as a context manager.
+    """A directory for results, as a context manager, for one process at a time.
 
     Entering creates the directory and proves that it can be written to, before any work whose
-    results would be lost. Leaving with an exception takes unfinished files away, and the
-    directories that entering created if they are still empty.
+    results would be lost; it takes away what killed processes left unfinished. Leaving with an
+    exception takes unfinished files away, and the directories that entering created if they are
+    still empty.
 
     Args:
       path: the directory; its parents are created too.
@@ -25,12 +31,20 @@ class OutputDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._created: list[Path] = []
+        self._lock: int | None = None
 
     def __enter__(self) -> "OutputDirectory":
         try:
             self._create(self.path)
-            self._write(_partial(self.path / "probe"), b"")
-            _partial(self.path / "probe").unlink()
+            probe(self.path)
+            self._lock = lock(self.path)
+            for partial in self.path.glob(_partial_name("*", "*")):
+                partial.unlink()
+        except BlockingIOError as error:
+            raise UserError(
+                f"--out {self.path}: another process is writing there; wait for it or choose "
+                "another directory."
+            ) from error
         except OSError as error:
             self._remove_created()
             raise self._user_error(error) from error
@@ -44,13 +58,15 @@ class OutputDirectory:
     ) -> None:
         if error is not None:
             self._remove_created()
+        if self._lock is not None:
+            os.close(self._lock)
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Writes all files beside their targets first, then renames them in the order given."""
         partials = {_partial(self.path / name): self.path / name for name in files}
         try:
             for (partial, _), content in zip(partials.items(), files.values(), strict=True):
-                self._write(partial, content)
+                _write(partial, content)
             for partial, target in partials.items():
                 os.replace(partial, target)
         except OSError as error:
@@ -73,12 +89,6 @@ class OutputDirectory:
             except OSError:  # not empty: somebody else's files
                 return
 
-    def _write(self, path: Path, content: bytes) -> None:
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-
     def _user_error(self, error: OSError) -> UserError:
         reason = (error.strerror or str(error)).lower()
         return UserError(
@@ -86,5 +96,45 @@ class OutputDirectory:
         )
 
 
+def probe(directory: Path) -> None:
+    """Raises :class:`OSError` if a directory cannot be written to."""
+    partial = _partial(directory / "probe")
+    _write(partial, b"")
+    partial.unlink()
+
+
+def lock(directory: Path) -> int | None:
+    """Keeps other processes from writing to a directory until this one ends, however it ends.
+
+    Returns:
+      A file descriptor to close, or ``None`` where the platform cannot lock a directory.
+
+    Raises:
+      BlockingIOError: another process has it.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise
+        return None
+    return descriptor
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _partial(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.partial")
+    return target.with_name(_partial_name(target.name, str(os.getpid())))
+
+
+def _partial_name(name: str, process: str) -> str:
+    return f".{name}.{process}.partial"

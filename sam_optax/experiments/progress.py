@@ -36,6 +36,10 @@ class Estimate:
         self._left: float | None = None
         self._updated = 0.0
 
+    def skip(self, kind: str, count: int) -> None:
+        """Records pieces that an earlier process has done. What they took there says little."""
+        self._done[kind] += count
+
     def done(self, kind: str, seconds: float) -> None:
         """Records a piece."""
         self._done[kind] += 1
@@ -106,6 +110,13 @@ class Progress:
     def compiling(self, what: str, number: int, count: int) -> None:
         """Program ``number`` of ``count`` (from 1) is being compiled."""
         self._show("compiling", f" {what} ({number} of {count})")
+
+    def resumed(self, pieces: Mapping[str, int]) -> None:
+        """So many pieces of each kind were done by an earlier process."""
+        for kind, count in pieces.items():
+            self._estimate.skip(kind, count)
+            self._rounds[kind] += count
+        self._show("resuming", f" after epoch {max(self._rounds.values())} of {self._epochs}")
 
     def done(self, kind: str, seconds: float) -> None:
         """A piece of the work is done."""

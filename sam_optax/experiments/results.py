@@ -45,20 +45,22 @@ def collect(task: Task, settings: Mapping[str, Any], outcomes: Mapping[str, Outc
             "test_examples": len(task.dataset.x_test),
             "example_shape": list(task.dataset.x_train.shape[1:]),
             "classes": task.dataset.classes,
+            "sha256": task.dataset.sha256,
         },
         "seeds": list(task.seeds),
         "steps_per_epoch": task.steps_per_epoch,
         "units": UNITS,
-        "versions": _versions(),
+        "versions": versions(),
         "methods": [_method(name, task.seeds, o) for name, o in outcomes.items()],
     }
 
 
-def _versions() -> dict[str, str]:
-    versions = {name: metadata.version(name) for name in ("jax", "optax", "flax", "numpy")}
+def versions() -> dict[str, str]:
+    """What else the numbers depend on: versions of libraries and the kind of device."""
+    libraries = {name: metadata.version(name) for name in ("jax", "optax", "flax", "numpy")}
     return {
         "sam_optax": sam_optax.__version__,
-        **versions,
+        **libraries,
         "python": platform.python_version(),
         "device": jax.devices()[0].device_kind,
     }
@@ -110,6 +112,18 @@ def _number(value: Any) -> float | None:
 def to_json(results: Mapping[str, Any]) -> bytes:
     """The whole of the results."""
     return (json.dumps(results, indent=1, allow_nan=False) + "\n").encode()
+
+
+def from_json(path: Path) -> dict[str, Any] | None:
+    """Reads what :func:`to_json` wrote; ``None`` if there is nothing of the kind."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    kind = (FORMAT, FORMAT_VERSION)
+    if not isinstance(found, dict) or (found.get("format"), found.get("format_version")) != kind:
+        return None
+    return found
 
 
 def to_csv(results: Mapping[str, Any]) -> bytes:

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from sam_optax.experiments import evaluation, methods
+from sam_optax.experiments import evaluation, methods, snapshots
 from sam_optax.experiments.evaluation import Blocks
+from sam_optax.experiments.snapshots import Checkpointer
 from sam_optax.experiments.task import Task, batch_indices, corrupted_labels, keys
 
 REFERENCE = "sgd"
@@ -53,11 +54,16 @@ class Listener(Protocol):
     def compiling(self, what: str, number: int, count: int) -> None:
         """Program ``number`` of ``count`` (from 1) is being compiled."""
 
+    def resumed(self, pieces: Mapping[str, int]) -> None:
+        """So many pieces of each kind were done by an earlier process."""
+
     def done(self, kind: str, seconds: float) -> None:
         """A piece of work of :func:`work` is done."""
 
 
-def work(task: Task, names: Sequence[str]) -> dict[str, tuple[float, int]]:
+def work(
+    task: Task, names: Sequence[str], checkpoint_every: int = 0
+) -> dict[str, tuple[float, int]]:
     """The pieces of work to come: kind -> (cost in gradients of an epoch, number of pieces)."""
     evaluation_cost = (1 + len(task.dataset.x_test) / len(task.dataset.x_train)) / 3
     pieces = {
@@ -65,7 +71,18 @@ def work(task: Task, names: Sequence[str]) -> dict[str, tuple[float, int]]:
     }
     if REFERENCE not in names:
         pieces[f"{REFERENCE} for reference"] = (1.0, min(task.epochs, REFERENCE_ROUNDS))
+    if checkpoint_every:
+        pieces["checkpoint"] = (0.1, task.epochs // checkpoint_every)
     return {**pieces, "sharpness": (5 / 3, len(names))}
+
+
+def work_of_epochs(
+    epochs: int, task: Task, names: Sequence[str], checkpoint_every: int = 0
+) -> dict[str, int]:
+    """The pieces of :func:`work` that are done after so many epochs: kind -> number."""
+    whole = dataclasses.replace(task, epochs=epochs)
+    pieces = work(whole, names, checkpoint_every)
+    return {kind: count for kind, (_, count) in pieces.items() if kind != "sharpness"}
 
 
 def over_seeds(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +97,10 @@ def over_seeds(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def train(
-    task: Task, chosen: Mapping[str, dict[str, float]], listener: Listener
+    task: Task,
+    chosen: Mapping[str, dict[str, float]],
+    listener: Listener,
+    checkpoints: Checkpointer | None = None,
 ) -> dict[str, Outcome]:
     """Trains every method from every seed.
 
@@ -88,10 +108,14 @@ def train(
       task: what to train on.
       chosen: hyperparameters of each method to train.
       listener: is told of every piece of work.
+      checkpoints: keeps snapshots; the training begins with the one that it has, if any.
 
     Returns:
       The outcome of each method.
     """
+    every, first_epoch = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
+    if first_epoch:
+        listener.resumed(work_of_epochs(first_epoch, task, list(chosen), every))
     train_labels = corrupted_labels(task)
     x = jnp.asarray(task.dataset.x_train)
     labels = jnp.asarray(train_labels)
@@ -131,7 +155,9 @@ def train(
     evaluate_all, sharpness_all = compiled[-2:]
 
     curves: dict[str, list[Any]] = {name: [] for name in chosen}
-    for epoch in range(task.epochs):
+    if checkpoints and first_epoch:
+        snapshots.put(checkpoints.restore(snapshots.arrays(timed)), timed, curves)
+    for epoch in range(first_epoch, task.epochs):
         indices = batch_indices(task, epoch)
         # No method always comes first.
         for runner in timed[epoch % len(timed) :] + timed[: epoch % len(timed)]:
@@ -145,6 +171,10 @@ def train(
                 )
             kind = runner.name if runner.name in chosen else f"{REFERENCE} for reference"
             listener.done(kind, time.perf_counter() - start)
+        if checkpoints and every and (epoch + 1) % every == 0:
+            start = time.perf_counter()
+            checkpoints.save(snapshots.take(epoch + 1, timed, curves))
+            listener.done("checkpoint", time.perf_counter() - start)
 
     outcomes = {}
     for name, runner in runners.items():
@@ -177,6 +207,7 @@ class _Runner:
     ) -> None:
         self.name = name
         self.params = initial
+        self.state: Any = None
         self.seconds: list[float] = []
         self._task = task
         self._hyperparameters = hyperparameters
@@ -205,7 +236,7 @@ class _Runner:
 
     def compile(self, x: Any, labels: Any) -> None:
         """Compiles an epoch of all seeds."""
-        self._state = jax.jit(over_seeds(lambda k, p: self._transformation(k).init(p)))(
+        self.state = jax.jit(over_seeds(lambda k, p: self._transformation(k).init(p)))(
             self._keys, self.params
         )
 
@@ -214,14 +245,14 @@ class _Runner:
 
         self._compiled = (
             jax.jit(epoch)
-            .lower(x, self.params, self._state, self._keys, labels, batch_indices(self._task, 0))
+            .lower(x, self.params, self.state, self._keys, labels, batch_indices(self._task, 0))
             .compile()
         )
 
     def run_epoch(self, x: Any, labels: Any, indices: np.ndarray) -> None:
         """Trains all seeds for an epoch and takes the time."""
         start = time.perf_counter()
-        self.params, self._state = jax.block_until_ready(
-            self._compiled(x, self.params, self._state, self._keys, labels, indices)
+        self.params, self.state = jax.block_until_ready(
+            self._compiled(x, self.params, self.state, self._keys, labels, indices)
         )
         self.seconds.append(time.perf_counter() - start)

@@ -55,7 +55,7 @@ def found(outcomes, archive):
     return results.collect(the_task, settings, outcomes)
 
 
-def test_json_is_strict_and_complete(found):
+def test_json_is_strict_and_complete(found, archive):
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
@@ -69,6 +69,7 @@ def test_json_is_strict_and_complete(found):
         "test_examples": 13,
         "example_shape": [6],
         "classes": 3,
+        "sha256": data.load(f"npz:{archive}").sha256,
     }
     assert loaded["settings"]["label_noise"] == 0.25
     assert {"sam_optax", "jax", "optax", "flax", "numpy", "python", "device"} == set(

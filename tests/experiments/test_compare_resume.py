@@ -1,0 +1,142 @@
+"""A comparison that was killed, continued from its checkpoint: the same results in the end."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from sam_optax.experiments import results
+
+EPOCHS = 40
+RUN = "import sys; from sam_optax.__main__ import main; code = main(sys.argv[1:])"
+NO_ORBAX = "; sys.exit(code or 'orbax' in {name.partition('.')[0] for name in sys.modules})"
+DEADLINE = 120
+
+
+@pytest.fixture(scope="module")
+def start(archive, tmp_path_factory):
+    """Starts processes that find each other's compiled programs in a cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "MPLBACKEND": "Agg",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    arguments = f"compare --dataset npz:{archive} --batch-size 20 --seeds 2 --methods rsam fsam"
+
+    def start(*more, code=f"{RUN}; sys.exit(code)"):
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *arguments.split(), "--epochs", str(EPOCHS), *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    return start
+
+
+def ended(process):
+    """What a process that ends by itself prints."""
+    try:
+        out, errors = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert "Warning" not in errors
+    return out, errors
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(start, tmp_path_factory):
+    """The directory and the output of a run without checkpoints, which needs no Orbax."""
+    out = tmp_path_factory.mktemp("whole")
+    return out, ended(start("--out", str(out), code=RUN + NO_ORBAX))[0]
+
+
+def killed(process, moment, delay):
+    """Kills a process some time after a moment has come; returns what it said until then."""
+    lines = []
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr), daemon=True)
+    reader.start()
+    end = time.monotonic() + DEADLINE
+    try:
+        while not moment(lines):
+            assert process.poll() is None, f"ended before it was killed: {lines}"
+            assert time.monotonic() < end, lines
+            time.sleep(0.001)
+        time.sleep(delay)
+    finally:
+        process.kill()
+        process.wait(timeout=DEADLINE)
+    reader.join(timeout=DEADLINE)
+    process.stdout.close()
+    process.stderr.close()
+    assert process.returncode == -9
+    assert not any("Warning" in line for line in lines), lines
+    return lines
+
+
+def moments(out):
+    """Ten moments over the life of a run, each with the longest time to wait from then on."""
+    rng = np.random.default_rng(0)
+
+    def says(phase):
+        return lambda lines: any(line.startswith(phase) for line in lines)
+
+    def reaches(epoch):
+        return lambda _: (out / "checkpoint" / f"epoch-{epoch}").is_dir()
+
+    epochs = [reaches(int(e)) for e in np.sort(rng.choice(EPOCHS - 4, 5, replace=False)) + 1]
+    found = [
+        (says("compiling"), 1.0),
+        *((epoch, 0.05) for epoch in epochs[:2]),
+        (lambda _: True, 1.5),  # while it starts
+        *((epoch, 0.05) for epoch in epochs[2:]),
+        (says("training"), 0.05),
+        (says("measuring sharpness"), 0.5),
+        (lambda _: any(out.glob(".*.partial")), 0.02),  # the results are being written
+    ]
+    return [(moment, longest * rng.random()) for moment, longest in found]
+
+
+def without_times(out):
+    found = json.loads((out / "results.json").read_text())
+    for method in found["methods"]:
+        assert method.pop("step_cost") > 0
+        assert method.pop("epoch_seconds") > 0
+    rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    return found, [{**row, "step_cost": None} for row in rows]
+
+
+def table(text):
+    """The table without the column of the step costs, and what is said of where the files are."""
+    return [line.rsplit(maxsplit=1)[0] for line in text.splitlines()[:-1] if line]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_ten_kills_change_nothing(start, uninterrupted, tmp_path):
+    out = tmp_path / "out"
+    arguments = ("--out", str(out), "--checkpoint-every", "1", "--resume")
+    for moment, delay in moments(out):
+        killed(start(*arguments), moment, delay)
+    text, _ = ended(start(*arguments))
+    whole, expected = uninterrupted
+    assert table(text) == table(expected)
+    assert without_times(out) == without_times(whole)
+    ours, theirs = (results.load_params(path / "params.npz") for path in (out, whole))
+    assert list(ours) == list(theirs) == ["rsam", "fsam"]
+    with np.load(out / "params.npz") as a, np.load(whole / "params.npz") as b:
+        assert a.files == b.files
+        for name in a.files:
+            np.testing.assert_array_equal(a[name].view(np.uint32), b[name].view(np.uint32))
+    assert {p.name for p in out.iterdir()} == {p.name for p in whole.iterdir()}
