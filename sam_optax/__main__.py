@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _PROG = "python -m sam_optax"
-_EXTRA = frozenset({"flax", "matplotlib", "mlxtend", "orbax", "rich", "scipy", "sklearn", "tyro"})
+_EXTRA = frozenset({"flax", "matplotlib", "mlxtend", "rich", "scipy", "sklearn", "tyro"})
 
 
 class _Command(NamedTuple):

@@ -1,29 +1,21 @@
-"""The checkpoints of an unfinished comparison: which there are, and whether they are this run's."""
+"""The checkpoint of an unfinished comparison: whether there is one, and of which run."""
 
-import os
-import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from sam_optax.experiments import checkpoint_files, identity, results
-from sam_optax.experiments.checkpoint_files import UnreadableError, reason
+from sam_optax.experiments import checkpoint_file, identity, results
+from sam_optax.experiments.checkpoint_file import UnusableError
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.output import probe
+from sam_optax.experiments.output import replace_files
 from sam_optax.experiments.snapshots import Snapshot
-
-FORMAT = "sam_optax.compare.checkpoint"
-FORMAT_VERSION = 1
-_COMPLETE = re.compile(r"epoch-(\d+)")
-_LEFT_OVER = re.compile(r"epoch-\d+\..+")
-"""What was killed while it was written or removed; a complete one loses its name at once."""
 
 
 class Checkpoints:
-    """The checkpoints of a run, of which the newest is kept.
+    """The checkpoint of a run; a newer one takes its place.
+
+    It is written before the training goes on: in the background, the writing would disturb the
+    times of the steps.
 
     Args:
       out: the directory of the run's results.
@@ -31,42 +23,28 @@ class Checkpoints:
       run: the identity of the run.
 
     Attributes:
-      path: the directory of the checkpoints; it exists only as long as there are any.
+      path: the file.
       every: as given.
-      epoch: epochs that the newest checkpoint of this run has done; 0 without one.
-
-    Raises:
-      UserError: the directory of the checkpoints is none, or cannot be written to.
+      epoch: epochs that the checkpoint of this run has done; 0 without one.
     """
 
     def __init__(self, out: Path, every: int, run: Mapping[str, Any]) -> None:
-        self.path = out / "checkpoint"
+        self.path = out / "checkpoint.msgpack"
         self.every = every
         self.epoch = 0
         self._identity = run
-        self._run: dict[str, Any] = {}
-        try:
-            self._clean()
-            if self.path.exists():
-                probe(self.path)
-        except OSError as error:
-            raise UserError(
-                f"--out: {self.path} cannot be written to ({reason(error)}); remove it or choose "
-                "another --out."
-            ) from error
-        if every:
-            import orbax.checkpoint  # noqa: F401 (if it is missing, say so before the training)
+        self._found: tuple[dict[str, Any], Any] = {}, None
 
     def refuse(self) -> None:
         """Raises :class:`UserError` if there is a checkpoint, which a new run would replace."""
-        if epochs := self._epochs():
+        if self.path.exists():
             raise UserError(
-                f"--out: {self.path} holds an unfinished run, after epoch {epochs[-1]}; add "
-                "--resume to continue it, remove it to start again, or choose another --out."
+                f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
+                "continue that run, remove the file to start again, or choose another directory."
             )
 
     def find(self) -> str | None:
-        """Finds the newest checkpoint.
+        """Reads the checkpoint, if there is one.
 
         Returns:
           What the user should know about it, if anything.
@@ -74,31 +52,22 @@ class Checkpoints:
         Raises:
           UserError: it is damaged, of another version of the format, or of another run.
         """
-        epochs = self._epochs()
-        if not epochs:
-            return None
-        directory = self._directory(epochs[-1])
         try:
-            run = checkpoint_files.read_run(directory)
-        except UnreadableError as error:
-            raise self._unreadable(directory, error) from error
-        versions = run.get("versions", {})
-        if (run.get("format"), run.get("format_version")) != (FORMAT, FORMAT_VERSION):
-            raise UserError(
-                f"--resume: {directory} has version {run.get('format_version')} of the format, by "
-                f"sam_optax {versions.get('sam_optax')}; this sam_optax reads {FORMAT_VERSION}. "
-                f"Continue with that sam_optax, or remove {self.path} to start again."
-            )
-        if run.get("epoch") != epochs[-1] or not {"identity", "record"} <= run.keys():
-            raise self._unreadable(directory, "what it says of itself is wrong")
+            run, arrays = checkpoint_file.decode(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unusable(f"it cannot be read ({_reason(error)})") from error
+        except UnusableError as error:
+            raise self._unusable(error) from error
         if differing := identity.differences(run["identity"], self._identity):
             raise UserError(
-                f"--resume: {self.path} holds a run with other settings: {differing}. Give the "
-                "same ones, choose another --out, or remove it to start again."
+                f"--resume: {self.path} is of a run with other settings: {differing}. Give the "
+                "same ones, choose another --out, or remove the file to start again."
             )
-        self.epoch, self._run = epochs[-1], run
-        now = results.versions()
-        changed = [f"{k} {v} (now {now.get(k)})" for k, v in versions.items() if now.get(k) != v]
+        self.epoch, self._found = run["epoch"], (run, arrays)
+        then, now = run["versions"], results.versions()
+        changed = [f"{k} {then.get(k)} (now {v})" for k, v in now.items() if then.get(k) != v]
         if not changed:
             return None
         return (
@@ -106,82 +75,55 @@ class Checkpoints:
             "little from those of an uninterrupted run."
         )
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Writes a checkpoint, then removes the previous one.
-
-        Raises:
-          UserError: it cannot be written.
-        """
-        run = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "epoch": snapshot.epoch,
-            "identity": self._identity,
-            "versions": results.versions(),
-            "record": snapshot.record,
-        }
-        previous = self._epochs()
-        target = self._directory(snapshot.epoch)
-        try:
-            self.path.mkdir(exist_ok=True)
-            checkpoint_files.write(target, run, snapshot.arrays)
-        except Exception as error:  # there is no telling what a full disk raises
-            kept = f"continue from epoch {previous[-1]}" if previous else "start again"
-            raise UserError(
-                f"--checkpoint-every: {target} cannot be written ({reason(error)}). Put that "
-                f"right, then --resume will {kept}."
-            ) from error
-        finally:
-            self._clean()
-        self.epoch = snapshot.epoch
-        for epoch in previous:
-            self._remove(epoch)
-
     def restore(self, like: Any) -> Snapshot:
-        """Reads the checkpoint that :meth:`find` has found.
+        """The snapshot that :meth:`find` has found.
 
         Args:
           like: params and states with the structure, shapes and dtypes to expect.
 
         Raises:
-          UserError: it is damaged.
+          UserError: it has others.
         """
-        directory = self._directory(self.epoch)
+        (run, arrays), self._found = self._found, ({}, None)
         try:
-            arrays = checkpoint_files.read_arrays(directory, self._run, jax.device_get(like))
-        except UnreadableError as error:
-            raise self._unreadable(directory, error) from error
-        return Snapshot(self.epoch, self._run["record"], arrays)
+            arrays = checkpoint_file.with_structure(arrays, like)
+        except UnusableError as error:
+            raise self._unusable(error) from error
+        return Snapshot(run["epoch"], run["record"], arrays)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Writes a checkpoint in the place of the previous one.
+
+        Raises:
+          UserError: it cannot be written; the previous one is still there.
+        """
+        run = {
+            "epoch": snapshot.epoch,
+            "identity": self._identity,
+            "versions": results.versions(),
+            "record": snapshot.record,
+        }
+        content = checkpoint_file.encode(run, snapshot.arrays)
+        try:
+            replace_files({self.path: content})
+        except OSError as error:
+            then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
+            raise UserError(
+                f"--checkpoint-every: {self.path} cannot be written ({_reason(error)}). Put that "
+                f"right; --resume will {then}."
+            ) from error
+        self.epoch = snapshot.epoch
 
     def finish(self) -> None:
-        """Removes the checkpoints, after the results have been written."""
-        for epoch in self._epochs():  # the newest is the last, and whole until then
-            self._remove(epoch)
-        if self.path.is_dir() and not any(self.path.iterdir()):
-            self.path.rmdir()
+        """Removes the checkpoint, after the results have been written."""
+        self.path.unlink(missing_ok=True)
 
-    def _directory(self, epoch: int) -> Path:
-        return self.path / f"epoch-{epoch}"
-
-    def _epochs(self) -> list[int]:
-        """The epochs of the complete checkpoints, ascending."""
-        if not self.path.is_dir():
-            return []
-        names = (_COMPLETE.fullmatch(entry.name) for entry in self.path.iterdir())
-        return sorted(int(name[1]) for name in names if name)
-
-    def _remove(self, epoch: int) -> None:
-        directory = self._directory(epoch)
-        os.replace(directory, directory.with_name(f"{directory.name}.removed"))
-        self._clean()
-
-    def _clean(self) -> None:
-        for entry in self.path.iterdir() if self.path.exists() else ():
-            if _LEFT_OVER.fullmatch(entry.name):
-                shutil.rmtree(entry)
-
-    def _unreadable(self, directory: Path, error: object) -> UserError:
+    def _unusable(self, why: object) -> UserError:
         return UserError(
-            f"--resume: {directory} is damaged or cannot be read ({error}); remove "
-            f"{self.path} to start again."
+            f"--resume: {self.path} cannot be used: {why}. Remove it to start again, or choose "
+            "another --out."
         )
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

@@ -36,9 +36,10 @@ class OutputDirectory:
     def __enter__(self) -> "OutputDirectory":
         try:
             self._create(self.path)
-            probe(self.path)
-            self._lock = lock(self.path)
-            for partial in self.path.glob(_partial_name("*", "*")):
+            _write(_partial(self.path / "probe"), b"")
+            _partial(self.path / "probe").unlink()
+            self._lock = _lock(self.path)
+            for partial in self.path.glob(_partial_name("*", "[0-9]*")):
                 partial.unlink()
         except BlockingIOError as error:
             raise UserError(
@@ -62,18 +63,11 @@ class OutputDirectory:
             os.close(self._lock)
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Writes all files beside their targets first, then renames them in the order given."""
-        partials = {_partial(self.path / name): self.path / name for name in files}
+        """Writes files as :func:`replace_files` does."""
         try:
-            for (partial, _), content in zip(partials.items(), files.values(), strict=True):
-                _write(partial, content)
-            for partial, target in partials.items():
-                os.replace(partial, target)
+            replace_files({self.path / name: content for name, content in files.items()})
         except OSError as error:
             raise self._user_error(error) from error
-        finally:
-            for partial in partials:
-                partial.unlink(missing_ok=True)
 
     def _create(self, path: Path) -> None:
         if not path.is_dir():
@@ -96,14 +90,24 @@ class OutputDirectory:
         )
 
 
-def probe(directory: Path) -> None:
-    """Raises :class:`OSError` if a directory cannot be written to."""
-    partial = _partial(directory / "probe")
-    _write(partial, b"")
-    partial.unlink()
+def replace_files(files: Mapping[Path, bytes]) -> None:
+    """Writes all files beside their targets first, then renames them in the order given.
+
+    Raises:
+      OSError: one cannot be written.
+    """
+    partials = {target: _partial(target) for target in files}
+    try:
+        for target, content in files.items():
+            _write(partials[target], content)
+        for target, partial in partials.items():
+            os.replace(partial, target)
+    finally:
+        for partial in partials.values():
+            partial.unlink(missing_ok=True)
 
 
-def lock(directory: Path) -> int | None:
+def _lock(directory: Path) -> int | None:
     """Keeps other processes from writing to a directory until this one ends, however it ends.
 
     Returns:

@@ -13,9 +13,7 @@ import pytest
 
 from sam_optax.experiments import results
 
-EPOCHS = 40
-RUN = "import sys; from sam_optax.__main__ import main; code = main(sys.argv[1:])"
-NO_ORBAX = "; sys.exit(code or 'orbax' in {name.partition('.')[0] for name in sys.modules})"
+EPOCHS = 100
 DEADLINE = 120
 
 
@@ -33,9 +31,10 @@ def start(archive, tmp_path_factory):
     }
     arguments = f"compare --dataset npz:{archive} --batch-size 20 --seeds 2 --methods rsam fsam"
 
-    def start(*more, code=f"{RUN}; sys.exit(code)"):
+    def start(out, *more):
+        command = [sys.executable, "-m", "sam_optax", *arguments.split(), "--out", str(out), *more]
         return subprocess.Popen(
-            [sys.executable, "-c", code, *arguments.split(), "--epochs", str(EPOCHS), *more],
+            [*command, "--epochs", str(EPOCHS)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -58,9 +57,9 @@ def ended(process):
 
 @pytest.fixture(scope="module")
 def uninterrupted(start, tmp_path_factory):
-    """The directory and the output of a run without checkpoints, which needs no Orbax."""
+    """The directory and the output of a run without checkpoints."""
     out = tmp_path_factory.mktemp("whole")
-    return out, ended(start("--out", str(out), code=RUN + NO_ORBAX))[0]
+    return out, ended(start(out))[0]
 
 
 def killed(process, moment, delay):
@@ -73,7 +72,7 @@ def killed(process, moment, delay):
         while not moment(lines):
             assert process.poll() is None, f"ended before it was killed: {lines}"
             assert time.monotonic() < end, lines
-            time.sleep(0.001)
+            time.sleep(0.0002)
         time.sleep(delay)
     finally:
         process.kill()
@@ -94,19 +93,33 @@ def moments(out):
         return lambda lines: any(line.startswith(phase) for line in lines)
 
     def reaches(epoch):
-        return lambda _: (out / "checkpoint" / f"epoch-{epoch}").is_dir()
+        return lambda _: checkpointed(out) >= epoch
 
-    epochs = [reaches(int(e)) for e in np.sort(rng.choice(EPOCHS - 4, 5, replace=False)) + 1]
+    def writes(name):
+        return lambda _: any(out.glob(f".{name}.*.partial"))
+
+    epochs = [reaches(e) for e in np.sort(rng.choice(EPOCHS // 2, 4, replace=False)) + 1]
     found = [
         (says("compiling"), 1.0),
-        *((epoch, 0.05) for epoch in epochs[:2]),
+        *((epoch, 0.02) for epoch in epochs[:2]),
         (lambda _: True, 1.5),  # while it starts
-        *((epoch, 0.05) for epoch in epochs[2:]),
-        (says("training"), 0.05),
+        (writes("checkpoint.msgpack"), 0.002),
+        *((epoch, 0.02) for epoch in epochs[2:]),
+        (says("training"), 0.02),
         (says("measuring sharpness"), 0.5),
-        (lambda _: any(out.glob(".*.partial")), 0.02),  # the results are being written
+        (writes("params.npz"), 0.02),
     ]
     return [(moment, longest * rng.random()) for moment, longest in found]
+
+
+def checkpointed(out):
+    """The epochs that the checkpoint has done."""
+    try:
+        with (out / "checkpoint.msgpack").open("rb") as file:
+            file.readline()
+            return json.loads(file.readline())["epoch"]
+    except FileNotFoundError:
+        return 0
 
 
 def without_times(out):
@@ -126,7 +139,7 @@ def table(text):
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_ten_kills_change_nothing(start, uninterrupted, tmp_path):
     out = tmp_path / "out"
-    arguments = ("--out", str(out), "--checkpoint-every", "1", "--resume")
+    arguments = (out, "--checkpoint-every", "1", "--resume")
     for moment, delay in moments(out):
         killed(start(*arguments), moment, delay)
     text, _ = ended(start(*arguments))
