@@ -54,7 +54,14 @@ def run(options: Compare) -> None:
 
 
 def _resume(out: Path, checkpoints: Checkpoints, run_identity: Mapping[str, Any]) -> bool:
-    """Looks for what an earlier process has left; whether it is the results of this very run."""
+    """Looks for what an earlier process has left.
+
+    Returns:
+      Whether it is the results, which are printed; ``checkpoints`` knows of a checkpoint.
+
+    Raises:
+      UserError: it is of another run.
+    """
     stderr = Console(stderr=True, highlight=False)
     if note := checkpoints.find():
         stderr.print(note, soft_wrap=True)
@@ -62,7 +69,8 @@ def _resume(out: Path, checkpoints: Checkpoints, run_identity: Mapping[str, Any]
         return False
     found = results.from_json(out / "results.json")
     if found is None:
-        stderr.print(f"There is no checkpoint in {out}: starting from the beginning.")
+        nothing = f"There is no checkpoint in {out}"
+        stderr.print(f"{nothing}: starting from the beginning.", soft_wrap=True)
         return False
     if differing := identity.differences(identity.of_results(found), run_identity):
         raise UserError(
@@ -111,10 +119,8 @@ def _train_and_print(
             outcomes = training.train(task, _chosen(options), progress, checkpoints)
     except KeyboardInterrupt:
         if checkpoints and checkpoints.epoch:
-            stderr.print(
-                f"After epoch {checkpoints.epoch} there is a checkpoint; --resume continues there.",
-                soft_wrap=True,
-            )
+            there = f"After epoch {checkpoints.epoch} there is a checkpoint"
+            stderr.print(f"{there}; --resume continues from it.", soft_wrap=True)
         raise
     found = results.collect(task, options.settings(), outcomes)
     table.print_results(Console(highlight=False), found)

@@ -48,6 +48,9 @@ WRONG = {
     "dataset": (["--dataset", "cifar"], "--dataset cifar: unknown data set; use one of digits"),
     "file": (["--dataset", "npz:nowhere"], "--dataset npz:nowhere: there is no such file"),
     "out": (["--out", "/proc/here"], "--out /proc/here: cannot be written to .*choose another"),
+    "checkpoints": (["--checkpoint-every", "-1"], "--checkpoint-every -1: use an integer of at l"),
+    "checkpoints nowhere": (["--checkpoint-every", "5"], "--checkpoint-every 5: needs --out DIR"),
+    "resuming nowhere": (["--resume"], "--resume: needs --out DIR"),
     "no integer": (["--epochs", "many"], ".*--epochs.*many.*see python -m sam_optax compare --h"),
     "no option": (["--epoch", "3"], ".*--epoch.*see python -m sam_optax compare --help"),
     "no value": (["--epochs"], ".*--epochs.*see python -m sam_optax compare --help"),
@@ -86,7 +89,7 @@ def test_an_unknown_command(capsys):
 def test_help_lists_every_option(capsys):
     assert main(["compare", "--help"]) == 0
     text = capsys.readouterr().out
-    for option in ("--dataset", "--methods", "--label-noise", "--out", "--rsam.gamma"):
+    for option in ("--dataset", "--methods", "--label-noise", "--out", "--resume", "--rsam.gamma"):
         assert option in text
 
 

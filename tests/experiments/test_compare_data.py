@@ -113,3 +113,15 @@ def test_models_refuse_what_they_cannot_do():
         models.build("vit", (8, 8, 1), 10)
     with pytest.raises(UserError, match=r"--model cnn: .*6 features.*use --model mlp"):
         models.build("cnn", (6,), 10)
+
+
+def test_the_digest_is_of_the_contents(arrays, archive, tmp_path):
+    def digest(**changed):
+        np.savez(tmp_path / "other.npz", **(arrays | changed))
+        return data.load(f"npz:{tmp_path / 'other.npz'}").sha256
+
+    assert digest() == data.load(f"npz:{archive}").sha256
+    x, y = arrays["x_test"].copy(), arrays["y_test"].copy()
+    x[-1, -1] = np.nextafter(x[-1, -1], np.inf)
+    y[-1] = 1 - y[-1]
+    assert len({digest(), digest(x_test=x), digest(y_test=y)}) == 3

@@ -77,3 +77,36 @@ def test_a_read_only_directory_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"permission denied"), OutputDirectory(tmp_path / "a"):
         pytest.fail("entered")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_processes_left_is_taken_away(tmp_path):
+    for name in (".results.csv.17.partial", ".probe.4242.partial", ".mine.partial", "a.1.partial"):
+        (tmp_path / name).write_text("")
+    with OutputDirectory(tmp_path):
+        pass
+    assert {p.name for p in tmp_path.iterdir()} == {".mine.partial", "a.1.partial"}
+
+
+def test_a_directory_is_for_one_process_at_a_time(tmp_path):
+    pytest.importorskip("fcntl")
+    partial = tmp_path / ".a.1.partial"
+    with OutputDirectory(tmp_path):
+        partial.write_text("somebody is writing")
+        match = f"^--out {tmp_path}: another process is writing there; wait for it or choose"
+        with pytest.raises(UserError, match=match), OutputDirectory(tmp_path):
+            pytest.fail("entered")
+        assert partial.exists()
+    with OutputDirectory(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def fail(*args):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with OutputDirectory(tmp_path) as out:
+        out.write({"a": b"new"})
+    assert (tmp_path / "a").read_text() == "new"

@@ -65,6 +65,35 @@ def test_all_done_is_one_and_zero():
     assert estimate.remaining == 0
 
 
+def test_pieces_of_an_earlier_process_are_done_but_not_measured():
+    estimate = Estimate({"sgd": (1.0, 10), "sam": (2.0, 10)}, Clock())
+    estimate.skip("sgd", 4)
+    estimate.skip("sam", 4)
+    assert estimate.fraction == pytest.approx(0.4)
+    assert estimate.remaining is None
+    estimate.done("sgd", 5.0)
+    assert estimate.remaining == pytest.approx(5 * 5 + 6 * 10)
+    assert estimate.fraction == pytest.approx(13 / 30)
+
+
+def test_epochs_of_an_earlier_process_count(monkeypatch):
+    monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)
+    file = io.StringIO()
+    work = {"sgd": (1.0, 8), "checkpoint": (0.5, 4)}
+    with Progress(Console(file=file, width=100), work, 8) as shown:
+        shown.resumed({"sgd": 6, "checkpoint": 3})
+        shown.compiling("sgd", 1, 1)
+        for kind in ("sgd", "sgd", "checkpoint"):
+            shown.done(kind, 60.0)
+    assert file.getvalue().splitlines() == [
+        "resuming after epoch 6 of 8: 75 % done, time left not known yet",
+        "compiling sgd (1 of 1): 75 % done, time left not known yet",
+        "training, epoch 7 of 8: 85 % done, 1:30 left",
+        "training, epoch 8 of 8: 95 % done, 0:30 left",
+        "training, epoch 8 of 8: 100 % done, 0:00 left",
+    ]
+
+
 def _run(file, **console):
     work = {"sgd": (1.0, 2), "sharpness": (1.0, 1)}
     with Progress(Console(file=file, width=100, **console), work, 2) as shown:
