@@ -9,6 +9,7 @@ from rich.console import Console
 from sam_optax.experiments import data, identity, models, results, table, training
 from sam_optax.experiments.checkpoints import Checkpoints
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods import Variant
 from sam_optax.experiments.options import Compare, check
 from sam_optax.experiments.output import OutputDirectory
 from sam_optax.experiments.progress import Progress
@@ -105,18 +106,19 @@ def _task(options: Compare) -> Task:
     )
 
 
-def _chosen(options: Compare) -> dict[str, dict[str, float]]:
-    return {name: options.hyperparameters_of(name) for name in options.methods}
+def _chosen(options: Compare) -> dict[str, Variant]:
+    return {name: options.variant(name) for name in options.methods}
 
 
 def _train_and_print(
     task: Task, options: Compare, checkpoints: Checkpoints | None = None
 ) -> tuple[dict[str, Outcome], Mapping[str, Any]]:
-    work = training.work(task, options.methods, options.checkpoint_every)
+    chosen = _chosen(options)
+    work = training.work(task, chosen, options.checkpoint_every)
     stderr = Console(stderr=True, highlight=False)
     try:
         with Progress(stderr, work, task.epochs) as progress:
-            outcomes = training.train(task, _chosen(options), progress, checkpoints)
+            outcomes = training.train(task, chosen, progress, checkpoints)
     except KeyboardInterrupt:
         if checkpoints and checkpoints.epoch:
             there = f"After epoch {checkpoints.epoch} there is a checkpoint"

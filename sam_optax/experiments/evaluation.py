@@ -54,9 +54,13 @@ def total(f: Any, data: Blocks) -> Any:
 
 def batch_loss(model: nn.Module, params: Any, x: Any, y: Any, weight: Any = 1.0) -> jax.Array:
     """The weighted sum of the examples' cross entropies, in nats."""
+    return jnp.sum(weight * losses(model, params, x, y))
+
+
+def losses(model: nn.Module, params: Any, x: Any, y: Any) -> jax.Array:
+    """The examples' cross entropies, in nats."""
     logits = model.apply(params, x)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
-    return jnp.sum(weight * losses)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
 def evaluate(model: nn.Module, params: Any, train: Blocks, test: Blocks) -> dict[str, jax.Array]:

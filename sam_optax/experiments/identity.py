@@ -3,22 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
+from sam_optax.experiments.methods import Variant
 from sam_optax.experiments.task import Task
 
 
-def of(
-    task: Task, settings: Mapping[str, Any], chosen: Mapping[str, Mapping[str, float]]
-) -> dict[str, Any]:
+def of(task: Task, settings: Mapping[str, Any], chosen: Mapping[str, Variant]) -> dict[str, Any]:
     """The identity of a run that is about to begin, as plain data.
 
     Args:
       task: what is trained on.
       settings: options by name.
-      chosen: hyperparameters of each method that is trained; those of others do not matter.
+      chosen: what is trained, by name; the hyperparameters of others do not matter.
     """
     return {
         "settings": dict(settings),
-        "hyperparameters": {name: dict(values) for name, values in chosen.items()},
+        "hyperparameters": {name: dict(v.hyperparameters) for name, v in chosen.items()},
         "data": task.dataset.sha256,
     }
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import jax
 import tyro
 
 from sam_optax.experiments import methods
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods import METHODS
+from sam_optax.experiments.family import DEFAULT, METHODS
+from sam_optax.experiments.methods import Variant
 
 
 def _arg(help: str, metavar: str | None = None) -> Any:
@@ -21,9 +21,13 @@ def _arg(help: str, metavar: str | None = None) -> Any:
 
 _METHOD_OPTIONS = {
     name: dataclasses.make_dataclass(
-        f"{name.capitalize()}Options",
+        f"{name.title().replace('_', '')}Options",
         [
-            (option, Annotated[float, _arg(value.help)], dataclasses.field(default=value.default))
+            (
+                option,
+                Annotated[type(value.default), _arg(value.help)],
+                dataclasses.field(default=value.default),
+            )
             for option, value in method.options.items()
         ],
         frozen=True,
@@ -71,8 +75,13 @@ class Compare:
         ),
     ] = "mlp"
     methods: Annotated[
-        tuple[str, ...], _arg(f"Which to train: {', '.join(METHODS)}.", "METHOD ...")
-    ] = tuple(METHODS)
+        tuple[str, ...],
+        _arg(
+            "Which to train: all, or some of "
+            f"{', '.join(f'{name} ({method.title})' for name, method in METHODS.items())}.",
+            "METHOD ...",
+        ),
+    ] = DEFAULT
     label_noise: float = 0.4
     """Share of the training labels that is moved to another class, in [0, 1)."""
     epochs: int = 60
@@ -126,10 +135,10 @@ class Compare:
     )
     """Hyperparameters of each method."""
 
-    def hyperparameters_of(self, name: str) -> dict[str, float]:
-        """The hyperparameters of a method by name."""
+    def variant(self, name: str) -> Variant:
+        """A method by name, with its hyperparameters."""
         options = getattr(self.hyperparameters, name, None)
-        return dataclasses.asdict(options) if options is not None else {}
+        return Variant(METHODS[name], {} if options is None else dataclasses.asdict(options))
 
     def base(self) -> dict[str, float]:
         """The hyperparameters of the base optimizer."""
@@ -162,8 +171,10 @@ def check(options: Compare) -> None:
         value = getattr(options, name)
         if not (math.isfinite(value) and allowed(value)):
             raise UserError(f"{_flag(name)} {value:g}: use a number {interval}.")
-    for name in METHODS:
-        methods.check(name, options.hyperparameters_of(name), jax.random.key(0))
+    for name, method in METHODS.items():
+        variant = options.variant(name)
+        if name in options.methods or variant != method.variant():
+            methods.check(name, variant)
 
 
 _LOWEST = {"epochs": 1, "seeds": 1, "seed_offset": 0, "batch_size": 1, "checkpoint_every": 0}

@@ -9,7 +9,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_SYMBOLS = {"rho": "ρ", "eta": "η", "gamma": "γ", "lmbda": "λ", "sigma": "σ"}
+_SYMBOLS = {
+    "alpha": "α",
+    "beta": "β",
+    "decay": "β",
+    "eta": "η",
+    "gamma": "γ",
+    "lmbda": "λ",
+    "rho": "ρ",
+    "rho_max": "ρ ≤",
+    "rho_min": "ρ ≥",
+    "sigma": "σ",
+    "theta": "θ",
+}
 
 
 def print_results(console: Console, results: Mapping[str, Any]) -> None:

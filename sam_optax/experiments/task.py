@@ -59,5 +59,9 @@ def batch_indices(task: Task, epoch: int) -> np.ndarray:
 
 
 def keys(task: Task, purpose: int) -> jax.Array:
-    """One PRNG key a seed; purpose 0 is the initialization, 1 the method's own randomness."""
+    """One PRNG key a seed.
+
+    Purpose 0 is the initialization, 1 the method's own randomness, 2 + i what the steps of epoch i
+    draw outside of it.
+    """
     return jnp.stack([jax.random.fold_in(jax.random.key(seed), purpose) for seed in task.seeds])

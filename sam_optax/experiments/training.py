@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from sam_optax.experiments import evaluation, methods, snapshots
 from sam_optax.experiments.evaluation import Blocks
+from sam_optax.experiments.family import METHODS
+from sam_optax.experiments.methods import Step, Variant
 from sam_optax.experiments.snapshots import Checkpointer
 from sam_optax.experiments.task import Task, batch_indices, corrupted_labels, keys
 
@@ -62,26 +63,27 @@ class Listener(Protocol):
 
 
 def work(
-    task: Task, names: Sequence[str], checkpoint_every: int = 0
+    task: Task, chosen: Mapping[str, Variant], checkpoint_every: int = 0
 ) -> dict[str, tuple[float, int]]:
     """The pieces of work to come: kind -> (cost in gradients of an epoch, number of pieces)."""
     evaluation_cost = (1 + len(task.dataset.x_test) / len(task.dataset.x_train)) / 3
     pieces = {
-        name: (methods.METHODS[name].gradients + evaluation_cost, task.epochs) for name in names
+        name: (variant.method.gradients + evaluation_cost, task.epochs)
+        for name, variant in chosen.items()
     }
-    if REFERENCE not in names:
+    if REFERENCE not in chosen:
         pieces[f"{REFERENCE} for reference"] = (1.0, min(task.epochs, REFERENCE_ROUNDS))
     if checkpoint_every:
         pieces["checkpoint"] = (0.1, task.epochs // checkpoint_every)
-    return {**pieces, "sharpness": (5 / 3, len(names))}
+    return {**pieces, "sharpness": (5 / 3, len(chosen))}
 
 
 def work_of_epochs(
-    epochs: int, task: Task, names: Sequence[str], checkpoint_every: int = 0
+    epochs: int, task: Task, chosen: Mapping[str, Variant], checkpoint_every: int = 0
 ) -> dict[str, int]:
     """The pieces of :func:`work` that are done after so many epochs: kind -> number."""
     whole = dataclasses.replace(task, epochs=epochs)
-    pieces = work(whole, names, checkpoint_every)
+    pieces = work(whole, chosen, checkpoint_every)
     return {kind: count for kind, (_, count) in pieces.items() if kind != "sharpness"}
 
 
@@ -98,7 +100,7 @@ def over_seeds(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def train(
     task: Task,
-    chosen: Mapping[str, dict[str, float]],
+    chosen: Mapping[str, Variant],
     listener: Listener,
     checkpoints: Checkpointer | None = None,
 ) -> dict[str, Outcome]:
@@ -106,7 +108,7 @@ def train(
 
     Args:
       task: what to train on.
-      chosen: hyperparameters of each method to train.
+      chosen: what to train, by name; the name ``REFERENCE`` is the base optimizer's.
       listener: is told of every piece of work.
       checkpoints: keeps snapshots; the training begins with the one that it has, if any.
 
@@ -115,7 +117,7 @@ def train(
     """
     every, first_epoch = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
     if first_epoch:
-        listener.resumed(work_of_epochs(first_epoch, task, list(chosen), every))
+        listener.resumed(work_of_epochs(first_epoch, task, chosen, every))
     train_labels = corrupted_labels(task)
     x = jnp.asarray(task.dataset.x_train)
     labels = jnp.asarray(train_labels)
@@ -128,8 +130,10 @@ def train(
     model = task.model
     initial = jax.jit(over_seeds(lambda key: model.init(key, x[:1])))(keys(task, 0))
 
-    runners = {name: _Runner(task, name, h, initial) for name, h in chosen.items()}
-    reference = runners.get(REFERENCE) or _Runner(task, REFERENCE, {}, initial)
+    runners = {name: _Runner(task, name, v, initial) for name, v in chosen.items()}
+    reference = runners.get(REFERENCE) or _Runner(
+        task, REFERENCE, Variant(METHODS[REFERENCE], {}), initial
+    )
     timed = [*runners.values()] + ([] if REFERENCE in runners else [reference])
 
     # The examples are arguments: as constants of the program they would be compiled into it.
@@ -158,13 +162,13 @@ def train(
     if checkpoints and first_epoch:
         snapshots.put(checkpoints.restore(snapshots.arrays(timed)), timed, curves)
     for epoch in range(first_epoch, task.epochs):
-        indices = batch_indices(task, epoch)
+        indices, epoch_keys = batch_indices(task, epoch), keys(task, 2 + epoch)
         # No method always comes first.
         for runner in timed[epoch % len(timed) :] + timed[: epoch % len(timed)]:
             if runner.name not in chosen and epoch >= REFERENCE_ROUNDS:
                 continue
             start = time.perf_counter()
-            runner.run_epoch(x, labels, indices)
+            runner.run_epoch(x, labels, epoch_keys, indices)
             if runner.name in chosen:
                 curves[runner.name].append(
                     jax.device_get(evaluate_all(runner.params, train_set, test_set))
@@ -182,7 +186,7 @@ def train(
         rise = jax.device_get(sharpness_all(runner.params, train_set))
         listener.done("sharpness", time.perf_counter() - start)
         outcomes[name] = Outcome(
-            hyperparameters=dict(chosen[name]),
+            hyperparameters=dict(chosen[name].hyperparameters),
             params=jax.device_get(runner.params),
             train_loss=np.stack([point["train_loss"] for point in curves[name]]),
             test_accuracy=np.stack([point["test_accuracy"] for point in curves[name]]),
@@ -202,57 +206,58 @@ def relative_cost(seconds: Sequence[float], reference: Sequence[float]) -> float
 class _Runner:
     """One method on its way: its params and optimizer states, one of each a seed."""
 
-    def __init__(
-        self, task: Task, name: str, hyperparameters: Mapping[str, float], initial: Any
-    ) -> None:
+    def __init__(self, task: Task, name: str, variant: Variant, initial: Any) -> None:
         self.name = name
         self.params = initial
         self.state: Any = None
         self.seconds: list[float] = []
         self._task = task
-        self._hyperparameters = hyperparameters
+        self._variant = variant
         self._keys = keys(task, 1)
-        self._base_tx = methods.base_optimizer(
-            **task.base, steps=task.epochs * task.steps_per_epoch
-        )
-
-    def _transformation(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
-        return methods.transformation(self.name, self._hyperparameters, self._base_tx, key)
+        self._base = methods.base_optimizer(**task.base, steps=task.epochs * task.steps_per_epoch)
 
     def _epoch(
-        self, x: Any, params: Any, state: Any, key: Any, labels: Any, indices: Any
+        self,
+        x: Any,
+        params: Any,
+        state: Any,
+        key: Any,
+        epoch_key: Any,
+        labels: Any,
+        indices: Any,
     ) -> tuple[Any, Any]:
         """One seed's steps of an epoch."""
-        tx = self._transformation(key)
+        tx = self._variant.transformation(self._base, key)
 
-        def step(carry: tuple[Any, Any], index: Any) -> tuple[tuple[Any, Any], None]:
+        def losses_fn(params: Any, batch: Any) -> jax.Array:
+            return evaluation.losses(self._task.model, params, *batch)
+
+        def step(carry: tuple[Any, Any], this: Any) -> tuple[tuple[Any, Any], None]:
             params, state = carry
-            batch, size = (x[index], labels[index]), len(index)
-            grad_fn = jax.grad(lambda p: evaluation.batch_loss(self._task.model, p, *batch) / size)
-            updates, state = tx.update(grad_fn(params), state, params, grad_fn=grad_fn)
-            return (optax.apply_updates(params, updates), state), None
+            index, step_key = this
+            step = Step(losses_fn, params, (x[index], labels[index]), step_key, (x, labels))
+            return self._variant.update(tx, state, step), None
 
-        return jax.lax.scan(step, (params, state), indices)[0]
+        step_keys = jax.random.split(epoch_key, len(indices))
+        return jax.lax.scan(step, (params, state), (indices, step_keys))[0]
 
     def compile(self, x: Any, labels: Any) -> None:
         """Compiles an epoch of all seeds."""
-        self.state = jax.jit(over_seeds(lambda k, p: self._transformation(k).init(p)))(
-            self._keys, self.params
-        )
+        self.state = jax.jit(
+            over_seeds(lambda k, p: self._variant.transformation(self._base, k).init(p))
+        )(self._keys, self.params)
 
         def epoch(x: Any, *per_seed: Any) -> tuple[Any, Any]:
             return over_seeds(lambda *one: self._epoch(x, *one))(*per_seed)
 
-        self._compiled = (
-            jax.jit(epoch)
-            .lower(x, self.params, self.state, self._keys, labels, batch_indices(self._task, 0))
-            .compile()
-        )
+        arguments = self.params, self.state, self._keys, keys(self._task, 2), labels
+        lowered = jax.jit(epoch).lower(x, *arguments, batch_indices(self._task, 0))
+        self._compiled = lowered.compile()
 
-    def run_epoch(self, x: Any, labels: Any, indices: np.ndarray) -> None:
+    def run_epoch(self, x: Any, labels: Any, epoch_keys: jax.Array, indices: np.ndarray) -> None:
         """Trains all seeds for an epoch and takes the time."""
         start = time.perf_counter()
         self.params, self.state = jax.block_until_ready(
-            self._compiled(x, self.params, self.state, self._keys, labels, indices)
+            self._compiled(x, self.params, self.state, self._keys, epoch_keys, labels, indices)
         )
         self.seconds.append(time.perf_counter() - start)

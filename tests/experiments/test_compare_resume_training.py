@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from sam_optax.experiments import checkpoint_file, data, methods, models, task, training
+from sam_optax.experiments import checkpoint_file, data, models, task, training
 from sam_optax.experiments.checkpoints import Checkpoints
+from sam_optax.experiments.family import METHODS
 
 EPOCHS = 4
 IDENTITY = {"settings": {}, "hyperparameters": {}, "data": ""}
-NAMES = ("rsam", "fsam")
+CHOSEN = {name: METHODS[name].variant() for name in ("rsam", "fsam")}
 ROUNDS = 2
 """Of the reference, which is not compared: fewer than the epochs."""
 
@@ -76,8 +77,7 @@ def small_task(archive):
 
 
 def train(small_task, listener, checkpoints=None):
-    chosen = {name: methods.defaults(name) for name in NAMES}
-    return training.train(small_task, chosen, listener, checkpoints)
+    return training.train(small_task, CHOSEN, listener, checkpoints)
 
 
 def found(out, every=1):
@@ -108,8 +108,8 @@ def test_stopping_and_going_on_changes_no_bit(small_task, tmp_path):
         for name, earlier in before.items():  # what was measured before counts
             assert seconds[name][: len(earlier)] == earlier
     outcomes = train(small_task, listener := Listener(), found(tmp_path))
-    assert listener.before == training.work_of_epochs(EPOCHS, small_task, NAMES, 1)
-    announced = training.work(small_task, NAMES, 1)
+    assert listener.before == training.work_of_epochs(EPOCHS, small_task, CHOSEN, 1)
+    announced = training.work(small_task, CHOSEN, 1)
     assert listener.counts == {kind: count for kind, (_, count) in announced.items()}
     for name, outcome in outcomes.items():
         jax.tree.map(np.testing.assert_array_equal, outcome.params, straight[name].params)
@@ -125,7 +125,7 @@ def test_checkpoints_are_as_far_apart_as_was_asked(small_task, tmp_path):
     train(small_task, listener := Listener(), checkpoints)
     assert checkpoints.epoch == 3
     assert (
-        listener.counts["checkpoint"] == 1 == training.work(small_task, NAMES, 3)["checkpoint"][1]
+        listener.counts["checkpoint"] == 1 == training.work(small_task, CHOSEN, 3)["checkpoint"][1]
     )
     listener = Listener()
     train(small_task, listener, found(tmp_path, every=0))

@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import sam_optax
-from sam_optax.experiments import data, evaluation, methods, models, task, training
+from sam_optax.experiments import data, evaluation, models, task, training
+from sam_optax.experiments.family import DEFAULT, METHODS
 
 EPOCHS, BATCH = 2, 12
 
@@ -46,12 +47,14 @@ def train(small_task, chosen):
 
 @pytest.fixture(scope="module")
 def first_run(small_task):
-    return train(small_task, {name: methods.defaults(name) for name in methods.METHODS})
+    return train(small_task, {name: METHODS[name].variant() for name in DEFAULT})
 
 
 @pytest.fixture(scope="module")
 def second_run(small_task):
-    return train(small_task, {"sam": {"rho": 0.0}, "rsam": methods.defaults("rsam")})
+    return train(
+        small_task, {"sam": METHODS["sam"].variant(rho=0.0), "rsam": METHODS["rsam"].variant()}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,7 @@ def outcomes(first_run):
 
 def perturbation(name, seed):
     """Each method as a user would write it, with the table's values."""
-    h = methods.defaults(name)
+    h = METHODS[name].variant().hyperparameters
     key = jax.random.fold_in(jax.random.key(seed), 1)
     return {
         "sgd": lambda: None,
@@ -108,7 +111,7 @@ def loop(small_task, name, seed):
     return params, loss(params, dataset.x_train, y), np.mean(predicted == dataset.y_test)
 
 
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", DEFAULT)
 def test_a_seed_of_a_method_is_a_straightforward_loop(small_task, outcomes, name):
     params, loss, accuracy = loop(small_task, name, seed=4)
     outcome = outcomes[name]
@@ -140,7 +143,7 @@ def test_the_same_command_gives_the_same_numbers(second_run, outcomes):
 
 def test_the_announced_work_is_the_work_done(small_task, first_run, second_run):
     for outcomes, recorder in (first_run, second_run):
-        announced = training.work(small_task, list(outcomes))
+        announced = training.work(small_task, {name: METHODS[name].variant() for name in outcomes})
         pieces = {kind: recorder.pieces.count(kind) for kind in recorder.pieces}
         assert pieces == {kind: count for kind, (_, count) in announced.items()}
         count = len(recorder.programs)
@@ -156,7 +159,7 @@ def test_step_costs_are_relative_to_sgd_even_where_it_is_not_compared(first_run,
 
 def test_batched_seeds_are_seeds_in_turn(small_task, outcomes, monkeypatch):
     monkeypatch.setattr(training, "over_seeds", jax.vmap)
-    batched = train(small_task, {"sgd": {}})[0]["sgd"]
+    batched = train(small_task, {"sgd": METHODS["sgd"].variant()})[0]["sgd"]
     np.testing.assert_allclose(batched.train_loss, outcomes["sgd"].train_loss, rtol=1e-4)
 
 

@@ -1,0 +1,150 @@
+"""Every method of the comparison takes steps, and its own ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close
+
+import sam_optax
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.family import METHODS
+from sam_optax.experiments.methods import Base, Step, check
+
+KEY = jax.random.key(3)
+X = jax.random.normal(jax.random.key(1), (40, 3))
+Y = jax.random.randint(jax.random.key(2), (40,), 0, 2)
+PARAMS = {"kernel": jnp.array([[0.5, -1.0], [1.0, 0.3], [-0.2, 0.1]]), "bias": jnp.zeros(2)}
+BASE = Base(optax.sgd(0.5, momentum=0.9), optax.constant_schedule(0.5))
+STEPS = 3
+
+
+def losses_fn(params, batch):
+    logits = batch[0] @ params["kernel"] + params["bias"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1])
+
+
+def batch(i):
+    return X[10 * i : 10 * i + 10], Y[10 * i : 10 * i + 10]
+
+
+def run(name, **hyperparameters):
+    variant = METHODS[name].variant(**hyperparameters)
+    tx = variant.transformation(BASE, KEY)
+
+    @jax.jit
+    def train(params):
+        state = tx.init(params)
+        for i in range(STEPS):
+            key = jax.random.fold_in(KEY, i)
+            params, state = variant.update(
+                tx, state, Step(losses_fn, params, batch(i), key, (X, Y))
+            )
+        return params
+
+    return train(PARAMS)
+
+
+def loop(tx, arguments=lambda grad, i: {"grad_fn": grad(batch(i))}):
+    @jax.jit
+    def train(params):
+        state = tx.init(params)
+        for i in range(STEPS):
+            grad = lambda b: jax.grad(lambda p: losses_fn(p, b).mean())
+            updates, state = tx.update(None, state, params, **arguments(grad, i))
+            params = optax.apply_updates(params, updates)
+        return params
+
+    return train(PARAMS)
+
+
+def sharp(perturbation, base=BASE.tx, **options):
+    return sam_optax.sharpness_aware(base, perturbation, **options)
+
+
+SAM = sam_optax.sam(0.5)
+
+
+def with_part(grad, i):
+    x, y = batch(i)
+    return {"grad_fn": grad(batch(i)), "ascent_grad_fn": grad((x[::5], y[::5]))}
+
+
+def with_all(grad, i):
+    return {"grad_fn": grad(batch(i)), "ascent_grad_fn": grad((X, Y))}
+
+
+# As a user would write them; those that the library's own tests cover in this form are left out.
+BY_HAND = {
+    "gsam": lambda: loop(
+        sharp(sam_optax.sam(0.8), optax.chain(sam_optax.surrogate_gap(0.1), BASE.tx))
+    ),
+    "looksam": lambda: loop(
+        sharp(
+            sam_optax.sam(0.3),
+            optax.chain(sam_optax.reuse_orthogonal(0.7), BASE.tx),
+            when=sam_optax.every(5),
+        )
+    ),
+    "part": lambda: loop(sharp(sam_optax.sam(0.8)), with_part),
+    "sam_full": lambda: loop(sharp(SAM), with_all),
+    "every": lambda: loop(sharp(sam_optax.sam(1.0), when=sam_optax.every(5))),
+    "wsam_decoupled": lambda: loop(sharp(SAM, sam_optax.decoupled_sharpness(BASE.tx, 0.5, 9.0))),
+    "msam": lambda: loop(
+        sharp(sam_optax.momentum_start(optax.chain(sam_optax.sam(2.0), optax.scale(-1.0)), 0.9))
+    ),
+    "f_asam": lambda: loop(
+        sharp(optax.chain(sam_optax.remove_full_gradient(1.0, 0.9), sam_optax.asam(2.0, 0.01)))
+    ),
+}
+HYPER = {"part": {"fraction": 0.2}, "gsam": {"lr_max": 0.5}}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return {name: run(name, **HYPER.get(name, {})) for name in METHODS}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_takes_steps_of_its_own(trained, name):
+    leaves = jax.tree.leaves(trained[name])
+    assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+    if name not in ("sgd", "wsam"):  # the latter is SAM at its default, γ = ½
+        others = {other: trained[other]["kernel"] for other in METHODS if other != name}
+        same = {
+            o for o, kernel in others.items() if np.array_equal(kernel, trained[name]["kernel"])
+        }
+        assert same <= {"wsam"}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_is_what_a_user_would_write(trained, name):
+    assert_close(trained[name], BY_HAND[name](), 1e-6)
+
+
+def test_the_wrong_method_is_told_apart(trained):
+    with pytest.raises(AssertionError):
+        assert_close(trained["part"], BY_HAND["sam_full"](), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("sam", {"rho": -1.0}, r"--sam\.rho must be in \[0, inf\), got -1\.0"),
+        ("part", {"fraction": 0.0}, r"--part\.fraction must be in \(0, 1\], got 0\.0"),
+        ("looksam", {"k": 0}, r"--looksam\.k must be at least 1, got 0"),
+        ("ssam_f", {"every": 0}, r"--ssam-f\.every must be at least 1, got 0"),
+        ("wsam", {"gamma": 1.0}, r"--wsam\.gamma must be in \[0, 1\), got 1\.0"),
+        ("gsam", {"rho_max": 0.1}, r"--gsam\.rho_max must be in \[0\.2, inf\), got 0\.1"),
+        ("low_pass", {"samples": 0}, r"--low-pass\.samples must be at least 1, got 0"),
+    ],
+)
+def test_what_the_library_refuses_names_the_option(name, wrong, message):
+    with pytest.raises(UserError, match=message):
+        check(name, METHODS[name].variant(**wrong))
+
+
+def test_defaults_are_accepted():
+    for name, method in METHODS.items():
+        check(name, method.variant())
