@@ -9,7 +9,6 @@ from rich.console import Console
 from sam_optax.experiments import data, identity, models, results, table, training
 from sam_optax.experiments.checkpoints import Checkpoints
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods import Variant
 from sam_optax.experiments.options import Compare, check
 from sam_optax.experiments.output import OutputDirectory
 from sam_optax.experiments.progress import Progress
@@ -31,10 +30,10 @@ def run(options: Compare) -> None:
     if options.out is None:
         _train_and_print(task, options)
         return
-    from sam_optax.experiments import plots  # takes its time, and might not be installed
+    import matplotlib  # noqa: F401  (before the training, as it might not be installed)
 
     with OutputDirectory(options.out) as out:
-        run_identity = identity.of(task, options.settings(), _chosen(options))
+        run_identity = identity.of(task, options.settings(), options.chosen())
         checkpoints = Checkpoints(options.out, options.checkpoint_every, run_identity)
         if not options.resume:
             checkpoints.refuse()
@@ -44,8 +43,7 @@ def run(options: Compare) -> None:
         out.write(
             {
                 "params.npz": results.params_to_npz(task.seeds, outcomes),
-                "curves.png": plots.curves(found),
-                "bars.png": plots.bars(found),
+                **_pictures(found),
                 "results.csv": results.to_csv(found),
                 "results.json": results.to_json(found),
             }
@@ -79,7 +77,7 @@ def _resume(out: Path, checkpoints: Checkpoints, run_identity: Mapping[str, Any]
             "another --out, or leave out --resume to replace them."
         )
     stdout = Console(highlight=False)
-    table.print_results(stdout, found)
+    _print(found)
     stdout.print(f"\nThis run is finished: its results are in {out}.", soft_wrap=True)
     return True
 
@@ -106,14 +104,30 @@ def _task(options: Compare) -> Task:
     )
 
 
-def _chosen(options: Compare) -> dict[str, Variant]:
-    return {name: options.variant(name) for name in options.methods}
+def _print(found: Mapping[str, Any]) -> None:
+    stdout = Console(highlight=False)
+    if not found["settings"]["frontier"]:
+        table.print_results(stdout, found)
+        return
+    from sam_optax.experiments import frontier
+
+    frontier.print_frontier(stdout, found)
+
+
+def _pictures(found: Mapping[str, Any]) -> dict[str, bytes]:
+    from sam_optax.experiments import plots  # takes its time, and might not be installed
+
+    if not found["settings"]["frontier"]:
+        return {"curves.png": plots.curves(found), "bars.png": plots.bars(found)}
+    from sam_optax.experiments import frontier_plot
+
+    return {"frontier.png": frontier_plot.frontier(found)}
 
 
 def _train_and_print(
     task: Task, options: Compare, checkpoints: Checkpoints | None = None
 ) -> tuple[dict[str, Outcome], Mapping[str, Any]]:
-    chosen = _chosen(options)
+    chosen = options.chosen()
     work = training.work(task, chosen, options.checkpoint_every)
     stderr = Console(stderr=True, highlight=False)
     try:
@@ -125,5 +139,5 @@ def _train_and_print(
             stderr.print(f"{there}; --resume continues from it.", soft_wrap=True)
         raise
     found = results.collect(task, options.settings(), outcomes)
-    table.print_results(Console(highlight=False), found)
+    _print(found)
     return outcomes, found

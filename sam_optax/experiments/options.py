@@ -82,6 +82,14 @@ class Compare:
             "METHOD ...",
         ),
     ] = DEFAULT
+    frontier: Annotated[
+        bool,
+        tyro.conf.FlagCreatePairsOff,
+        _arg(
+            "Compare what is cheaper than SAM at several radii in place of --methods: accuracy "
+            "against the cost of a step, as a table and (with --out) as frontier.png."
+        ),
+    ] = False
     label_noise: float = 0.4
     """Share of the training labels that is moved to another class, in [0, 1)."""
     epochs: int = 60
@@ -140,6 +148,14 @@ class Compare:
         options = getattr(self.hyperparameters, name, None)
         return Variant(METHODS[name], {} if options is None else dataclasses.asdict(options))
 
+    def chosen(self) -> dict[str, Variant]:
+        """What is trained, by name."""
+        if self.frontier:
+            from sam_optax.experiments import frontier  # SciPy takes its time
+
+            return frontier.variants(self.variant)
+        return {name: self.variant(name) for name in self.methods}
+
     def base(self) -> dict[str, float]:
         """The hyperparameters of the base optimizer."""
         return {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
@@ -155,6 +171,10 @@ class Compare:
 def check(options: Compare) -> None:
     """Raises :class:`UserError` for an option out of range, before anything is loaded."""
     _check_methods(options.methods)
+    if options.frontier and options.methods != DEFAULT:
+        raise UserError(
+            "--frontier: chooses the methods itself; leave --methods out, or leave --frontier out."
+        )
     for name, lowest in _LOWEST.items():
         value = getattr(options, name)
         if value < lowest:

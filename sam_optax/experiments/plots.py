@@ -12,9 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's palette (grey for black), which colour-blind readers can tell apart. Line
 # styles and markers repeat the distinction for print without colour.
-_COLOURS = ("#666666", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
+COLOURS = ("#666666", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 _LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def curves(results: Mapping[str, Any]) -> bytes:
@@ -29,12 +29,12 @@ def curves(results: Mapping[str, Any]) -> bytes:
     for axes in (left, right):
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _tidy(axes)
+        tidy(axes)
     figure.legend(
         *left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
     )
     figure.suptitle(_title(results), fontsize="medium")
-    return _png(figure)
+    return png(figure)
 
 
 def bars(results: Mapping[str, Any]) -> bytes:
@@ -51,10 +51,10 @@ def bars(results: Mapping[str, Any]) -> bytes:
         _value(cost, i, method["step_cost"], f"{method['step_cost']:.2f}")
     cost.set_ylabel("step cost (time relative to SGD)")
     for axes in (accuracy, sharpness, cost):
-        _tidy(axes)
+        tidy(axes)
         axes.tick_params(axis="x", rotation=30 if len(results["methods"]) > 5 else 0)
     figure.suptitle(_title(results), fontsize="medium")
-    return _png(figure)
+    return png(figure)
 
 
 def _curve(axes: Axes, method: Mapping[str, Any], key: str, scale: float, i: int) -> None:
@@ -66,7 +66,7 @@ def _curve(axes: Axes, method: Mapping[str, Any], key: str, scale: float, i: int
         np.array([f(column[ok]) for column, ok in zip(values.T, finite.T, strict=True) if ok.any()])
         for f in (np.mean, np.std)
     )
-    line, marker = _LINES[i % len(_LINES)], _MARKERS[i % len(_MARKERS)]
+    line, marker = _LINES[i % len(_LINES)], MARKERS[i % len(MARKERS)]
     every = max(1, values.shape[1] // 8)
     axes.plot(
         epochs,
@@ -106,10 +106,11 @@ def _value(axes: Axes, i: int, height: float, text: str) -> None:
 
 
 def _colour(i: int) -> str:
-    return _COLOURS[i % len(_COLOURS)]
+    return COLOURS[i % len(COLOURS)]
 
 
-def _tidy(axes: Axes) -> None:
+def tidy(axes: Axes) -> None:
+    """Leaves out of the axes what carries nothing."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
@@ -117,16 +118,19 @@ def _tidy(axes: Axes) -> None:
 
 
 def _title(results: Mapping[str, Any]) -> str:
-    settings, seeds = results["settings"], len(results["seeds"])
-    noise = settings["label_noise"]
+    seeds = len(results["seeds"])
+    return f"{setting(results)}; mean and standard deviation of {seeds} seed{'s' * (seeds > 1)}"
+
+
+def setting(results: Mapping[str, Any]) -> str:
+    """What was trained on, in a few words."""
+    noise = results["settings"]["label_noise"]
     labels = f"{100 * noise:g} % wrong training labels" if noise else "clean labels"
-    return (
-        f"{results['dataset']['name']}, {labels}, {settings['model']}; mean and standard "
-        f"deviation of {seeds} seed{'s' if seeds > 1 else ''}"
-    )
+    return f"{results['dataset']['name']}, {labels}, {results['settings']['model']}"
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """The figure as a file."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
     return file.getvalue()

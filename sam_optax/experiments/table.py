@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
 """The table that a comparison prints."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ _SYMBOLS = {
 
 def print_results(console: Console, results: Mapping[str, Any]) -> None:
     """Prints what was trained on, a line for each method, and what the columns are."""
-    console.print(_heading(results))
+    console.print(heading(results))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method")
     table.add_column("with")
@@ -36,7 +37,7 @@ def print_results(console: Console, results: Mapping[str, Any]) -> None:
         summary = method["summary"]
         table.add_row(
             method["name"],
-            ", ".join(f"{_SYMBOLS.get(k, k)} {v:g}" for k, v in method["hyperparameters"].items()),
+            hyperparameters(method["hyperparameters"]),
             _outcome(method, len(results["seeds"])),
             _mean(summary["train_loss"], 3),
             _mean(summary["sharpness"], 4),
@@ -46,7 +47,8 @@ def print_results(console: Console, results: Mapping[str, Any]) -> None:
     console.print(_legend(results), style="dim")
 
 
-def _heading(results: Mapping[str, Any]) -> Text:
+def heading(results: Mapping[str, Any]) -> Text:
+    """What was trained on, and with which base optimizer."""
     settings, dataset = results["settings"], results["dataset"]
     seeds = len(results["seeds"])
     noise = settings["label_noise"]
@@ -67,12 +69,23 @@ def _outcome(method: Mapping[str, Any], seeds: int) -> str:
     if method["diverged"] == seeds:
         return "diverged"
     accuracy = method["summary"]["test_accuracy"]
-    text = f"{100 * accuracy['mean']:.2f}"
-    if accuracy["std"] is not None:
-        text += f" ± {100 * accuracy['std']:.2f}"
+    deviation = accuracy["std"]
+    text = variation(100 * accuracy["mean"], math.nan if deviation is None else 100 * deviation)
     if method["diverged"]:
         text += f"\n{method['diverged']} of {seeds} diverged"
     return text
+
+
+def variation(mean: float, width: float) -> str:
+    """A mean with what is on either side of it, where both are known."""
+    if math.isnan(mean):
+        return "diverged"
+    return f"{mean:.2f}" if math.isnan(width) else f"{mean:.2f} ± {width:.2f}"
+
+
+def hyperparameters(values: Mapping[str, Any]) -> str:
+    """Hyperparameters in the papers' symbols."""
+    return ", ".join(f"{_SYMBOLS.get(name, name)} {value:g}" for name, value in values.items())
 
 
 def _mean(summary: Mapping[str, float | None], digits: int) -> str:
