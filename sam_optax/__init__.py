@@ -6,6 +6,7 @@ from sam_optax._examples import part_of_batch, reweighted_ascent, rising_samples
 from sam_optax._fisher_sam import fisher_sam
 from sam_optax._fsam import FullGradientState, fsam, remove_full_gradient
 from sam_optax._hyperparameters import ScheduleState
+from sam_optax._info import StepInfo
 from sam_optax._looksam import ReuseOrthogonalState, looksam, reuse_orthogonal
 from sam_optax._low_pass import low_pass
 from sam_optax._mix_gradients import decoupled_sharpness, mix_gradients
@@ -48,6 +49,7 @@ __all__ = [
     "SharpnessAwareState",
     "SmoothGradientState",
     "SparsifyState",
+    "StepInfo",
     "StochasticRoundingState",
     "accumulate",
     "after",

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax import _control, _parallel, _passes, _state, _trees, _when
+from sam_optax import _control, _info, _parallel, _passes, _state, _trees, _when
 from sam_optax._hyperparameters import (
     check_float_dtype,
     check_integer,
     check_transformation,
     static_default,
 )
+from sam_optax._info import StepInfo
 from sam_optax._parallel import AxisName
 from sam_optax._passes import FirstPassState, GradFn, ValueAndGradFn
 from sam_optax._perturbation import as_perturbation
@@ -31,6 +32,7 @@ class SharpnessAwareState(NamedTuple):
       perturbation_state: state of the perturbation.
       base_state: state of the base optimizer.
       when_state: raw uint32 key of :func:`sam_optax.bernoulli`, else ``optax.EmptyState``.
+      info: :class:`~sam_optax.StepInfo` of the last step with ``info=True``, else ``None``.
     """
 
     step: chex.Array
@@ -38,6 +40,7 @@ class SharpnessAwareState(NamedTuple):
     perturbation_state: optax.OptState
     base_state: optax.OptState
     when_state: Any
+    info: StepInfo | None
 
 
 def sharpness_aware(
@@ -52,6 +55,7 @@ def sharpness_aware(
     sync_perturbation: bool = False,
     norm_axis_name: AxisName | None = None,
     groups: int | None = None,
+    info: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Drives ``base_tx`` with the gradient at the perturbed params.
 
@@ -108,6 +112,8 @@ def sharpness_aware(
         ``grad_fn(params, i)``, the gradient on group i (int32 scalar), gives each group its own ε
         and averages the sharp gradients, one group after the other; ``grads`` is not used by
         perturbing steps. State that is not integer is averaged over groups and devices.
+      info: whether the state keeps the last step in numbers: norms of both gradients and of ε,
+        the gradients' cosine and the rise of the loss, as a :class:`StepInfo`.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`SharpnessAwareState`.
@@ -162,6 +168,7 @@ def sharpness_aware(
         sync_perturbation,
         norm_axis_name,
         groups,
+        info,
     )
 
     def init_fn(params: optax.Params) -> SharpnessAwareState:
@@ -172,6 +179,7 @@ def sharpness_aware(
             perturbation_state=method.init(params),
             base_state=base.init(params),
             when_state=_when.init(when),
+            info=_info.initial(params) if info else None,
         )
 
     def update_fn(
@@ -236,12 +244,17 @@ def sharpness_aware(
             # Loss and aux are returned as each device's own; the state has to be the same on all.
             base_extra.setdefault("value", _parallel.pmean(value[0], axis_name))
 
+        seen = None
+        if result.climbed is not None:
+            seen = _info.collect(ascent_grads, grads, result.climbed, norm_axis_name)
+
         def descend() -> tuple[optax.Updates, SharpnessAwareState]:
             new_updates, base_state = base.update(grads, state.base_state, params, **base_extra)
             return new_updates, state._replace(
                 step=optax.safe_increment(state.step),
                 perturbation_state=result.perturbation_state,
                 base_state=base_state,
+                info=seen,
             )
 
         def skip() -> tuple[optax.Updates, SharpnessAwareState]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax import _control, _parallel, _trees
+from sam_optax import _control, _info, _parallel, _trees
 from sam_optax._passes import Evaluation, FirstPass
 from sam_optax._perturbation import Perturbation
 
@@ -21,11 +21,13 @@ class Gradients(NamedTuple):
       grads: the sharp gradient, or the plain one of a step that does not perturb.
       first: loss and aux (or ``None``) and the gradient of the first pass.
       perturbation_state: new state of the perturbation.
+      climbed: what ``info=True`` asks for, else ``None``.
     """
 
     grads: optax.Updates
     first: FirstPass
     perturbation_state: optax.OptState
+    climbed: _info.Climb | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Passes:
     sync_perturbation: bool
     norm_axis_name: _parallel.AxisName | None
     groups: int | None
+    info: bool
 
     @property
     def own_axis(self) -> _parallel.AxisName | None:
@@ -82,7 +85,7 @@ class Passes:
             )
         elif first is None:
             first = self._local(evaluate)(params)
-        return Gradients(first[1], first, state)
+        return Gradients(first[1], first, state, _info.no_climb(params) if self.info else None)
 
     def sharp(
         self,
@@ -118,14 +121,17 @@ class Passes:
             value = jax.eval_shape(part, None, jnp.zeros((), jnp.int32)).first[0]
             value = jax.tree.map(_trees.zeros_like, value)
             value, local_params = _parallel.local((value, params), self.axis_name)
-            like = Gradients(local_params, (value, local_params), own_state)
+            climbed = _info.no_climb(params) if self.info else None
+            climbed = _parallel.local(climbed, self.axis_name)
+            like = Gradients(local_params, (value, local_params), own_state, climbed)
             result = _parallel.scan_mean(lambda i: part(None, i), self._parts, like)
         else:
             result = part(first)
         # Averaging what is not integer keeps the state the same on all devices: the moving
         # average of F-SAM, being linear in the gradient, then sees the mean gradient.
         new_state = _parallel.pmean(result.perturbation_state, self.own_axis)
-        return result._replace(perturbation_state=new_state)
+        climbed = _parallel.pmean(result.climbed, self.axis_name)
+        return result._replace(perturbation_state=new_state, climbed=climbed)
 
     def _local(self, evaluate: Evaluation, *group: chex.Numeric) -> Callable[..., FirstPass]:
         """This device's evaluation, of one group."""
@@ -173,10 +179,17 @@ class Passes:
         )
         # The start of a single pass is the perturbed point, where the gradient is known.
         value, grads = first if self.method.single_pass else evaluate(point)
+        climbed = None
+        if self.info:
+            losses = None, None
+            at_params = ascent is None and not self.method.has_start
+            if at_params and first[0] is not None and value is not None:
+                losses = first[0][0], value[0]
+            climbed = _info.climb(params, point, losses, self.norm_axis_name)
         if ascent is not None:
             first = value, first[1]  # loss and aux of the whole batch
         if self.perturb_dtype is not None:
             grads = _trees.map_inexact(_trees.cast_like, grads, params)
             if self.method.has_start:
                 first = first[0], _trees.map_inexact(_trees.cast_like, first[1], params)
-        return Gradients(grads, first, state)
+        return Gradients(grads, first, state, climbed)

@@ -17,6 +17,7 @@ import sam_optax
 from sam_optax.experiments import bench_handwritten as handwritten
 from sam_optax.experiments import bench_measure as measure
 from sam_optax.experiments import bench_methods, bench_models
+from sam_optax.experiments.bench_family import FAMILY, Entry
 from sam_optax.experiments.bench_handwritten import Loss, Step
 from sam_optax.experiments.bench_methods import METHODS
 from sam_optax.experiments.bench_report import (
@@ -61,7 +62,8 @@ class Bench:
     """Networks: mlp (4 layers of 1024x1024), mlp-small-batch (the same, bound by memory), cnn and
     vit (4 blocks of width 64)."""
     methods: tuple[str, ...] = tuple(METHODS)
-    """Methods: sam, asam, fsam, rsam."""
+    """Methods: sam, asam, fsam, rsam, and of the wider family gsam, fisher_sam, vasso, wsam, ssam,
+    random_mask, looksam, every, part, momentum, low_pass."""
     rounds: int = 15
     """Rounds of wall times; in each, every step runs for about a tenth of a second."""
     builds: int = 3
@@ -143,10 +145,18 @@ def _steps(methods: tuple[str, ...]) -> dict[str, tuple[Callable[[Loss], Step], 
         "optax.contrib.sam": (bench_methods.optax_contrib_step, SAM_BY_HAND),
     }
     for name in methods:
-        by_hand = f"{name} by hand"
-        steps[name] = (_library_step(METHODS[name]), by_hand)
-        steps[by_hand] = (METHODS[name].handwritten, by_hand)
+        library, of_method = _entry(name)
+        by_hand = SAM_BY_HAND if of_method is None else f"{name} by hand"
+        steps[name] = (library, by_hand)
+        if of_method is not None:
+            steps[by_hand] = (of_method, by_hand)
     return steps
+
+
+def _entry(name: str) -> Entry:
+    if name in FAMILY:
+        return FAMILY[name]
+    return Entry(_library_step(METHODS[name]), METHODS[name].handwritten)
 
 
 def _library_step(method: bench_methods.Method) -> Callable[[Loss], Step]:
@@ -156,7 +166,7 @@ def _library_step(method: bench_methods.Method) -> Callable[[Loss], Step]:
 def _check(options: Bench) -> None:
     for option, chosen, known in (
         ("models", options.models, MODELS),
-        ("methods", options.methods, METHODS),
+        ("methods", options.methods, {**METHODS, **FAMILY}),
     ):
         for name in chosen:
             if name not in known:

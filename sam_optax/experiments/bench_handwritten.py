@@ -36,7 +36,7 @@ def sgd(loss: Loss) -> Step:
         params, momentum = descend(params, momentum, grads)
         return params, momentum, value
 
-    return Step(_zeros, step)
+    return Step(zeros, step)
 
 
 def sam(loss: Loss, rho: float = 0.05) -> Step:
@@ -49,7 +49,7 @@ def sam(loss: Loss, rho: float = 0.05) -> Step:
         params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
         return params, momentum, value
 
-    return Step(_zeros, step)
+    return Step(zeros, step)
 
 
 def asam(loss: Loss, rho: float = 0.5, eta: float = 0.01) -> Step:
@@ -68,14 +68,14 @@ def asam(loss: Loss, rho: float = 0.5, eta: float = 0.01) -> Step:
         params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
         return params, momentum, value
 
-    return Step(_zeros, step)
+    return Step(zeros, step)
 
 
 def fsam(loss: Loss, rho: float = 0.1, sigma: float = 1.0, lmbda: float = 0.9) -> Step:
     """F-SAM: d = g − σ m, ε = ρ d/‖d‖, m ← λ m + (1 − λ) g, with m = g after the first step."""
 
     def init(params: optax.Params) -> Any:
-        return _zeros(params), jnp.zeros((), jnp.int32), _zeros(params)
+        return zeros(params), jnp.zeros((), jnp.int32), zeros(params)
 
     def step(params: optax.Params, state: Any, batch: Any) -> Any:
         ema, count, momentum = state
@@ -96,7 +96,7 @@ def rsam(loss: Loss, rho: float = 0.05, gamma: float = 0.1, lmbda: float = 1.0) 
     """R-SAM: ĝ = ∇L(w + δ), ε = ρ (δ + λĝ)/‖δ + λĝ‖, with δ drawn by ``jax.random.normal``."""
 
     def init(params: optax.Params) -> Any:
-        return jax.random.key(0), _zeros(params)
+        return jax.random.key(0), zeros(params)
 
     def noise(key: jax.Array, params: optax.Params) -> Any:
         leaves, structure = jax.tree.flatten(params)
@@ -124,7 +124,8 @@ def rsam(loss: Loss, rho: float = 0.05, gamma: float = 0.1, lmbda: float = 1.0) 
     return Step(init, step)
 
 
-def _zeros(params: optax.Params) -> Any:
+def zeros(params: optax.Params) -> Any:
+    """The state of the base optimizer at the start."""
     return jax.tree.map(jnp.zeros_like, params)
 
 
