@@ -27,8 +27,10 @@ class Training:
             raise KeyboardInterrupt
         curve = np.ones((task.epochs, len(task.seeds)), np.float32)
         return {
-            name: training.Outcome(h, {"w": curve.T}, curve, curve, curve[0], [1.0], 1.0)
-            for name, h in chosen.items()
+            name: training.Outcome(
+                dict(variant.hyperparameters), {"w": curve.T}, curve, curve, curve[0], [1.0], 1.0
+            )
+            for name, variant in chosen.items()
         }
 
 
