@@ -39,15 +39,21 @@ def run(options: Compare) -> None:
             checkpoints.refuse()
         elif _resume(options.out, checkpoints, run_identity):
             return
-        outcomes, found = _train_and_print(task, options, checkpoints)
-        out.write(
-            {
-                "params.npz": results.params_to_npz(task.seeds, outcomes),
-                **_pictures(found),
-                "results.csv": results.to_csv(found),
-                "results.json": results.to_json(found),
-            }
-        )
+        try:
+            outcomes, found = _train_and_print(task, options, checkpoints)
+            out.write(
+                {
+                    "params.npz": results.params_to_npz(task.seeds, outcomes),
+                    **_pictures(found),
+                    "results.csv": results.to_csv(found),
+                    "results.json": results.to_json(found),
+                }
+            )
+        except KeyboardInterrupt:
+            if checkpoints.epoch:
+                there = f"After epoch {checkpoints.epoch} there is a checkpoint"
+                _say(f"{there}; --resume continues from it.")
+            raise
         checkpoints.finish()
     Console(highlight=False).print(f"\nThe results are in {options.out}.", soft_wrap=True)
 
@@ -61,15 +67,13 @@ def _resume(out: Path, checkpoints: Checkpoints, run_identity: Mapping[str, Any]
     Raises:
       UserError: it is of another run.
     """
-    stderr = Console(stderr=True, highlight=False)
     if note := checkpoints.find():
-        stderr.print(note, soft_wrap=True)
+        _say(note)
     if checkpoints.epoch:
         return False
     found = results.from_json(out / "results.json")
     if found is None:
-        nothing = f"There is no checkpoint in {out}"
-        stderr.print(f"{nothing}: starting from the beginning.", soft_wrap=True)
+        _say(f"There is no checkpoint in {out}: starting from the beginning.")
         return False
     if differing := identity.differences(identity.of_results(found), run_identity):
         raise UserError(
@@ -80,6 +84,10 @@ def _resume(out: Path, checkpoints: Checkpoints, run_identity: Mapping[str, Any]
     _print(found)
     stdout.print(f"\nThis run is finished: its results are in {out}.", soft_wrap=True)
     return True
+
+
+def _say(message: str) -> None:
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
 
 
 def _task(options: Compare) -> Task:
@@ -129,15 +137,8 @@ def _train_and_print(
 ) -> tuple[dict[str, Outcome], Mapping[str, Any]]:
     chosen = options.chosen()
     work = training.work(task, chosen, options.checkpoint_every)
-    stderr = Console(stderr=True, highlight=False)
-    try:
-        with Progress(stderr, work, task.epochs) as progress:
-            outcomes = training.train(task, chosen, progress, checkpoints)
-    except KeyboardInterrupt:
-        if checkpoints and checkpoints.epoch:
-            there = f"After epoch {checkpoints.epoch} there is a checkpoint"
-            stderr.print(f"{there}; --resume continues from it.", soft_wrap=True)
-        raise
+    with Progress(Console(stderr=True, highlight=False), work, task.epochs) as progress:
+        outcomes = training.train(task, chosen, progress, checkpoints)
     found = results.collect(task, options.settings(), outcomes)
     _print(found)
     return outcomes, found

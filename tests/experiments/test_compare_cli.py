@@ -154,7 +154,8 @@ def test_an_interrupt_leaves_nothing_behind(capsys, monkeypatch, archive, tmp_pa
     if moment == "training":
         monkeypatch.setattr(training, "train", interrupt)
     else:
-        monkeypatch.setattr(compare, "_train_and_print", lambda *args: ({}, {}))
+        found = {"settings": {"frontier": False}}
+        monkeypatch.setattr(compare, "_train_and_print", lambda *args: ({}, found))
         monkeypatch.setattr(results, "params_to_npz", lambda *args: b"")
         monkeypatch.setattr(results, "to_csv", interrupt)
         from sam_optax.experiments import plots

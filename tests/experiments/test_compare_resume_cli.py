@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sam_optax.__main__ import main
-from sam_optax.experiments import checkpoint_file, training
+from sam_optax.experiments import checkpoint_file, results, training
 from sam_optax.experiments.snapshots import Snapshot
 
 EPOCHS = 5
@@ -27,8 +27,10 @@ class Training:
             raise KeyboardInterrupt
         curve = np.ones((task.epochs, len(task.seeds)), np.float32)
         return {
-            name: training.Outcome(h, {"w": curve.T}, curve, curve, curve[0], [1.0], 1.0)
-            for name, h in chosen.items()
+            name: training.Outcome(
+                dict(variant.hyperparameters), {"w": curve.T}, curve, curve, curve[0], [1.0], 1.0
+            )
+            for name, variant in chosen.items()
         }
 
 
@@ -171,3 +173,16 @@ def test_a_note_of_other_versions_is_on_standard_error(interrupted, command):
     code, _, errors = command("--resume")
     assert code == 0
     assert errors.startswith("The checkpoint was written with optax 0.0 (now ")
+
+
+def test_an_interrupt_while_writing_the_results_keeps_the_checkpoint(
+    interrupted, command, monkeypatch
+):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(results, "to_csv", interrupt)
+    code, _, errors = command("--resume")
+    assert code == 130
+    assert errors.startswith("After epoch 2 there is a checkpoint; --resume continues from it.")
+    assert [path.name for path in interrupted.parent.iterdir()] == ["checkpoint.msgpack"]
