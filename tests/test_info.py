@@ -98,9 +98,9 @@ def test_zero_gradients_are_finite():
 def test_nothing_changes_and_nothing_is_kept_without_it():
     updates, _ = step(sam_optax.sam(0.5))
     plain = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(0.5))
-    expected, state = jax.jit(
-        lambda s: plain.update(None, s, PARAMS, grad_fn=jax.grad(loss))
-    )(plain.init(PARAMS))
+    expected, state = jax.jit(lambda s: plain.update(None, s, PARAMS, grad_fn=jax.grad(loss)))(
+        plain.init(PARAMS)
+    )
     assert_same(updates, expected)
     assert state.info is None
 

@@ -286,10 +286,10 @@ METHODS: dict[str, Method] = {
         "SAM, ascent on part of the batch",
         _sam,
         {
-            "rho": _rho(0.8),
-            "fraction": Option(0.1, "Share of the batch that leads the ascent."),
+            "rho": _rho(1.0),
+            "fraction": Option(0.03, "Share of the batch that leads the ascent."),
         },
-        1.1,
+        1.05,
         _part,
     ),
     "momentum": Method(

@@ -22,8 +22,8 @@ RADII: dict[str, tuple[float, ...]] = {
     "sam": (0.3, 0.5, 0.7),
     "every": (0.5, 1.0, 1.5),
     "looksam": (0.2, 0.3, 0.5),
-    "part": (0.5, 0.8, 1.0, 1.3),
-    "momentum": (0.2, 0.3, 0.4),
+    "part": (0.5, 0.8, 1.0, 1.2),
+    "momentum": (0.2, 0.3, 0.35, 0.4),
     "msam": (1.5, 2.0, 2.4),
 }
 """Radii at which each method is trained."""

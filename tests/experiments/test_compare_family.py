@@ -87,7 +87,7 @@ BY_HAND = {
             when=sam_optax.every(5),
         )
     ),
-    "part": lambda: loop(sharp(sam_optax.sam(0.8)), with_part),
+    "part": lambda: loop(sharp(sam_optax.sam(1.0)), with_part),
     "sam_full": lambda: loop(sharp(SAM), with_all),
     "every": lambda: loop(sharp(sam_optax.sam(1.0), when=sam_optax.every(5))),
     "wsam_decoupled": lambda: loop(sharp(SAM, sam_optax.decoupled_sharpness(BASE.tx, 0.5, 9.0))),
