@@ -85,8 +85,8 @@ def plot_planes(
     """
     values = np.concatenate([np.ravel(plane.values) for plane in planes.values()])
     values = values[np.isfinite(values)]
-    low, high = float(values.min()), float(ceiling or values.max())
-    # Levels are closer together near the lowest loss, as the contours of a bowl are far apart there.
+    low, high = float(values.min()), float(values.max() if ceiling is None else ceiling)
+    # Levels are closer near the lowest loss, where the contours of a bowl are far apart.
     edges = low + max(high - low, 1e-12) * np.linspace(0, 1, levels + 1) ** 2
     norm = BoundaryNorm(edges, 256)
     figure = _style.figure(3.6 * len(planes) + 1.2, 3.8)
@@ -99,7 +99,8 @@ def plot_planes(
         axes.plot(0, 0, marker="+", color="white", markersize=11, markeredgewidth=2)
         axes.set_title(name, fontsize="medium")
         axes.set_xlabel(xlabel)
-        axes.set_aspect("equal", adjustable="box")
+        if 1 / 3 < np.ptp(plane.first) / np.ptp(plane.second) < 3:
+            axes.set_aspect("equal", adjustable="box")
     grid[0].set_ylabel(ylabel)
     bar = figure.colorbar(filled, ax=list(grid), shrink=0.9, spacing="uniform")
     bar.set_label(unit)
