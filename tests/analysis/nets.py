@@ -27,7 +27,7 @@ def rescale(params, unit, a):
     }
 
 
-def examples(n=23, dtype=jnp.float32):
+def examples(n=20, dtype=jnp.float32):
     rng = np.random.default_rng(1)
     return jnp.asarray(rng.normal(size=(n, 4)), dtype), jnp.asarray(rng.integers(3, size=n))
 
@@ -45,7 +45,7 @@ def tanh_losses(params, batch):
     return example_losses(params, batch, jnp.tanh)
 
 
-def dataset(n=23, batch_size=5, losses=example_losses, dtype=jnp.float32):
+def dataset(n=20, batch_size=5, losses=example_losses, dtype=jnp.float32):
     return analysis.DatasetLoss.from_examples(losses, examples(n, dtype), batch_size)
 
 

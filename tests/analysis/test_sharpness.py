@@ -22,7 +22,7 @@ def test_rise_at_a_minimum():
     assert float(analysis.sharpness(loss, w, 0.1, restarts=0).value) == 0
 
 
-@pytest.mark.parametrize("p", [1, 1.5, 2, 3, np.inf])
+@pytest.mark.parametrize("p", [1, 3, np.inf])
 def test_a_linear_loss_rises_by_the_dual_norm(p):
     g = jnp.array([1.0, -2.0, 0.5])
     q = 1 if np.isinf(p) else np.inf if p == 1 else p / (p - 1)
@@ -32,7 +32,7 @@ def test_a_linear_loss_rises_by_the_dual_norm(p):
     assert_close(found.one_step, found.value, rtol=1e-5)
 
 
-@pytest.mark.parametrize("p", [1.5, 2, 3, np.inf])
+@pytest.mark.parametrize("p", [1.5, 2, np.inf])
 def test_a_quadratic_against_a_search(p):
     """No point of the ball, of thousands, is higher; and the ascent beats its first step."""
     rng = np.random.default_rng(3)
@@ -54,7 +54,6 @@ def test_a_quadratic_against_a_search(p):
     ("method", "measure", "p"),
     [
         (sam_optax.sam, analysis.sharpness, 2),
-        (sam_optax.sam, analysis.sharpness, 3),
         (sam_optax.asam, analysis.adaptive_sharpness, 2),
         (sam_optax.asam, analysis.adaptive_sharpness, np.inf),
     ],
@@ -71,11 +70,11 @@ def test_one_step_is_the_perturbation_of_training(method, measure, p):
     assert_close(found.value, rise, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("p", "group_size"), [(2, None), (np.inf, None), (2, 8)])
+@pytest.mark.parametrize(("p", "group_size"), [(2, None), (np.inf, 8)])
 def test_theorem_1(p, group_size):
     """Adaptive sharpness is the same after a rescaling that keeps the function; sharpness not."""
     with x64():
-        params, loss = relu_net(dtype=jnp.float64), dataset(24, 8, dtype=jnp.float64)
+        params, loss = relu_net(dtype=jnp.float64), dataset(16, 8, dtype=jnp.float64)
         rescaled = rescale(rescale(params, 1, 7.0), 3, 0.2)
         assert float(loss(rescaled)) == pytest.approx(float(loss(params)), rel=1e-12)
 
@@ -88,7 +87,7 @@ def test_theorem_1(p, group_size):
         assert before > 1e-3
         before, after = values(analysis.sharpness, 0.1)
         assert abs(after - before) > 0.1 * before
-        # η, and a bias rule that is not the paper's, break it.
+        # η breaks it.
         before, after = values(analysis.adaptive_sharpness, 0.1, 0.01)
         assert abs(after - before) > 1e-6 * before
 
