@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nets import quadratic
+from nets import quadratic, with_spectrum
 
 from sam_optax import analysis
 
@@ -16,7 +16,7 @@ def moments(nodes, weights):
 def test_weights_of_a_known_spectrum():
     """For a diagonal Hessian and probes of signs, each eigenvalue weighs its share exactly."""
     spectrum = np.r_[np.full(150, 0.0), np.full(40, 1.0), np.full(10, 7.0)].astype(np.float32)
-    loss = quadratic(spectrum)
+    loss = with_spectrum(spectrum)
     found = analysis.spectral_density(loss, jnp.ones(200), steps=20, probes=3)
     assert not found.exact
     for value, share in ((0.0, 0.75), (1.0, 0.2), (7.0, 0.05)):
@@ -43,9 +43,7 @@ def test_moments_of_a_rotated_spectrum():
 
 @pytest.mark.parametrize("spectrum", [np.zeros(90), np.ones(90), np.linspace(-1, 2, 90)])
 def test_density_integrates_to_one(spectrum):
-    found = analysis.spectral_density(
-        quadratic(spectrum.astype(np.float32)), jnp.ones(90), steps=20, probes=2
-    )
+    found = analysis.spectral_density(with_spectrum(spectrum), jnp.ones(90), steps=20, probes=2)
     assert np.trapezoid(found.density, found.grid) == pytest.approx(1, rel=1e-3)
     np.testing.assert_allclose(found.weights.sum(1), 1, rtol=1e-6)
     mean = np.trapezoid(found.density * found.grid, found.grid)

@@ -1,5 +1,7 @@
 """Eigenvalues of the Hessian against dense decompositions, and where Lanczos breaks down."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from helpers import init_mlp, mlp, x64
 from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
-from nets import quadratic
+from nets import quadratic, with_spectrum
 
 from sam_optax import analysis
 from sam_optax.analysis import _krylov
@@ -29,9 +31,12 @@ def net_loss(dtype=jnp.float32):
     return analysis.DatasetLoss.from_examples(losses, data(dtype), 8), params
 
 
-def dense_eigenvalues(loss, params):
-    flat, unravel = ravel_pytree(params)
-    matrix = np.asarray(jax.hessian(lambda v: loss(unravel(v)))(flat), np.float64)
+@functools.cache
+def dense_eigenvalues(dtype=jnp.float32):
+    """Of the loss of all examples at once."""
+    flat, unravel = ravel_pytree(init_mlp(2, (3, 16, 4), dtype))
+    matrix = jax.hessian(lambda v: jnp.mean(losses(unravel(v), data(dtype))))(flat)
+    matrix = np.asarray(matrix, np.float64)
     return np.linalg.eigvalsh((matrix + matrix.T) / 2)
 
 
@@ -47,7 +52,7 @@ def test_a_network(which, steps):
     loss, params = net_loss()
     found = analysis.hessian_eigenvalues(loss, params, 5, which=which, steps=steps)
     assert found.exact == (steps == 80)
-    expected = largest(dense_eigenvalues(loss, params), 5, which)
+    expected = largest(dense_eigenvalues(), 5, which)
     np.testing.assert_allclose(found.values, expected, rtol=0, atol=1e-4 * abs(expected[0]))
     assert float(found.ratio()) == pytest.approx(expected[0] / expected[4], rel=1e-3)
     for i in range(5):
@@ -63,7 +68,7 @@ def test_a_network_in_float64():
         loss, params = net_loss(jnp.float64)
         found = analysis.hessian_eigenvalues(loss, params, 3, steps=60)
         assert found.values.dtype == jnp.float64
-        expected = dense_eigenvalues(loss, params)[::-1][:3]
+        expected = dense_eigenvalues(jnp.dtype(jnp.float64))[::-1][:3]
         np.testing.assert_allclose(found.values, expected, rtol=1e-9)
 
 
@@ -71,7 +76,7 @@ def test_too_few_steps_say_so():
     """Residuals bound the distance to an eigenvalue also where it is large."""
     loss, params = net_loss()
     found = analysis.hessian_eigenvalues(loss, params, 3, steps=4)
-    true = dense_eigenvalues(loss, params)
+    true = dense_eigenvalues()
     distances = np.min(np.abs(np.asarray(found.values)[:, None] - true), axis=1)
     assert np.all(distances <= np.asarray(found.residuals) + 1e-5)
     assert float(found.residuals[2]) > 1e-2
@@ -95,7 +100,7 @@ def test_spectra_that_break_lanczos_down(name, which):
     """Krylov spaces exhausted after a few steps, and eigenvalues of which they hold one copy."""
     spectrum = SPECTRA[name]
     rotation = np.random.default_rng(0).permutation(200)
-    loss = quadratic(spectrum[rotation].astype(np.float32))
+    loss = with_spectrum(spectrum[rotation])
     found = analysis.hessian_eigenvalues(loss, jnp.ones(200), 4, which=which, steps=60)
     assert not found.exact
     expected = largest(spectrum, 4, which)
@@ -157,9 +162,10 @@ def test_sharded_params(axes):
     found = analysis.hessian_eigenvalues(*sharded, 2, steps=40)
     np.testing.assert_allclose(found.values, spectrum[:-3:-1], rtol=1e-4)
     assert found.vectors.shape == (2, 8, 16)
-    density = analysis.spectral_density(*sharded, steps=10, probes=100)
-    square = np.mean(np.sum(density.weights * density.nodes**2, axis=1))
-    assert square == pytest.approx(np.mean(spectrum**2), rel=0.1)
+    if axes == "Explicit":
+        density = analysis.spectral_density(*sharded, steps=10, probes=100)
+        square = np.mean(np.sum(density.weights * density.nodes**2, axis=1))
+        assert square == pytest.approx(np.mean(spectrum**2), rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +187,9 @@ def test_errors(options, error, message):
 
 def test_not_finite_in_lanczos():
     with pytest.raises(ValueError, match="not finite"):
-        analysis.hessian_eigenvalues(quadratic(np.full(50, np.inf)), jnp.ones(50), 1, steps=5)
+        analysis.hessian_eigenvalues(
+            with_spectrum(np.full(200, np.inf)), jnp.ones(200), 4, steps=60
+        )
 
 
 def test_ratio_of_what_was_not_computed():

@@ -87,9 +87,9 @@ def test_theorem_1(p, group_size):
         assert before > 1e-3
         before, after = values(analysis.sharpness, 0.1)
         assert abs(after - before) > 0.1 * before
-        # η breaks it.
-        before, after = values(analysis.adaptive_sharpness, 0.1, 0.01)
-        assert abs(after - before) > 1e-6 * before
+        if group_size is None:  # η breaks it
+            before, after = values(analysis.adaptive_sharpness, 0.1, 0.01)
+            assert abs(after - before) > 1e-6 * before
 
 
 def test_translations_of_a_bias():
@@ -115,8 +115,6 @@ def test_m_sharpness_is_the_mean_over_groups():
     assert_close(found.groups, jnp.array(groups), rtol=1e-4)
     assert_close(found.value, np.average(groups, weights=[8, 5]), rtol=1e-4)
     assert found.eps is None
-    # Groups choose their own ε, so that their mean is at least the whole set's rise.
-    assert float(found.value) > float(analysis.sharpness(loss, params, 0.1, steps=3).value)
     assert abs(np.mean(groups) - float(found.value)) > 1e-6
 
 
