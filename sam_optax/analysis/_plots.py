@@ -1,11 +1,12 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
 """Figures of the measures: slices, spectrum, stability and rank correlation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from sam_optax.analysis import _style
 from sam_optax.analysis._density import SpectralDensity
@@ -188,8 +189,8 @@ def plot_stability(curves: GradientStability, *, unit: str = "loss (nats)") -> F
 
 
 def plot_ranks(
-    measures: Mapping[str, Sequence[float]],
-    gap: Sequence[float],
+    measures: Mapping[str, ArrayLike],
+    gap: ArrayLike,
     *,
     unit: str = "generalization gap (nats)",
 ) -> Figure:
@@ -224,7 +225,7 @@ def plot_ranks(
             alpha=0.75,
             linewidth=0,
         )
-        if min(values) > 0 and max(values) > 20 * min(values):
+        if np.min(values) > 0 and np.max(values) > 20 * np.min(values):
             axes.set_xscale("log")
         axes.set_xlabel(name)
         axes.set_title(f"τ = {tau:.3f}", fontsize="medium")

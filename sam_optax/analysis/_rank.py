@@ -5,6 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 
@@ -27,7 +28,7 @@ class RankStatistics(NamedTuple):
     skipped: dict[str, int]
 
 
-def kendall_tau(measure: Sequence[float], gap: Sequence[float]) -> float:
+def kendall_tau(measure: ArrayLike, gap: ArrayLike) -> float:
     r"""Kendall's rank correlation of two quantities over a set of runs.
 
     .. math::
@@ -60,8 +61,8 @@ def kendall_tau(measure: Sequence[float], gap: Sequence[float]) -> float:
 
 
 def rank_statistics(
-    measure: Sequence[float],
-    gap: Sequence[float],
+    measure: ArrayLike,
+    gap: ArrayLike,
     hyperparameters: Mapping[str, Sequence[Hashable]],
     *,
     hold: Sequence[str] = (),
