@@ -1,0 +1,126 @@
+"""The largest rise of a loss within a normalized ball, by projected gradient ascent."""
+
+import functools
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+import sam_optax
+from sam_optax import _moves, _noise, _trees
+from sam_optax.analysis._ball import p_norm, project
+from sam_optax.analysis._loss import Loss
+from sam_optax.analysis._random import normal_like
+
+# Step lengths are relative to the radius. A step that raises the loss is kept and the next is
+# longer, up to a length at which the iteration is the power method (the new point depends on the
+# gradient almost alone); one that does not is taken back and halved.
+_LONGER, _SHORTER, _LONGEST = 1.5, 0.5, 4.0
+
+
+class Ascent(NamedTuple):
+    """What :func:`maximize` found: ε and its rise, L(w), rises of the first step and all starts."""
+
+    eps: optax.Params
+    value: jax.Array
+    loss: jax.Array
+    one_step: jax.Array
+    starts: jax.Array
+
+
+class _Point(NamedTuple):
+    """Where an ascent is: u with ε = T u, loss and gradient there, length of the next step."""
+
+    u: Any
+    loss: jax.Array
+    grad: Any
+    length: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames=("p", "steps", "restarts"))
+def maximize(
+    loss: Loss,
+    params: optax.Params,
+    scaling: optax.Params | None,
+    rho: chex.Numeric,
+    words: chex.Array,
+    *,
+    p: float,
+    steps: int,
+    restarts: int,
+) -> Ascent:
+    """Maximizes L(w + T u) over ‖u‖_p ≤ ρ.
+
+    Every start takes ``steps`` gradients. The first is u = 0, and its first step is that of SAM
+    or ASAM; the others are random points of the sphere, in opposite pairs, where the
+    gradient is not zero even if it is at w.
+    """
+    zero = jax.tree.map(
+        lambda w: jnp.zeros(jnp.shape(w), _trees.compute_dtype(w)), _moves.inexact_only(params)
+    )
+    method = sam_optax.sam(1.0, p=p)
+
+    def scaled(u: Any) -> Any:
+        return (
+            u if scaling is None else jax.tree.map(lambda x, t: x * t.astype(x.dtype), u, scaling)
+        )
+
+    def point(u: Any) -> Any:
+        return _trees.add(params, scaled(u))
+
+    def evaluate(u: Any) -> tuple[jax.Array, Any]:
+        value, grads = loss.value_and_grad(point(u))
+        return value, scaled(jax.tree.map(_trees.widen, grads))
+
+    def proposal(at: _Point) -> Any:
+        direction, _ = method.update(at.grad, method.init(at.grad))
+        length = at.length * jnp.asarray(rho).astype(at.length.dtype)
+        moved = jax.tree.map(lambda x, d: x + length.astype(x.dtype) * d, at.u, direction)
+        return project(moved, rho, p)
+
+    def select(better: jax.Array, new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda a, b: jnp.where(better, a, b), new, old)
+
+    def step(carry: tuple[_Point, Any], i: jax.Array) -> tuple[tuple[_Point, Any], jax.Array]:
+        at, u = carry
+        value, grad = evaluate(u)
+        better = value > at.loss  # false for NaN
+        changed = at.length * jnp.where(better, _LONGER, _SHORTER).astype(at.length.dtype)
+        length = jnp.where(i > 0, jnp.minimum(changed, _LONGEST), at.length)
+        u, kept, grad = select(better, (u, value, grad), (at.u, at.loss, at.grad))
+        at = _Point(u, kept, grad, length)
+        return (at, proposal(at)), value
+
+    # The first evaluation is that of the start, which is better than nothing.
+    nothing = _Point(
+        zero, jnp.full_like(_loss_like(loss, params), -jnp.inf), zero, jnp.ones((), jnp.float32)
+    )
+
+    def climb(best: tuple[Any, jax.Array], i: jax.Array) -> tuple[Any, tuple[jax.Array, ...]]:
+        (end, u), visited = lax.scan(step, (nothing, start(i)), jnp.arange(steps))
+        last = loss(point(u))
+        u, value = select(last > end.loss, (u, last), (end.u, end.loss))
+        visited = jnp.concatenate([visited, last[None]])
+        return select(value > best[1], (u, value), best), (value, visited[0], visited[1])
+
+    def start(i: jax.Array) -> Any:
+        # Random ones in pairs of opposite points: near a minimum the loss rises on both sides of
+        # the sharpest direction, and on one side more.
+        draw = normal_like(_noise.fold_in(words, (i + 1) // 2), zero)
+        norm = p_norm(draw, p)
+        factor = jnp.asarray(rho).astype(norm.dtype) / jnp.where(norm > 0, norm, 1)
+        factor = jnp.where(i > 0, jnp.where(i % 2 == 1, factor, -factor), 0)
+        return jax.tree.map(lambda z: z * factor.astype(z.dtype), draw)
+
+    indices = jnp.arange(1 + restarts, dtype=jnp.int32)
+    (u, value), (starts, base, first) = lax.scan(climb, (zero, nothing.loss), indices)
+    eps = jax.tree.map(lambda w, e: _trees.cast_like(e, w), _moves.inexact_only(params), scaled(u))
+    return Ascent(eps, value - base[0], base[0], first[0] - base[0], starts - base[0])
+
+
+def _loss_like(loss: Loss, params: optax.Params) -> jax.Array:
+    shape = jax.eval_shape(loss, params)
+    return jnp.zeros((), shape.dtype)

@@ -1,0 +1,196 @@
+"""A loss over more data than fits in one batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sam_optax import _hyperparameters as hp
+from sam_optax import _trees
+from sam_optax.analysis._loss import Loss, scalar
+
+
+@jax.tree_util.register_pytree_node_class
+class DatasetLoss(Loss):
+    r"""The mean loss over a data set that is evaluated batch by batch.
+
+    .. math::
+        L(w) = \sum_i n_i \ell(w, B_i) \Big/ \sum_i n_i,
+
+    with ℓ the mean over batch B_i of n_i examples. Value, gradient and Hessian product are each
+    one scan over the batches in the memory of one of them, jitted, with sums in float32 or wider.
+    The object is a pytree: ``jax.jit`` takes it as an argument, and batches may be sharded
+    (along the examples: the axis of batches is scanned).
+
+    What is measured is a function of the params alone, so ``loss_fn`` should be one: dropout off,
+    BatchNorm with its running statistics, no augmentation that changes from call to call.
+
+    Args:
+      loss_fn: ``(params, batch) -> `` the batch's mean loss (a scalar), or the losses of its
+        examples (a vector, of which the mean is taken).
+      batches: a pytree of arrays (batches, n, …), or ``None`` if there is only ``remainder``.
+      weights: array n_i ≥ 0, one for each batch, that of ``remainder`` last. Default: every batch
+        weighs its number of examples. For batches that were filled up, together with a
+        ``loss_fn`` that leaves the filling out.
+      remainder: one more batch, a pytree of arrays (r, …), usually smaller than the others.
+
+    Raises:
+      ValueError: no data, leading axes that differ, or weights of another shape.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> loss = analysis.DatasetLoss.from_examples(
+      ...     lambda w, x: 0.5 * (w - x) ** 2, jnp.array([0.0, 1.0, 5.0]), batch_size=2)
+      >>> value, grad = loss.value_and_grad(jnp.array(2.0))
+      >>> print(f"{value:.4f} {grad:.4f}")
+      2.3333 0.0000
+    """
+
+    def __init__(
+        self,
+        loss_fn: Callable[[Any, Any], Any],
+        batches: Any,
+        *,
+        weights: Any | None = None,
+        remainder: Any | None = None,
+    ) -> None:
+        self.loss_fn = loss_fn
+        self.batches = batches
+        self.remainder = remainder
+        self._count = _leading("batches", batches)
+        self._weighted = weights is not None
+        rest = _leading("remainder", remainder)
+        if not self._count and not rest:
+            raise ValueError("batches and remainder hold no examples: pass at least one batch.")
+        if weights is None:
+            sizes = [_examples(batches)] * self._count + [rest] * bool(rest)
+            weights = np.array(sizes, np.float32)
+        count = self._count + bool(rest)
+        if jnp.shape(weights) != (count,):
+            raise ValueError(
+                f"weights must have shape ({count},), one for each batch, got {jnp.shape(weights)}."
+            )
+        self.weights = jnp.asarray(weights)
+
+    @classmethod
+    def from_examples(
+        cls, loss_fn: Callable[[Any, Any], Any], examples: Any, batch_size: int
+    ) -> "DatasetLoss":
+        """Cuts a pytree of arrays (examples, …) into batches; the last may be smaller."""
+        hp.check_integer("batch_size", batch_size, lower=1)
+        examples = jax.tree.map(_as_array, examples)
+        total = _leading("examples", examples)
+        full = total // batch_size
+
+        def stack(leaf: Any) -> Any:
+            return leaf[: full * batch_size].reshape(full, batch_size, *leaf.shape[1:])
+
+        rest = jax.tree.map(lambda leaf: leaf[full * batch_size :], examples)
+        return cls(
+            loss_fn,
+            jax.tree.map(stack, examples) if full else None,
+            remainder=rest if total > full * batch_size else None,
+        )
+
+    def rebatch(self, batch_size: int) -> "DatasetLoss":
+        """The same examples, in their order, in batches of another size."""
+        if self._weighted:
+            raise ValueError(
+                "batches with weights of their own cannot be cut into other batches: pass "
+                "batches of the size you want."
+            )
+        parts = [] if self.remainder is None else [jax.tree.map(_as_array, self.remainder)]
+        if self._count:
+            flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), self.batches)
+            parts.insert(0, flat)
+        joined = jax.tree.map(lambda *a: a[0] if len(a) == 1 else jnp.concatenate(a), *parts)
+        return self.from_examples(self.loss_fn, joined, batch_size)
+
+    def mean(self, f: Callable[[Callable[[Any], jax.Array]], Any]) -> Any:
+        """See :class:`Loss`."""
+
+        def term(batch: Any) -> Any:
+            return f(lambda params: scalar(self.loss_fn(params, batch)))
+
+        def add(total: Any, batch: Any, weight: Any) -> Any:
+            def add_leaf(t: jax.Array, x: jax.Array) -> jax.Array:
+                return t + jnp.asarray(weight).astype(t.dtype) * jnp.asarray(x).astype(t.dtype)
+
+            return jax.tree.map(add_leaf, total, term(batch))
+
+        first = self.remainder if not self._count else jax.tree.map(lambda a: a[0], self.batches)
+        shapes = jax.eval_shape(term, first)
+        total = jax.tree.map(lambda s: jnp.zeros(s.shape, _trees.compute_dtype(s)), shapes)
+        if self._count:
+            total, _ = lax.scan(
+                lambda t, xs: (add(t, *xs), None),
+                total,
+                (self.batches, self.weights[: self._count]),
+            )
+        if self.remainder is not None:
+            total = add(total, self.remainder, self.weights[-1])
+        weight = jnp.sum(self.weights)
+        return jax.tree.map(
+            lambda t, s: (t / weight.astype(t.dtype)).astype(s.dtype), total, shapes
+        )
+
+    def each(self, f: Callable[["DatasetLoss"], Any]) -> tuple[Any, jax.Array]:
+        """``f`` of each batch's own loss, stacked, one after the other; and the weights."""
+
+        def of(batch: Any) -> Any:
+            return f(DatasetLoss(self.loss_fn, None, remainder=batch))
+
+        stacks = []
+        if self._count:
+            stacks.append(lax.map(of, self.batches))
+        if self.remainder is not None:
+            stacks.append(jax.tree.map(lambda x: x[None], of(self.remainder)))
+        return jax.tree.map(lambda *a: jnp.concatenate(a), *stacks), self.weights
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """Data are leaves, the function is structure."""
+        return (self.batches, self.weights, self.remainder), (
+            self.loss_fn,
+            self._count,
+            self._weighted,
+        )
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> "DatasetLoss":
+        """Inverse of :meth:`tree_flatten`, without checks: leaves may be anything."""
+        self = object.__new__(cls)
+        self.loss_fn, self._count, self._weighted = aux
+        self.batches, self.weights, self.remainder = children
+        return self
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, (np.ndarray, jax.Array)) else jnp.asarray(leaf)
+
+
+def _leading(name: str, tree: Any) -> int:
+    """The common size of all leading axes; 0 for a tree without leaves."""
+    leaves = jax.tree.leaves(tree)
+    if any(not jnp.ndim(leaf) for leaf in leaves):
+        raise ValueError(f"{name} must be arrays with a leading axis, got a scalar.")
+    sizes = {jnp.shape(leaf)[0] for leaf in leaves}
+    if len(sizes) > 1:
+        raise ValueError(f"{name} must have equal leading axes, got sizes {sorted(sizes)}.")
+    return sizes.pop() if sizes else 0
+
+
+def _examples(batches: Any) -> int:
+    """The number of examples of each batch."""
+    sizes = {jnp.shape(leaf)[1:2] for leaf in jax.tree.leaves(batches)}
+    if not sizes:
+        return 0
+    if len(sizes) == 1 and sizes != {()}:
+        return sizes.pop()[0]
+    raise ValueError(
+        "batches must share a second axis, that of the examples, to weigh by their number: pass "
+        "weights, one for each batch."
+    )

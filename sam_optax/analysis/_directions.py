@@ -1,0 +1,156 @@
+"""Directions to look along: random ones, the gradient, from one checkpoint to another."""
+
+from typing import Any, Literal
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax import _trees
+from sam_optax._structure import AxisOverride, unit_axes, unit_norm
+from sam_optax.analysis import _vectors
+from sam_optax.analysis._loss import LossLike, as_loss
+from sam_optax.analysis._random import first_words, normal_like
+
+
+def filter_normalized(
+    direction: optax.Params,
+    params: optax.Params,
+    *,
+    kernel_axis: AxisOverride = -1,
+    vectors: Literal["zero", "keep"] = "zero",
+) -> optax.Params:
+    r"""Scales a direction, kernel by kernel, to the size of the weights.
+
+    .. math::
+        d_j \leftarrow \frac{d_j}{\|d_j\|_2} \|w_j\|_2
+
+    for every kernel (output unit, filter) j, so that α in w + α d is relative to the weights and
+    slices of different networks can be compared, whatever their scale. The same normalization as
+    ASAM's filterwise T_w.
+
+    Args:
+      direction: a tree like the params.
+      params: pytree of weights w.
+      kernel_axis: axis of the output unit, for leaves with two or more axes. Default −1, the
+        layout of Flax and Haiku; Equinox and PyTorch need 0. A function
+        ``(path, leaf) -> axis | None`` decides leaf by leaf (``None``: one kernel).
+      vectors: what becomes of leaves with fewer than two axes, biases and the scales of
+        normalization layers: ``"zero"``, the default and that of Li et al., leaves them where
+        they are; ``"keep"`` takes each as one kernel.
+
+    Returns:
+      The direction, in float32 or wider; ``None`` at leaves that are not floating-point.
+
+    Raises:
+      ValueError: an unknown ``vectors``, or a ``kernel_axis`` out of range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> w = {"kernel": jnp.array([[3.0, 0.1], [4.0, 0.0]])}
+      >>> d = analysis.filter_normalized({"kernel": jnp.ones((2, 2))}, w)["kernel"]
+      >>> print(jnp.linalg.norm(d, axis=0))
+      [5.  0.1]
+
+    References:
+      Li et al., `Visualizing the Loss Landscape of Neural Nets
+      <https://arxiv.org/abs/1712.09913>`_, 2018.
+    """
+    if vectors not in ("zero", "keep"):
+        raise ValueError(f"vectors must be 'zero' or 'keep', got {vectors!r}.")
+    wide = _vectors.widened(params)
+
+    def normalize(w: Any, d: Any, axis: int | None) -> Any:
+        if w is None:
+            return None
+        if w.ndim < 2 and vectors == "zero":
+            return jnp.zeros_like(w)
+        d = _trees.widen(d)
+        length = unit_norm(jnp.abs(d), axis)
+        factor = unit_norm(jnp.abs(w), axis) / jnp.where(length > 0, length, 1)
+        return d * factor.astype(d.dtype)
+
+    axes = unit_axes(wide, kernel_axis, min_ndim=2)
+    return jax.tree.map(normalize, wide, direction, axes, is_leaf=lambda leaf: leaf is None)
+
+
+def random_direction(
+    params: optax.Params,
+    key: chex.PRNGKey,
+    *,
+    kernel_axis: AxisOverride = -1,
+    vectors: Literal["zero", "keep"] = "zero",
+) -> optax.Params:
+    """A Gaussian direction, filter-normalized.
+
+    Args:
+      params: pytree of weights w.
+      key: a JAX PRNG key. Two keys give the two directions of a plane, nearly orthogonal in many
+        dimensions.
+      kernel_axis: see :func:`filter_normalized`.
+      vectors: see :func:`filter_normalized`.
+
+    Returns:
+      A tree like the params, in float32 or wider.
+
+    Raises:
+      TypeError: ``key`` is not a PRNG key.
+      ValueError: see :func:`filter_normalized`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> w = {"kernel": jnp.full((5, 2), 2.0)}
+      >>> d = analysis.random_direction(w, jax.random.key(0))
+      >>> print(jnp.linalg.norm(d["kernel"], axis=0).round(3), 2 * 5**0.5)
+      [4.472 4.472] 4.47213595499958
+
+    References:
+      Li et al., `Visualizing the Loss Landscape of Neural Nets
+      <https://arxiv.org/abs/1712.09913>`_, 2018.
+    """
+    draw = normal_like(first_words(key), _vectors.widened(params))
+    return filter_normalized(draw, params, kernel_axis=kernel_axis, vectors=vectors)
+
+
+def gradient_direction(loss: LossLike, params: optax.Params) -> optax.Params:
+    """The direction of steepest ascent, g/‖g‖₂: α is a radius ρ in units of the weights.
+
+    Args:
+      loss: a :class:`DatasetLoss`, or a function ``params -> scalar``.
+      params: pytree of weights w.
+
+    Returns:
+      A tree like the params, in float32 or wider; zeros where the gradient is zero everywhere.
+
+    Raises:
+      TypeError: ``loss`` is not callable.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> print(analysis.gradient_direction(lambda w: jnp.sum(w**2), jnp.array([3.0, 4.0])))
+      [0.6 0.8]
+    """
+    return _vectors.unit(as_loss(loss).value_and_grad(params)[1])
+
+
+def between(start: optax.Params, end: optax.Params) -> optax.Params:
+    """The direction from one set of weights to another: α = 0 is the first, α = 1 the second.
+
+    Args:
+      start: pytree of weights, the one that slices go through.
+      end: a tree like it, such as another checkpoint.
+
+    Returns:
+      ``end − start``, in float32 or wider; ``None`` at leaves that are not floating-point.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> print(analysis.between(jnp.array([1.0, 2.0]), jnp.array([3.0, 5.0])))
+      [2. 3.]
+    """
+    return jax.tree.map(jnp.subtract, _vectors.widened(end), _vectors.widened(start))

@@ -1,0 +1,234 @@
+# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
+"""Figures of the measures: slices, spectrum, stability and rank correlation."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.colors import BoundaryNorm
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from sam_optax.analysis import _style
+from sam_optax.analysis._density import SpectralDensity
+from sam_optax.analysis._landscape import LossLine, LossPlane
+from sam_optax.analysis._rank import kendall_tau
+from sam_optax.analysis._stability import GradientStability
+
+
+def plot_lines(
+    lines: Mapping[str, LossLine],
+    *,
+    xlabel: str = "distance α, relative to the weights",
+    ylabel: str = "loss (nats)",
+) -> Figure:
+    """Slices of several networks in one frame.
+
+    Args:
+      lines: for each name a :class:`LossLine`.
+      xlabel: what α is; the default is for filter-normalized directions. The gradient's is ρ in
+        units of the weights, that between checkpoints a fraction of the way.
+      ylabel: the loss, with its unit.
+
+    Returns:
+      A matplotlib figure.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> alphas = jnp.linspace(-1, 1, 21)
+      >>> line = analysis.loss_line(jnp.square, jnp.zeros(()), jnp.ones(()), alphas)
+      >>> figure = analysis.plot_lines({"a parabola": line})
+    """
+    figure = _style.figure(7.0, 4.0)
+    axes = figure.subplots()
+    for i, (name, line) in enumerate(lines.items()):
+        axes.plot(line.positions, line.values, label=name, **_style.line(i))
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    _style.tidy(axes)
+    if len(lines) > 1:
+        axes.legend(frameon=False)
+    return figure
+
+
+def plot_planes(
+    planes: Mapping[str, LossPlane],
+    *,
+    xlabel: str = "α, relative to the weights",
+    ylabel: str = "β, relative to the weights",
+    unit: str = "loss (nats)",
+    levels: int = 14,
+    ceiling: float | None = None,
+) -> Figure:
+    """Planes of several networks side by side, on one scale of colours.
+
+    Contours are spaced as the squares of whole numbers above the lowest loss.
+
+    Args:
+      planes: for each name a :class:`LossPlane`.
+      xlabel: what α is.
+      ylabel: what β is.
+      unit: the loss, with its unit.
+      levels: number of contours.
+      ceiling: losses above are drawn as this one. Default: the largest.
+
+    Returns:
+      A matplotlib figure. A cross marks the weights themselves.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> alphas = jnp.linspace(-1, 1, 11)
+      >>> plane = analysis.loss_plane(
+      ...     lambda w: jnp.sum(w**2), jnp.ones(2), jnp.array([1.0, 0]), jnp.array([0, 1.0]),
+      ...     alphas, alphas)
+      >>> figure = analysis.plot_planes({"a bowl": plane})
+    """
+    values = np.concatenate([np.ravel(plane.values) for plane in planes.values()])
+    values = values[np.isfinite(values)]
+    low, high = float(values.min()), float(values.max() if ceiling is None else ceiling)
+    # Levels are closer near the lowest loss, where the contours of a bowl are far apart.
+    edges = low + max(high - low, 1e-12) * np.linspace(0, 1, levels + 1) ** 2
+    norm = BoundaryNorm(edges, 256)
+    figure = _style.figure(3.6 * len(planes) + 1.2, 3.8)
+    grid = figure.subplots(1, len(planes), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, (name, plane) in zip(grid, planes.items(), strict=True):
+        drawn = np.clip(np.nan_to_num(np.asarray(plane.values).T, nan=high), low, edges[-1])
+        area = plane.first, plane.second, drawn, edges
+        filled = axes.contourf(*area, cmap=_style.SEQUENTIAL, norm=norm)
+        axes.contour(*area, colors="white", linewidths=0.4, alpha=0.6)
+        axes.plot(0, 0, marker="+", color="white", markersize=11, markeredgewidth=2)
+        axes.set_title(name, fontsize="medium")
+        axes.set_xlabel(xlabel)
+        if 1 / 3 < np.ptp(plane.first) / np.ptp(plane.second) < 3:
+            axes.set_aspect("equal", adjustable="box")
+    grid[0].set_ylabel(ylabel)
+    bar = figure.colorbar(filled, ax=list(grid), shrink=0.9, spacing="uniform")
+    bar.set_label(unit)
+    ticks = edges[:: max(1, levels // 6)]
+    bar.set_ticks(list(ticks), labels=[f"{tick:.3g}" for tick in ticks])
+    bar.minorticks_off()
+    return figure
+
+
+def plot_spectrum(
+    densities: Mapping[str, SpectralDensity], *, unit: str = "eigenvalue λ of the Hessian"
+) -> Figure:
+    """Densities of the Hessian's eigenvalues below one another, on a logarithmic scale.
+
+    Args:
+      densities: for each name a :class:`SpectralDensity`.
+      unit: the horizontal axis.
+
+    Returns:
+      A matplotlib figure.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> density = analysis.spectral_density(lambda w: jnp.sum(w**4), jnp.arange(9.0))
+      >>> figure = analysis.plot_spectrum({"a quartic": density})
+    """
+    figure = _style.figure(7.0, 0.9 + 1.6 * len(densities))
+    rows = figure.subplots(len(densities), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    top = max(float(found.density.max()) for found in densities.values())
+    for i, (axes, (name, found)) in enumerate(zip(rows, densities.items(), strict=True)):
+        density = np.maximum(found.density, 1e-12)
+        axes.plot(found.grid, density, color=_style.colour(i), linewidth=1.2)
+        axes.fill_between(found.grid, density, 1e-12, color=_style.colour(i), alpha=0.3)
+        axes.set_yscale("log")
+        axes.set_ylim(1e-6 * top, 3 * top)
+        largest = float(np.max(found.nodes[found.weights > 0]))
+        axes.set_title(f"{name}: largest eigenvalue {largest:.3g}", fontsize="medium", loc="right")
+        _style.tidy(axes)
+    rows[-1].set_xlabel(unit)
+    figure.supylabel("share of eigenvalues per unit of λ", fontsize="medium")
+    return figure
+
+
+def plot_stability(curves: GradientStability, *, unit: str = "loss (nats)") -> Figure:
+    """Stability of the gradient and perturbed loss over ρ: figures 1 and 2 of the R-SAM paper.
+
+    Args:
+      curves: what :func:`gradient_stability` returned. Lines are means over the draws, bands
+        reach from the smallest to the largest.
+      unit: the loss, with its unit.
+
+    Returns:
+      A matplotlib figure.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> curves = analysis.gradient_stability(
+      ...     lambda w: jnp.sum(jnp.sin(w)), jnp.zeros(2), [0.0, 0.5, 1.0], draws=2)
+      >>> figure = analysis.plot_stability(curves)
+    """
+    figure = _style.figure(9.0, 3.8)
+    left, right = figure.subplots(1, 2)
+    for i, gamma in enumerate(np.asarray(curves.gammas)):
+        label = f"γ² = {gamma**2:.3g}" if gamma > 0 else "no noise"
+        for axes, values in ((left, curves.cosine[i]), (right, curves.loss[i])):
+            axes.plot(curves.rhos, np.mean(values, axis=0), label=label, **_style.line(i))
+            axes.fill_between(
+                curves.rhos,
+                np.min(values, axis=0),
+                np.max(values, axis=0),
+                color=_style.colour(i),
+                alpha=0.12,
+                linewidth=0,
+            )
+    left.set_ylabel("cosine of g(ŵ) and g(ŵ + ρ g(ŵ)/‖g(ŵ)‖)")
+    right.set_ylabel(f"{unit} at ŵ + ρ g(ŵ)/‖g(ŵ)‖")
+    for axes in (left, right):
+        axes.set_xlabel("radius ρ, in units of the weights")
+        _style.tidy(axes)
+    handles = left.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=len(curves.gammas), frameon=False)
+    return figure
+
+
+def plot_ranks(
+    measures: Mapping[str, ArrayLike],
+    gap: ArrayLike,
+    *,
+    unit: str = "generalization gap (nats)",
+) -> Figure:
+    """Measures against the generalization gap with Kendall's τ: figure 2 of the ASAM paper.
+
+    Args:
+      measures: for each name (with its unit) the (runs,) values, one panel each.
+      gap: (runs,) generalization gaps.
+      unit: the vertical axis.
+
+    Returns:
+      A matplotlib figure. Axes of positive measures that span more than a factor of 20 are
+      logarithmic.
+
+    Raises:
+      ValueError: lengths that differ, or values that are not finite.
+
+    Example:
+      >>> from sam_optax import analysis
+      >>> figure = analysis.plot_ranks({"sharpness (nats)": [1.0, 2.0, 4.0]}, [0.1, 0.3, 0.2])
+    """
+    figure = _style.figure(3.4 * len(measures) + 0.8, 3.4)
+    grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
+    for i, (axes, (name, values)) in enumerate(zip(grid, measures.items(), strict=True)):
+        tau = kendall_tau(values, gap)
+        axes.scatter(
+            values,
+            gap,
+            color=_style.colour(i),
+            marker=_style.MARKERS[i % len(_style.MARKERS)],
+            s=24,
+            alpha=0.75,
+            linewidth=0,
+        )
+        if np.min(values) > 0 and np.max(values) > 20 * np.min(values):
+            axes.set_xscale("log")
+        axes.set_xlabel(name)
+        axes.set_title(f"τ = {tau:.3f}", fontsize="medium")
+        _style.tidy(axes)
+    grid[0].set_ylabel(unit)
+    return figure

@@ -1,0 +1,268 @@
+"""Sharpness and adaptive sharpness: the largest rise of the loss within a radius."""
+
+import math
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+import sam_optax
+from sam_optax import _hyperparameters as hp
+from sam_optax import _moves, _trees
+from sam_optax._asam import Normalization
+from sam_optax._ascent import check_p
+from sam_optax._perturbation import as_perturbation
+from sam_optax._structure import AxisOverride, BiasMask
+from sam_optax.analysis._ascent import Ascent, maximize
+from sam_optax.analysis._dataset import DatasetLoss
+from sam_optax.analysis._loss import LossLike, as_loss
+from sam_optax.analysis._random import first_words
+
+
+class Sharpness(NamedTuple):
+    """A lower bound of the largest rise of the loss, and the ε that attains it.
+
+    Attributes:
+      value: scalar, L(w + ε) − L(w) ≥ 0 in the unit of the loss. Every ε tried lies within the
+        radius, so the maximum that it approximates is at least this. A difference of two losses:
+        what is below the resolution of their dtype (10⁻⁷ of the loss in float32) is rounding.
+      eps: ε, a tree like the gradient; ``None`` for m-sharpness, where each group has its own.
+      loss: scalar, L(w).
+      one_step: scalar, the rise after the first step from w, which is SAM's or ASAM's ε: the
+        papers' cheap estimate. It can be negative. Far below ``value``, it says that the loss
+        bends within the radius.
+      starts: (1 + restarts,) the rise that each start reached, w itself first. Starts that
+        disagree say that more of them may find more.
+      groups: (groups,) each group's value for m-sharpness, else ``None``.
+    """
+
+    value: jax.Array
+    eps: optax.Params | None
+    loss: jax.Array
+    one_step: jax.Array
+    starts: jax.Array
+    groups: jax.Array | None = None
+
+
+def sharpness(
+    loss: LossLike,
+    params: optax.Params,
+    rho: float = 0.05,
+    *,
+    p: float = 2,
+    steps: int = 20,
+    restarts: int = 2,
+    key: chex.PRNGKey | None = None,
+    group_size: int | None = None,
+) -> Sharpness:
+    r"""Sharpness: the largest rise of the loss within a p-norm ball of radius ρ.
+
+    .. math::
+        \max_{\|\varepsilon\|_p \le \rho} L(w + \varepsilon) - L(w),
+
+    equation (2) of the ASAM paper, approximated from below by projected gradient ascent along
+    the steepest ascent directions of :func:`sam_optax.sam`. Steps that do not raise the loss are
+    taken back and halved. The first start is w; restarts are random points of the sphere, in
+    opposite pairs, and find what an ascent from a point of zero gradient cannot. Projection is
+    exact for p = 2 and p = ∞; for other p, points are rescaled into the ball.
+
+    ``steps=1, restarts=0`` is the one-step estimate, for one gradient and one loss. In general
+    it takes (1 + restarts) · steps gradients.
+
+    Args:
+      loss: a :class:`DatasetLoss`, or a function ``params -> scalar``. A deterministic one:
+        dropout off, frozen BatchNorm statistics.
+      params: pytree of weights w. Leaves that are not floating-point stay as they are.
+      rho: radius ρ ≥ 0, in units of the weights. Default .05, SAM's for CIFAR-10.
+      p: norm of the ball, 1 ≤ p ≤ ∞. Default 2, the papers'.
+      steps: gradients for each start, an integer ≥ 1. Default 20.
+      restarts: random starts beside w, an integer ≥ 0. Default 2, two
+        opposite points.
+      key: a JAX PRNG key for the restarts. Default: always the same one.
+      group_size: m of m-sharpness, the mean over groups of m examples (in their order) of each
+        group's own maximum; the SAM paper's, and with m = 8 what table 1 of the ASAM paper uses.
+        All groups share their random starts. Default: the loss of all examples.
+
+    Returns:
+      A :class:`Sharpness`.
+
+    Raises:
+      TypeError: ``loss`` is not callable, ``key`` not a PRNG key, ``steps`` or ``restarts`` not
+        an integer, or ``group_size`` without a :class:`DatasetLoss`.
+      ValueError: an argument out of range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> found = analysis.sharpness(
+      ...     lambda w: 2 * w[0] ** 2 + w[1] ** 2 / 2, jnp.zeros(2), rho=0.1)
+      >>> print(f"{found.value:.4f}, one step from the minimum {found.one_step:.4f}")
+      0.0200, one step from the minimum 0.0000
+
+    References:
+      Foret et al., `Sharpness-Aware Minimization for Efficiently Improving Generalization
+      <https://arxiv.org/abs/2010.01412>`_, 2021.
+    """
+    return _measure(loss, params, None, rho, p, steps, restarts, key, group_size)
+
+
+def adaptive_sharpness(
+    loss: LossLike,
+    params: optax.Params,
+    rho: float = 0.5,
+    eta: float = 0.0,
+    *,
+    p: float = 2,
+    normalization: Normalization = "elementwise",
+    bias_mask: BiasMask | None = None,
+    filter_axis: AxisOverride = -1,
+    steps: int = 20,
+    restarts: int = 2,
+    key: chex.PRNGKey | None = None,
+    group_size: int | None = None,
+) -> Sharpness:
+    r"""Adaptive sharpness: the largest rise within a ball that scales with the weights.
+
+    .. math::
+        \max_{\|T_w^{-1} \varepsilon\|_p \le \rho} L(w + \varepsilon) - L(w),
+
+    definition 2 of the ASAM paper, with the operator T_w (+ ηI) of :func:`sam_optax.asam`, fixed
+    at w. It is invariant to every rescaling of the weights that leaves the loss as it is
+    (theorem 1), where :func:`sharpness` is not; for that, η = 0. Approximated as there.
+
+    Args:
+      loss: see :func:`sharpness`.
+      params: see :func:`sharpness`.
+      rho: radius ρ ≥ 0, relative to the weights. Default .5, ASAM's for CIFAR-10. Table 1 of the
+        paper uses .005 for p = 2 and .0005 for p = ∞, tuned for correlation.
+      eta: η ≥ 0, in units of the weights. Default 0, the definition; weights that are zero then
+        stay zero. (Training uses .01, for stability.)
+      p: see :func:`sharpness`.
+      normalization: see :func:`sam_optax.asam`.
+      bias_mask: see :func:`sam_optax.asam`.
+      filter_axis: see :func:`sam_optax.asam`.
+      steps: see :func:`sharpness`.
+      restarts: see :func:`sharpness`.
+      key: see :func:`sharpness`.
+      group_size: see :func:`sharpness`.
+
+    Returns:
+      A :class:`Sharpness`.
+
+    Raises:
+      TypeError: see :func:`sharpness`.
+      ValueError: an argument out of range, or an unknown ``normalization``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> loss = lambda w: jnp.square(w["in"] * w["out"] - 1.0)
+      >>> for a in (1.0, 10.0):
+      ...     w = {"in": jnp.array(2.0 * a), "out": jnp.array(0.5 / a)}
+      ...     adaptive = analysis.adaptive_sharpness(loss, w, rho=0.1).value
+      ...     print(f"{adaptive:.4f} {analysis.sharpness(loss, w, rho=0.1).value:.4f}")
+      0.0214 0.0436
+      0.0214 4.0002
+
+    References:
+      Kwon et al., `ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of
+      Deep Neural Networks <https://arxiv.org/abs/2102.11600>`_, 2021.
+    """
+    # The p = ∞ perturbation of radius 1 for a gradient of ones is T itself.
+    method = sam_optax.asam(
+        1.0,
+        eta,
+        p=math.inf,
+        normalization=normalization,
+        bias_mask=bias_mask,
+        filter_axis=filter_axis,
+    )
+    wide = _trees.map_inexact(_trees.widen, _moves.inexact_only(params))
+    ones = jax.tree.map(lambda w: jnp.ones(w.shape, w.real.dtype), wide)
+    scaling, _ = method.update(ones, method.init(wide), wide)
+    return _measure(loss, params, scaling, rho, p, steps, restarts, key, group_size)
+
+
+def loss_rise(
+    loss: LossLike,
+    params: optax.Params,
+    perturbation: optax.GradientTransformation,
+    state: Any | None = None,
+) -> jax.Array:
+    r"""How far a perturbation raises the loss: L(w + ε) − L(w).
+
+    The one-step estimate of sharpness with any perturbation of the library, or any optax
+    transformation taken as one: what a training step with it sees, on the data of ``loss``.
+
+    Args:
+      loss: see :func:`sharpness`.
+      params: see :func:`sharpness`.
+      perturbation: such as :func:`sam_optax.fsam`; its ascent gradient is ∇L at its start.
+      state: the perturbation's state, such as that of training. Default: a fresh one.
+
+    Returns:
+      A scalar in the unit of the loss. It can be negative.
+
+    Raises:
+      TypeError: ``loss`` is not callable or ``perturbation`` not a gradient transformation.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> from sam_optax import analysis
+      >>> rise = analysis.loss_rise(lambda w: w**2, jnp.array(3.0), sam_optax.sam(rho=1.0))
+      >>> print(f"{rise:.1f}")
+      7.0
+    """
+    method = as_perturbation(perturbation)
+    measured = as_loss(loss)
+    state = method.init(params) if state is None else state
+    _, grads = measured.value_and_grad(method.start_fn(params, state))
+    perturbed, _ = method.perturb_fn(params, grads, state)
+    return measured(perturbed) - measured(params)
+
+
+def _measure(
+    loss: LossLike,
+    params: optax.Params,
+    scaling: optax.Params | None,
+    rho: float,
+    p: float,
+    steps: int,
+    restarts: int,
+    key: chex.PRNGKey | None,
+    group_size: int | None,
+) -> Sharpness:
+    hp.check("rho", rho, lower=0, schedule=False)
+    check_p(p)
+    hp.check_integer("steps", steps, lower=1)
+    hp.check_integer("restarts", restarts, lower=0)
+    words = first_words(key)
+
+    def of(measured: Any) -> Ascent:
+        return maximize(
+            measured, params, scaling, rho, words, p=float(p), steps=steps, restarts=restarts
+        )
+
+    if group_size is None:
+        found = of(as_loss(loss))
+        return Sharpness(jnp.max(found.starts), found.eps, found.loss, found.one_step, found.starts)
+    if not isinstance(loss, DatasetLoss):
+        raise TypeError(
+            f"group_size={group_size} needs the examples: pass an analysis.DatasetLoss, got "
+            f"{loss!r}."
+        )
+    groups, weights = loss.rebatch(group_size).each(lambda group: of(group)._replace(eps=None))
+
+    def mean(x: jax.Array) -> jax.Array:
+        return jnp.average(x, axis=0, weights=weights.astype(x.dtype))
+
+    return Sharpness(
+        mean(groups.value),
+        None,
+        mean(groups.loss),
+        mean(groups.one_step),
+        mean(groups.starts),
+        groups.value,
+    )

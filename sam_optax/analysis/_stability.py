@@ -1,0 +1,162 @@
+"""How stable the gradient is along the ascent step, with and without a random start."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+import sam_optax
+from sam_optax import _hyperparameters as hp
+from sam_optax import _moves
+from sam_optax._structure import AxisOverride
+from sam_optax.analysis import _vectors
+from sam_optax.analysis._loss import Loss, LossLike, as_loss
+from sam_optax.analysis._random import first_words
+
+PAPER_GAMMAS = (0.0, 0.0075**0.5, 0.01**0.5, 0.0125**0.5)
+"""γ² = .0075, .01 and .0125, figures 1 and 2 of the R-SAM paper, and none."""
+
+
+class GradientStability(NamedTuple):
+    """Curves over the radius, for several scales of the noise that the start is drawn with.
+
+    Attributes:
+      rhos: (radii,) ρ, in units of the weights.
+      gammas: (scales,) γ; 0 is no noise.
+      cosine: (scales, draws, radii) cosine of g(ŵ) and g(ŵ + ρ g(ŵ)/‖g(ŵ)‖), figure 1 of the
+        R-SAM paper; NaN where a gradient is zero.
+      loss: (scales, draws, radii) L(ŵ + ρ g(ŵ)/‖g(ŵ)‖), figure 2.
+      start_loss: (scales, draws) L(ŵ).
+    """
+
+    rhos: jax.Array
+    gammas: jax.Array
+    cosine: jax.Array
+    loss: jax.Array
+    start_loss: jax.Array
+
+
+def gradient_stability(
+    loss: LossLike,
+    params: optax.Params,
+    rhos: Sequence[float],
+    gammas: Sequence[float] = PAPER_GAMMAS,
+    *,
+    draws: int = 4,
+    norm_power: float = 0.5,
+    kernel_axis: AxisOverride = -1,
+    key: chex.PRNGKey | None = None,
+) -> GradientStability:
+    r"""Gradient and loss along the ascent step, from the weights and from random starts.
+
+    .. math::
+        \cos\left(g(\hat w),\ g(\hat w + \rho\, g(\hat w)/\|g(\hat w)\|)\right)
+        \quad\text{and}\quad
+        L(\hat w + \rho\, g(\hat w)/\|g(\hat w)\|),
+        \qquad \hat w = w + \delta_0,
+
+    over ρ, with δ₀ ~ N(0, γ² diag(‖w_j‖)) as in :func:`sam_optax.rsam`: figures 1 and 2 of its
+    paper. A cosine near 1 says that one step along the gradient finds the steepest point.
+    (With ``norm_power=0`` the noise is N(0, γ² I), which the text beside the figures describes.)
+    The same draws serve all γ, so that curves differ by its size alone.
+
+    Args:
+      loss: a :class:`DatasetLoss`, or a function ``params -> scalar``. The paper's figures use
+        BatchNorm as in training.
+      params: pytree of weights w.
+      rhos: (radii,) values ρ ≥ 0, in units of the weights. The figures go up to about .5.
+      gammas: (scales,) values γ ≥ 0. Default 0 and γ² = .0075, .01, .0125, the paper's.
+      draws: number of random starts for each γ > 0, an integer ≥ 1. Default 4.
+      norm_power: see :func:`sam_optax.random_start`.
+      kernel_axis: see :func:`sam_optax.random_start`.
+      key: a JAX PRNG key for the noise. Default: always the same one.
+
+    Returns:
+      :class:`GradientStability`.
+
+    Raises:
+      TypeError: ``loss`` is not callable, or ``key`` not a PRNG key.
+      ValueError: an argument out of range, or no radii or scales.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> curves = analysis.gradient_stability(
+      ...     lambda w: jnp.sum(jnp.sin(w)), jnp.zeros(2), [0.0, 1.0, 2.0], [0.0], draws=1)
+      >>> print([f"{value:.3f}" for value in curves.loss[0, 0]])
+      ['0.000', '1.299', '1.976']
+
+    References:
+      Liu et al., `Random Sharpness-Aware Minimization
+      <https://openreview.net/forum?id=htUvh7xPoa>`_, 2022, section 3.1.
+    """
+    measured, words = as_loss(loss), first_words(key)
+    hp.check_integer("draws", draws, lower=1)
+    for name, values in (("rhos", rhos), ("gammas", gammas)):
+        if not len(values):
+            raise ValueError(f"{name} must hold at least one value.")
+        for value in values:
+            hp.check(name, float(value), lower=0, schedule=False)
+    pairs = [(g, d) for g, gamma in enumerate(gammas) for d in range(draws if gamma > 0 else 1)]
+    found = _curves(
+        measured,
+        params,
+        jnp.asarray(rhos, jnp.float32),
+        jnp.asarray([float(gammas[g]) for g, _ in pairs], jnp.float32),
+        jnp.asarray([d for _, d in pairs], jnp.int32),
+        words,
+        norm_power=norm_power,
+        kernel_axis=kernel_axis,
+    )
+    # Without noise there is one draw, which stands for all.
+    position = {pair: i for i, pair in enumerate(pairs)}
+    rows = np.array(
+        [[position.get((g, d), position[g, 0]) for d in range(draws)] for g in range(len(gammas))]
+    )
+    cosine, values, start_loss = (x[rows] for x in found)
+    return GradientStability(jnp.asarray(rhos), jnp.asarray(gammas), cosine, values, start_loss)
+
+
+@functools.partial(jax.jit, static_argnames=("norm_power", "kernel_axis"))
+def _curves(
+    loss: Loss,
+    params: optax.Params,
+    rhos: jax.Array,
+    gammas: jax.Array,
+    draws: jax.Array,
+    words: jax.Array,
+    *,
+    norm_power: float,
+    kernel_axis: AxisOverride,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Cosines and losses (pairs, radii), and losses at the starts (pairs,)."""
+    moving = _moves.inexact_only(params)
+
+    def of_pair(pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        gamma, draw = pair
+        method = sam_optax.random_start(
+            sam_optax.sam(),
+            gamma,
+            key=jax.random.key(0),
+            norm_power=norm_power,
+            kernel_axis=kernel_axis,
+        )
+        state = method.init(moving)._replace(key=words)
+        start = _moves.merge(method.start_fn(moving, state, draw_index=draw), params)
+        start_loss, grads = loss.value_and_grad(start)
+
+        def of_radius(rho: jax.Array) -> tuple[jax.Array, jax.Array]:
+            sam = sam_optax.sam(rho)
+            point, _ = sam.perturb_fn(start, grads, sam.init(start))
+            value, there = loss.value_and_grad(point)
+            return _vectors.cosine(grads, there), value
+
+        return *lax.map(of_radius, rhos), start_loss
+
+    return lax.map(of_pair, (gammas, draws))

@@ -1,0 +1,45 @@
+"""How figures look: readable at the width of a notebook, and without telling colours apart."""
+
+import io
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito's palette (grey for black). Line styles and markers repeat the distinction.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
+LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+SEQUENTIAL = "cividis"
+"""Lightness grows with the value, for every kind of colour vision."""
+
+
+class NotebookFigure(Figure):
+    """A figure that notebooks show without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=110)
+        return file.getvalue()
+
+
+def figure(width: float = 8.0, height: float = 4.0) -> NotebookFigure:
+    """An empty figure, of a size in inches."""
+    return NotebookFigure(figsize=(width, height), layout="constrained")
+
+
+def colour(i: int) -> str:
+    """The i-th colour."""
+    return COLOURS[i % len(COLOURS)]
+
+
+def line(i: int) -> dict[str, Any]:
+    """Colour and style of the i-th line."""
+    return {"color": colour(i), "linestyle": LINES[i % len(LINES)], "linewidth": 1.8}
+
+
+def tidy(axes: Axes) -> None:
+    """No frame, a light grid behind what is drawn."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)

@@ -1,0 +1,91 @@
+"""The ASAM paper's toy example: two weights, one valley, and what SAM and ASAM do in it."""
+
+from collections.abc import Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+import sam_optax
+from sam_optax import _hyperparameters as hp
+
+PAPER_STARTS = ((0.2, 0.05), (0.3, 0.033))
+"""Initial weights of figure 3 of the ASAM paper."""
+
+
+def toy_loss(w: chex.Array) -> jax.Array:
+    """L(w) = |w₁ ReLU(w₂) − .04|, whose minimizers are the valley w₁w₂ = .04.
+
+    Args:
+      w: (2,) weights.
+
+    Returns:
+      A scalar.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from sam_optax import analysis
+      >>> print(f"{analysis.toy_loss(jnp.array([0.2, 0.05])):.3f}")
+      0.030
+
+    References:
+      Kwon et al., `ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of
+      Deep Neural Networks <https://arxiv.org/abs/2102.11600>`_, 2021, section 5.1.
+    """
+    return jnp.abs(w[0] * jax.nn.relu(w[1]) - 0.04)
+
+
+def toy_trajectory(
+    perturbation: optax.GradientTransformation,
+    start: Sequence[float] = PAPER_STARTS[0],
+    *,
+    learning_rate: float = 0.01,
+    steps: int = 1000,
+) -> jax.Array:
+    """The weights that SGD with a perturbation passes through on :func:`toy_loss`.
+
+    With ρ = .05, SAM reaches (.2, .2) from the paper's first start, and does not move from the
+    second, where its ascent step ends at w₂ < 0, in the flat part. ASAM reaches the valley from
+    both for every ρ < √2, close to where it started. That last part is a matter of time: where the
+    gradient jumps, steps of constant length keep crossing the valley and drift along it, towards
+    (.2, .2) too, the more slowly the smaller the learning rate.
+
+    Args:
+      perturbation: such as ``sam_optax.sam(rho=0.05)`` or ``sam_optax.asam(rho=0.5)``.
+      start: (2,) initial weights. Default (.2, .05); the paper's other is (.3, .033).
+      learning_rate: of SGD, > 0. Default .01; the paper does not print its value.
+      steps: number of steps, an integer ≥ 1. Default 1000.
+
+    Returns:
+      (steps + 1, 2) float32 weights, the start first.
+
+    Raises:
+      ValueError: an argument out of range.
+
+    Example:
+      >>> import sam_optax
+      >>> from sam_optax import analysis
+      >>> for method in (sam_optax.sam(0.05), sam_optax.asam(0.5)):
+      ...     path = analysis.toy_trajectory(method, (0.3, 0.033))
+      ...     print(f"{analysis.toy_loss(path[0]):.2f} to {analysis.toy_loss(path[-1]):.2f}")
+      0.03 to 0.03
+      0.03 to 0.00
+
+    References:
+      See :func:`toy_loss`.
+    """
+    hp.check("learning_rate", learning_rate, lower=0, schedule=False)
+    hp.check_integer("steps", steps, lower=1)
+    tx = sam_optax.sharpness_aware(optax.sgd(learning_rate), perturbation)
+    w = jnp.asarray(start, jnp.float32)
+
+    def step(carry: tuple[jax.Array, optax.OptState], _: None) -> tuple[tuple, jax.Array]:
+        w, state = carry
+        updates, state = tx.update(None, state, w, grad_fn=jax.grad(toy_loss))
+        w = optax.apply_updates(w, updates)
+        return (w, state), w
+
+    _, path = lax.scan(step, (w, tx.init(w)), length=steps)
+    return jnp.concatenate([w[None], path])

@@ -1,0 +1,123 @@
+"""A loss over batches equals the loss over all examples at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import RuntimeCounted, assert_close
+from jax.sharding import NamedSharding, PartitionSpec
+from nets import dataset, example_losses, examples, relu_net, tanh_losses
+
+from sam_optax import analysis
+
+
+def full(params):
+    return jnp.mean(tanh_losses(params, examples(23)))
+
+
+@pytest.mark.parametrize("batch_size", [5, 23, 40])
+def test_batches_of_any_size(batch_size):
+    """Also with a short last batch, and with one batch only."""
+    params, loss = relu_net(), dataset(23, batch_size, tanh_losses)
+    vector = relu_net(1)
+    assert_close(loss(params), full(params), rtol=1e-6)
+    value, grads = loss.value_and_grad(params)
+    assert_close(value, full(params), rtol=1e-6)
+    assert_close(grads, jax.grad(full)(params), rtol=1e-5)
+    product = jax.jvp(jax.grad(full), (params,), (vector,))[1]
+    assert_close(loss.hvp(params, vector), product, rtol=1e-5)
+
+
+def test_scalar_losses_are_weighted_by_their_examples():
+    """A mean of batch means would give the short batch too much weight."""
+    params = relu_net()
+    loss = dataset(23, losses=lambda p, batch: jnp.mean(tanh_losses(p, batch)))
+    assert_close(loss(params), full(params), rtol=1e-6)
+    values, weights = loss.each(lambda batch: batch(params))
+    assert list(weights) == [5, 5, 5, 5, 3]
+    assert abs(jnp.mean(values) - full(params)) > 1e-3
+
+
+def test_filled_up_batches_with_weights():
+    params, (x, y) = relu_net(), examples(23)
+    filled = x.at[20:].set(0), y
+    filled = jnp.concatenate([x, jnp.zeros((2, 4))]), jnp.concatenate([y, jnp.zeros(2, int)])
+    counted = (jnp.arange(25) < 23).reshape(5, 5)
+
+    def masked(params, batch):
+        data, mask = batch
+        return jnp.sum(jnp.where(mask, tanh_losses(params, data), 0)) / jnp.sum(mask)
+
+    batches = jax.tree.map(lambda a: a.reshape(5, 5, *a.shape[1:]), filled)
+    loss = analysis.DatasetLoss(masked, (batches, counted), weights=counted.sum(1))
+    assert_close(loss(params), full(params), rtol=1e-6)
+    unweighted = analysis.DatasetLoss(masked, (batches, counted))
+    assert abs(unweighted(params) - full(params)) > 1e-3
+    with pytest.raises(ValueError, match="weights of their own"):
+        loss.rebatch(3)
+
+
+def test_each_batch_is_evaluated_once_and_traced_once():
+    counted = RuntimeCounted(tanh_losses)
+    loss = dataset(n=20, losses=counted)
+    loss(relu_net())
+    jax.effects_barrier()
+    assert counted.evaluations == 4
+    calls = counted.calls
+    loss(relu_net(1))  # other params and the same shapes: no retrace
+    assert counted.calls == calls
+
+
+def test_it_goes_through_jit_as_an_argument():
+    params, loss = relu_net(), dataset()
+    assert_close(jax.jit(lambda f, p: f(p))(loss, params), loss(params), rtol=1e-6)
+
+
+@pytest.mark.parametrize("shard_params", [False, True])
+def test_sharded_data_and_params(shard_params):
+    mesh = jax.make_mesh((8,), ("data",))
+    rng = np.random.default_rng(0)
+    params = {"kernel": jnp.asarray(rng.normal(size=(8, 3)), jnp.float32)}
+    x = jnp.asarray(rng.normal(size=(2, 16, 8)), jnp.float32)
+    y = jnp.asarray(rng.integers(3, size=(2, 16)))
+
+    def losses(params, batch):
+        log_p = jax.nn.log_softmax(batch[0] @ params["kernel"])
+        return -jnp.take_along_axis(log_p, batch[1][:, None], axis=1)[:, 0]
+
+    plain = analysis.DatasetLoss(losses, (x, y))
+    examples_axis = NamedSharding(mesh, PartitionSpec(None, "data"))
+    rows = NamedSharding(mesh, PartitionSpec("data" if shard_params else None))
+    sharded = analysis.DatasetLoss(losses, jax.device_put((x, y), examples_axis))
+    placed = jax.device_put(params, rows)
+    assert_close(sharded.value_and_grad(placed), plain.value_and_grad(params), rtol=1e-5)
+    assert_close(sharded.hvp(placed, placed), plain.hvp(params, params), rtol=1e-5)
+    if shard_params:  # largest rises agree as well
+        measure = jax.jit(lambda f, p: analysis.adaptive_sharpness(f, p, 0.3, steps=4).value)
+        assert_close(measure(sharded, placed), measure(plain, params), rtol=1e-4)
+
+
+def test_low_precision_sums():
+    """bfloat16 losses over many batches: a bfloat16 sum of them would stall."""
+    loss = analysis.DatasetLoss(lambda w, x: (w + x).astype(jnp.bfloat16), jnp.ones((1000, 1)))
+    assert float(loss(jnp.zeros((), jnp.bfloat16))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((None,), {}, "no examples"),
+        ((jnp.ones((2, 3)),), {"weights": jnp.ones(3)}, r"shape \(2,\).*\(3,\)"),
+        (((jnp.ones((2, 3)), jnp.ones((3, 3))),), {}, "equal leading axes"),
+        ((jnp.ones(3),), {}, "pass weights"),
+        ((jnp.ones(()),), {}, "leading axis"),
+    ],
+)
+def test_errors(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        analysis.DatasetLoss(example_losses, *arguments, **options)
+
+
+def test_losses_of_another_shape():
+    with pytest.raises(ValueError, match="one loss for each example"):
+        analysis.DatasetLoss(lambda w, x: x * w, jnp.ones((2, 3, 4)))(jnp.ones(()))

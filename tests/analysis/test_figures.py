@@ -1,0 +1,106 @@
+"""Figures draw what they are given, with axes that say what they are."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from nets import quadratic
+
+from sam_optax import analysis
+
+ALPHAS = jnp.linspace(-1, 1, 9)
+
+
+def line():
+    return analysis.loss_line(quadratic([2.0]), jnp.zeros(1), jnp.ones(1), ALPHAS)
+
+
+def plane(top=2.0):
+    axes = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
+    return analysis.loss_plane(quadratic([top, 1.0]), jnp.zeros(2), *axes, ALPHAS, ALPHAS)
+
+
+def density():
+    return analysis.spectral_density(quadratic([3.0, 1.0, 1.0, -0.5]), jnp.ones(4))
+
+
+def stability():
+    loss = lambda w: jnp.sum(jnp.sin(w))
+    return analysis.gradient_stability(loss, jnp.ones(3), [0.0, 0.5, 1.0], [0.0, 0.1], draws=2)
+
+
+FIGURES = {
+    "lines": lambda: analysis.plot_lines({"a": line(), "b": line()}),
+    "planes": lambda: analysis.plot_planes({"a": plane(), "b": plane(5.0)}),
+    "spectrum": lambda: analysis.plot_spectrum({"a": density(), "b": density()}),
+    "stability": lambda: analysis.plot_stability(stability()),
+    "ranks": lambda: analysis.plot_ranks({"a": [1.0, 2.0, 90.0], "b": [1.0, 3.0, 2.0]}, [1, 2, 3]),
+    "regions": analysis.plot_regions,
+    "trajectories": lambda: analysis.plot_trajectories(steps=20),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_are_labelled_and_drawn(name):
+    """Warnings are errors here: no missing glyph, no layout that failed."""
+    figure = FIGURES[name]()
+    assert isinstance(figure, Figure)
+    assert 5 <= figure.get_figwidth() <= 12
+    png = figure._repr_png_()
+    assert png.startswith(b"\x89PNG")
+    assert len(png) > 5000
+    panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    shared = [text.get_text() for text in figure.texts]
+    if figure._supylabel is not None:
+        shared.append(figure._supylabel.get_text())
+    assert all(axes.get_xlabel() for axes in panels if axes.xaxis.get_tick_params()["labelbottom"])
+    assert panels[0].get_ylabel() or shared
+
+
+def test_lines_are_the_values():
+    axes = analysis.plot_lines({"a": line()}).axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), line().values)
+
+
+def test_planes_share_one_scale():
+    """The steeper bowl's range, with levels from the lowest of both to the highest."""
+    figure = analysis.plot_planes({"flat": plane(), "steep": plane(8.0)}, levels=10)
+    for axes in figure.axes[:2]:
+        filled = axes.collections[0]
+        assert filled.levels[0] == pytest.approx(0)
+        assert filled.levels[-1] == pytest.approx(4.5)
+    capped = analysis.plot_planes({"steep": plane(8.0)}, ceiling=1.0)
+    assert capped.axes[0].collections[0].levels[-1] == pytest.approx(1)
+
+
+def test_not_finite_losses_are_drawn_as_the_largest():
+    found = plane()
+    broken = found._replace(values=found.values.at[0, 0].set(jnp.nan).at[1, 1].set(jnp.inf))
+    assert analysis.plot_planes({"a": broken})._repr_png_()
+
+
+def test_ranks_show_tau_and_scale():
+    figure = FIGURES["ranks"]()
+    assert [axes.get_title() for axes in figure.axes] == ["τ = 1.000", "τ = 0.333"]
+    assert [axes.get_xscale() for axes in figure.axes] == ["log", "linear"]
+
+
+def test_bands_reach_from_the_smallest_to_the_largest_draw():
+    found = stability()
+    figure = analysis.plot_stability(found)
+    band = figure.axes[0].collections[1].get_paths()[0].vertices[:, 1]
+    assert band.min() == pytest.approx(float(found.cosine[1].min()), abs=1e-6)
+
+
+def test_regions_touch_the_contour_of_the_largest_loss():
+    """What figure 1 shows: adaptive regions around w and w' reach the same loss, spheres do not."""
+    figure = analysis.plot_regions(rho=0.3)
+    for axes, adaptive in zip(figure.axes, (False, True, True), strict=True):
+        crosses = [drawn for drawn in axes.lines if drawn.get_marker() == "x"]
+        first, second = (float(np.prod(drawn.get_xydata())) for drawn in crosses)
+        assert (abs(first - second) < 0.01 * first) == adaptive
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="rho must be in"):
+        analysis.plot_regions(rho=1.5)
