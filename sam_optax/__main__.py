@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _PROG = "python -m sam_optax"
-_EXTRA = frozenset({"flax", "matplotlib", "mlxtend", "rich", "scipy", "sklearn", "tyro"})
+_EXTRA = frozenset({"flax", "matfree", "matplotlib", "mlxtend", "rich", "scipy", "sklearn", "tyro"})
 
 
 class _Command(NamedTuple):
@@ -27,6 +27,11 @@ _COMMANDS = {
         "sam_optax.experiments.compare",
         "Compare",
         "train SGD and sharpness-aware methods on the same data and compare them",
+    ),
+    "analyze": _Command(
+        "sam_optax.experiments.analyze",
+        "Analyze",
+        "measure how flat the networks are that compare --out has trained",
     ),
     "bench": _Command(
         "sam_optax.experiments.bench",

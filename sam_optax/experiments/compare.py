@@ -26,7 +26,7 @@ def run(options: Compare) -> None:
         unless the directory for the results stops being writable meanwhile.
     """
     check(options)
-    task = _task(options)
+    task = task_of(options)
     if options.out is None:
         _train_and_print(task, options)
         return
@@ -90,7 +90,8 @@ def _say(message: str) -> None:
     Console(stderr=True, highlight=False).print(message, soft_wrap=True)
 
 
-def _task(options: Compare) -> Task:
+def task_of(options: Compare) -> Task:
+    """What the options describe, with its data loaded."""
     if options.model not in models.MODELS:  # a wrong name need not wait for the data
         models.build(options.model, (), 2)
     dataset = data.load(options.dataset)

@@ -76,11 +76,12 @@ def _outcome(method: Mapping[str, Any], seeds: int) -> str:
     return text
 
 
-def variation(mean: float, width: float) -> str:
+def variation(mean: float, width: float, digits: int = 2) -> str:
     """A mean with what is on either side of it, where both are known."""
     if math.isnan(mean):
         return "diverged"
-    return f"{mean:.2f}" if math.isnan(width) else f"{mean:.2f} ± {width:.2f}"
+    text = f"{mean:.{digits}f}"
+    return text if math.isnan(width) else f"{text} ± {width:.{digits}f}"
 
 
 def hyperparameters(values: Mapping[str, Any]) -> str:

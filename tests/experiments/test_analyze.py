@@ -1,0 +1,132 @@
+"""``analyze``: measures of a run's networks, against the library's own and dense ones."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import sam_optax
+from sam_optax.__main__ import main
+from sam_optax.experiments import analyze, data, models, results
+from sam_optax.experiments.analyze import Analyze
+from sam_optax.experiments.errors import UserError
+
+STEPS = ["--steps", "3", "--lanczos-steps", "8"]
+
+
+@pytest.fixture(scope="module")
+def run_dir(archive, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "out"
+    arguments = ["--dataset", f"npz:{archive}", "--methods", "sgd", "sam", "--epochs", "2"]
+    arguments += ["--seeds", "2", "--batch-size", "12", "--label-noise", "0.25"]
+    assert main(["compare", *arguments, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def analyzed(run_dir):
+    assert main(["analyze", str(run_dir), *STEPS]) == 0
+    return json.loads((run_dir / "analysis.json").read_text())
+
+
+def loss_and_params(archive, run_dir, name, seed):
+    dataset = data.load(f"npz:{archive}")
+    model = models.build("mlp", dataset.x_train.shape[1:], dataset.classes)
+    y = data.corrupt(dataset.y_train, 0.25, 3, np.random.default_rng([seed, 0]))
+    params = results.load_params(run_dir / "params.npz")[name][seed]
+
+    def loss(p):
+        logits = model.apply(p, dataset.x_train)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    return loss, jax.tree.map(jnp.asarray, params)
+
+
+def of(analyzed, name, seed):
+    methods = {m["name"]: {s["seed"]: s for s in m["seeds"]} for m in analyzed["methods"]}
+    return methods[name][seed]
+
+
+def test_files_and_table(run_dir, analyzed, capsys):
+    assert main(["analyze", str(run_dir), *STEPS, "--seeds", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "λ₁/λ₅" in printed
+    assert "of 1 seed" in printed
+    for name in ("slices.png", "planes.png"):
+        assert (run_dir / name).read_bytes().startswith(b"\x89PNG")
+    lines = (run_dir / "analysis.csv").read_text().splitlines()
+    assert lines[0] == "method,seed,sharpness,adaptive_sharpness,lambda_1,lambda_ratio,residual"
+    assert len(lines) == 3
+    assert [m["name"] for m in analyzed["methods"]] == ["sgd", "sam"]
+    assert (run_dir / "results.json").is_file()
+
+
+@pytest.mark.parametrize(("name", "seed"), [("sgd", 0), ("sam", 1)])
+def test_sharpness_is_at_least_one_step_of_sam(archive, run_dir, analyzed, name, seed):
+    loss, params = loss_and_params(archive, run_dir, name, seed)
+    sam = sam_optax.sam(0.5)
+    point, _ = sam.perturb_fn(params, jax.grad(loss)(params), sam.init(params))
+    rise = float(loss(point) - loss(params))
+    assert rise > 0
+    found = of(analyzed, name, seed)["sharpness"]
+    assert rise * (1 - 1e-3) <= found < 3 * rise
+
+
+def test_the_largest_eigenvalue_is_that_of_power_iteration(archive, run_dir, analyzed):
+    loss, params = loss_and_params(archive, run_dir, "sgd", 0)
+    flat, unravel = ravel_pytree(params)
+    grad = jax.grad(lambda v: loss(unravel(v)))
+    product = jax.jit(lambda v: jax.jvp(grad, (flat,), (v,))[1])
+    v = jax.random.normal(jax.random.key(5), flat.shape)
+    for _ in range(200):
+        v = product(v) + 0.1 * v  # shifted, so that the algebraically largest dominates
+        v = v / jnp.linalg.norm(v)
+    expected = float(v @ product(v))
+    assert of(analyzed, "sgd", 0)["lambda_1"] == pytest.approx(expected, rel=2e-2)
+
+
+def test_networks_that_diverged_are_said_to_have(archive, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["--dataset", f"npz:{archive}", "--methods", "sgd", "--lr", "1e30"]
+    arguments += ["--epochs", "2", "--seeds", "1", "--batch-size", "12", "--out", str(out)]
+    assert main(["compare", *arguments]) == 0
+    capsys.readouterr()
+    assert main(["analyze", str(out), *STEPS]) == 0
+    assert "diverged" in capsys.readouterr().out
+    assert (
+        json.loads((out / "analysis.json").read_text())["methods"][0]["seeds"][0]["lambda_1"]
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rho": 0.0}, "--rho 0: use a number above 0"),
+        ({"adaptive_rho": float("nan")}, "--adaptive-rho nan"),
+        ({"steps": 0}, "--steps 0: use an integer of at least 1"),
+        ({"lanczos_steps": 4}, "--lanczos-steps 4: use an integer of at least 5"),
+        ({"seeds": 0}, "--seeds 0"),
+    ],
+)
+def test_options_out_of_range(run_dir, change, message):
+    with pytest.raises(UserError, match=message):
+        analyze.run(Analyze(run_dir, **change))
+
+
+def test_a_directory_without_a_run(tmp_path):
+    with pytest.raises(UserError, match=r"holds no results\.json and params\.npz"):
+        analyze.run(Analyze(tmp_path))
+
+
+def test_data_that_changed(run_dir, tmp_path, archive):
+    found = json.loads((run_dir / "results.json").read_text())
+    found["dataset"]["sha256"] = "0"
+    (tmp_path / "results.json").write_text(json.dumps(found))
+    (tmp_path / "params.npz").write_bytes((run_dir / "params.npz").read_bytes())
+    with pytest.raises(UserError, match="contents have changed"):
+        analyze.run(Analyze(tmp_path))
