@@ -25,13 +25,17 @@ def coefficient(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
     return _norms.total(products, norm.dtype, axis_name)
 
 
-def norm_of(tree: Any, axis_name: AxisName | None = None) -> jax.Array:
-    """‖·‖₂ over all inexact leaves, float32 or wider."""
+def norm_of(tree: Any, axis_name: AxisName | None = None, like: Any = None) -> jax.Array:
+    """‖·‖₂ over all inexact leaves, float32 or wider.
+
+    ``like`` is what a tree of wide leaves was computed from, whose range its values have.
+    """
 
     def leaves() -> list[jax.Array]:
         return [_trees.widen(leaf) for leaf in _trees.inexact_leaves(tree)]
 
-    norm = _norms.l2_norm(leaves, full_range=_norms.squares_overflow(tree), axis_name=axis_name)
+    full_range = _norms.squares_overflow(tree if like is None else like)
+    norm = _norms.l2_norm(leaves, full_range=full_range, axis_name=axis_name)
     return norm.value / norm.scale
 
 
@@ -43,7 +47,7 @@ def reject(a: Any, b: Any, axis_name: AxisName | None = None) -> tuple[Any, jax.
     """
     c = coefficient(a, b, axis_name)
     rest = combine(a, b, -c)
-    norm = norm_of(rest, axis_name)
+    norm = norm_of(rest, axis_name, like=a)
     bits = min((jnp.finfo(jnp.result_type(x)).nmant for x in _trees.inexact_leaves(a)), default=23)
     kept = norm > 4 * 2.0**-bits * norm_of(a, axis_name)
     rest = _trees.map_inexact(lambda x: jnp.where(kept, x, jnp.zeros_like(x)), rest)
