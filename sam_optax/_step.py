@@ -156,7 +156,8 @@ class Passes:
         extra: dict[str, Any],
     ) -> Gradients:
         """Ascent, then the gradient at the point that it reaches."""
-        start_extra = {k: extra[k] for k in ("training_step", "draw_index") if k in extra}
+        # Names of axes and functions are no arguments of what is jitted.
+        start_extra = {k: v for k, v in extra.items() if _trees.all_arrays(v)}
 
         def ascent_pass(point: optax.Params, state: optax.OptState) -> FirstPass:
             if self.method.has_start and self.perturb_dtype is not None:

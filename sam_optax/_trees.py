@@ -24,6 +24,11 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, bool, int, float, complex))
 
 
+def all_arrays(tree: Any) -> bool:
+    """Whether all leaves are :func:`is_array`."""
+    return all(is_array(leaf) for leaf in jax.tree.leaves(tree))
+
+
 def require_arrays(params: Any) -> None:
     """Raises for a tree with leaves that are no arrays, such as the functions of a module."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
