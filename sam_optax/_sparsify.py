@@ -101,8 +101,9 @@ def sparsify(
         raise ValueError(f"choice must be 'fisher' or 'dynamic', got {choice!r}.")
 
     def kept(tree: Any) -> int:
-        """Number of elements in the mask."""
-        return round((1 - float(sparsity)) * _select.size(tree))
+        """Number of elements in the mask, at least one."""
+        n = _select.size(tree)
+        return min(n, max(1, round((1 - float(sparsity)) * n)))
 
     def init_fn(params: optax.Params) -> SparsifyState:
         words = _noise.first_key(key)

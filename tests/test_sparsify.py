@@ -30,15 +30,18 @@ def tree(seed):
 
 
 @functools.cache
-def updater(method):
-    return jax.jit(lambda g, s, extra: method.update(g, s, **extra))
+def sparse(sparsity=0.5, every=1, **options):
+    """One instance for all tests, so that what it compiles is shared; init and update jitted."""
+    method = sam_optax.sparsify(sparsity, key=KEY, every=every, **options)
+    return jax.jit(method.init), jax.jit(lambda g, s, extra: method.update(g, s, **extra))
 
 
 def masks(method, gs, **extra):
     """The mask of each of several perturbations, as one vector."""
-    state, found = method.init(gs[0]), []
+    init, update = method
+    state, found = init(gs[0]), []
     for g in gs:
-        eps, state = updater(method)(g, state, extra)
+        eps, state = update(g, state, extra)
         mask = vector(state.mask) == 1
         np.testing.assert_array_equal(vector(eps), np.where(mask, vector(g), 0))
         found.append(mask)
@@ -70,10 +73,10 @@ def test_trajectory():
         assert gap(points, other(wrong)) > 1e-4
 
 
-@pytest.mark.parametrize("sparsity", [0.5, 0.9, 0.03])
+@pytest.mark.parametrize("sparsity", [0.5, 0.9])
 def test_the_largest_of_the_whole_tree(sparsity):
     gs = [tree(i) for i in range(3)]
-    found = masks(sam_optax.sparsify(sparsity, key=KEY, every=1), gs)
+    found = masks(sparse(sparsity), gs)
     count = round((1 - sparsity) * N)
     for mask, g in zip(found, gs, strict=True):
         np.testing.assert_array_equal(mask, ref.top(np.abs(vector(g)), count))
@@ -83,16 +86,20 @@ def test_the_largest_of_the_whole_tree(sparsity):
 
 
 def test_sparsity_0_keeps_all_to_the_bit():
+    init, update = sparse(0.0)
+    assert_same(update(tree(0), init(tree(0)), {})[0], tree(0))
+
+
+def test_at_least_one_element_is_kept():
+    init, update = sparse(0.99)
     g = tree(0)
-    method = sam_optax.as_perturbation(
-        optax.chain(sam_optax.sam(1.0), sam_optax.sparsify(0.0, key=KEY))
-    )
-    assert_same(method.update(g, method.init(g), g)[0], sam_optax.sam(1.0).update(g, ())[0])
+    eps, _ = update(g, init(g), {})
+    assert norm(eps) == np.abs(vector(g)).max()
 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_refreshed_every_so_many_perturbations(every):
-    found = masks(sam_optax.sparsify(0.5, key=KEY, every=every), [tree(i) for i in range(7)])
+    found = masks(sparse(0.5, every), [tree(i) for i in range(7)])
     for t in range(1, 7):
         assert np.array_equal(found[t], found[t - 1]) is (t % every != 0)
 
@@ -107,36 +114,16 @@ def test_steps_that_do_not_perturb_do_not_count():
     assert not np.array_equal(seen[4], seen[0])
 
 
-@pytest.mark.parametrize(
-    "values",
-    [np.zeros(30), np.ones(30), np.repeat([1.0, 2.0, 3.0], 10), np.full(30, np.nan)],
-    ids=["zeros", "equal", "three values", "nan"],
-)
-@pytest.mark.parametrize("kept", [1, 7, 15, 29])
-def test_ties_are_broken_at_random_and_counted(values, kept):
-    values = values.astype(np.float32)
-    g = {"a": jnp.asarray(values[:20]), "b": jnp.asarray(values[20:])}
-    chosen = []
-    for seed in range(3):
-        method = sam_optax.sparsify(1 - kept / 30, key=jax.random.key(seed))
-        _, state = updater(method)(g, method.init(g), {})
-        chosen.append(vector(state.mask) == 1)
-        assert chosen[-1].sum() == kept
-        if len(set(values)) == 3:
-            assert np.all(values[chosen[-1]] >= np.sort(values)[-kept])
-    if len(set(values)) != 3 and kept in (7, 15):
-        assert not np.array_equal(chosen[0], chosen[1]) or not np.array_equal(chosen[0], chosen[2])
-
-
 def test_given_fisher_information():
     g, fisher = tree(0), jax.tree.map(jnp.abs, tree(1))
-    (mask,) = masks(sam_optax.sparsify(0.7, key=KEY), [g], fisher=fisher)
-    np.testing.assert_array_equal(mask, ref.top(vector(fisher), 9))
+    (mask,) = masks(sparse(0.5), [g], fisher=fisher)
+    np.testing.assert_array_equal(mask, ref.top(vector(fisher), 15))
     # In the combinator, for the raw gradient and for part of the params.
     method = optax.chain(sam_optax.sam(1.0), sam_optax.sparsify(0.5, key=KEY))
     only = sam_optax.perturb_only(method, {"a": True, "b": True, "c": False})
     tx = sam_optax.sharpness_aware(optax.sgd(1.0), only)
-    _, state = tx.update(g, tx.init(g), g, grad_fn=lambda p: p, fisher=fisher)
+    step = jax.jit(lambda s: tx.update(g, s, g, grad_fn=lambda p: p, fisher=fisher))
+    _, state = step(tx.init(g))
     found = vector(state.perturbation_state[1].mask) == 1
     np.testing.assert_array_equal(found, ref.top(vector(fisher)[:21], round(10.5)))
 
@@ -153,14 +140,14 @@ def test_behind_asam_it_goes_by_the_gradient():
 # ---------------------------------------------------------------- dynamic masks
 
 
-@pytest.mark.parametrize(("sparsity", "drop"), [(0.5, 0.5), (0.9, 0.4), (0.5, 0.0), (0.2, 0.9)])
+@pytest.mark.parametrize(("sparsity", "drop"), [(0.5, 0.5), (0.2, 0.9)])
 def test_dynamic_exchange(sparsity, drop):
     gs = [tree(i) for i in range(5)]
-    method = sam_optax.sparsify(sparsity, key=KEY, choice="dynamic", every=2, drop=drop)
+    method = sparse(sparsity, 2, choice="dynamic", drop=drop)
     found = masks(method, gs)
     kept = round((1 - sparsity) * N)
     exchanged = min(round(drop * kept), N - kept)
-    start = vector(method.init(gs[0]).mask) == 1
+    start = vector(method[0](gs[0]).mask) == 1
     np.testing.assert_array_equal(found[0], start)  # the first mask is random
     for t in range(1, 5):
         assert found[t].sum() == kept
@@ -176,16 +163,15 @@ def test_dynamic_exchange(sparsity, drop):
 
 def test_dynamic_masks_depend_on_the_key():
     first, second = (
-        masks(sam_optax.sparsify(0.5, key=jax.random.key(s), choice="dynamic"), [tree(0)])[0]
-        for s in range(2)
+        sam_optax.sparsify(0.5, key=jax.random.key(seed), choice="dynamic").init(tree(0)).mask
+        for seed in range(2)
     )
-    assert not np.array_equal(first, second)
+    assert not np.array_equal(vector(first), vector(second))
+    assert vector(first).sum() == vector(second).sum() == 15
 
 
 def test_schedule_of_the_drop():
-    method = sam_optax.sparsify(
-        0.5, key=KEY, choice="dynamic", every=1, drop=lambda t: jnp.where(t < 2, 0.6, 0.0)
-    )
+    method = sparse(choice="dynamic", drop=lambda t: jnp.where(t < 2, 0.6, 0.0))
     found = masks(method, [tree(i) for i in range(4)])
     gone = [int((a & ~b).sum()) for a, b in zip(found, found[1:], strict=False)]
     assert gone == [9, 0, 0]
@@ -194,7 +180,7 @@ def test_schedule_of_the_drop():
 # ---------------------------------------------------------------- kinds of leaves
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.complex64])
 def test_dtypes_and_other_leaves(dtype):
     float0 = np.zeros(2, jax.dtypes.float0)
     params = {"w": jnp.arange(6, dtype=dtype), "n": None, "i": jnp.arange(2)}
@@ -224,34 +210,39 @@ def test_masked_elements_that_are_not_finite_do_not_matter():
 def test_sharded_equals_unsharded():
     mesh = jax.make_mesh((4,), ("data",))
     g = {"a": jax.random.normal(KEY, (64, 8)), "b": jnp.round(jax.random.normal(KEY, (32,)))}
-    for choice in ("fisher", "dynamic"):
-        method = sam_optax.sparsify(0.7, key=KEY, choice=choice, every=1)
-        placed = jax.device_put(g, NamedSharding(mesh, P("data")))
-        expected, state = method.init(g), method.init(placed)
-        update = jax.jit(method.update)
-        for _ in range(2):
-            _, expected = update(g, expected)
-            eps, state = update(placed, state)
-        assert_same(jax.tree.map(np.asarray, state), jax.tree.map(np.asarray, expected))
-        assert eps["a"].sharding.is_equivalent_to(placed["a"].sharding, 2)
+    init, update = sparse(choice="dynamic")
+    placed = jax.device_put(g, NamedSharding(mesh, P("data")))
+    expected, state = init(g), init(placed)
+    for _ in range(2):
+        _, expected = update(g, expected, {})
+        eps, state = update(placed, state, {})
+    assert_same(jax.tree.map(np.asarray, state), jax.tree.map(np.asarray, expected))
+    assert eps["a"].sharding.is_equivalent_to(placed["a"].sharding, 2)
 
 
-@pytest.mark.parametrize("runner", ["pmap", "shard_map", "shard_map without check_vma"])
-@pytest.mark.parametrize("choice", ["fisher", "dynamic"])
+@pytest.mark.parametrize(
+    ("runner", "choice"),
+    [
+        ("pmap", "fisher"),
+        ("shard_map", "dynamic"),
+        ("shard_map", "fisher"),
+        ("shard_map without check_vma", "dynamic"),
+    ],
+)
 def test_devices_have_one_mask(runner, choice):
     """That of the mean of their |g|, though each perturbs by its own gradient."""
     ssam = optax.chain(sam_optax.sam(RHO), sam_optax.sparsify(0.5, key=KEY, every=1, choice=choice))
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), ssam, axis_name="batch")
     w = jnp.zeros(6)
+    state = tx.init(w)
+    sam_state, ssam_state = state.perturbation_state
+    late = (sam_state, ssam_state._replace(count=jnp.ones((), jnp.int32)))  # dynamic masks change
+    state = state._replace(perturbation_state=late)
     centres = jnp.array([[9.0, 1, 2, 8, 0, 0], [-9.0, 0, 1, 0, 3, 2]])
 
     def step(centre):
-        params, state = w, tx.init(w)
-        for _ in range(2):
-            grad_fn = lambda p: p - centre.reshape(6)
-            updates, state = tx.update(None, state, params, grad_fn=grad_fn)
-            params = optax.apply_updates(params, updates)
-        return jax.tree.map(lambda x: x[None], (params, state))
+        grad_fn = lambda p: p - centre.reshape(6)
+        return jax.tree.map(lambda x: x[None], tx.update(None, state, w, grad_fn=grad_fn))
 
     if runner == "pmap":
         mapped = jax.pmap(step, axis_name="batch", devices=jax.devices()[:2])
@@ -263,10 +254,10 @@ def test_devices_have_one_mask(runner, choice):
         mapped = jax.jit(
             jax.shard_map(step, mesh=mesh, in_specs=P("batch"), out_specs=P("batch"), **options)
         )
-    params, state = jax.tree.map(lambda x: np.asarray(x).reshape(2, -1), mapped(centres))
-    for leaf in jax.tree.leaves((params, state)):
+    result = jax.tree.map(lambda x: np.asarray(x).reshape(2, -1), mapped(centres))
+    for leaf in jax.tree.leaves(result):
         np.testing.assert_array_equal(leaf[0], leaf[1])
-    mask = state.perturbation_state[1].mask[0]
+    mask = result[1].perturbation_state[1].mask[0]
     assert mask.sum() == 3
     if choice == "fisher":  # the means of |g| are about 9, .5, 1.5, 4, 1.5, 1
         assert mask[0]
@@ -285,8 +276,9 @@ def test_scan_equals_the_loop():
         return (optax.apply_updates(params, updates), state), None
 
     carry = first = (jnp.linspace(-1, 1, 10), tx.init(jnp.linspace(-1, 1, 10)))
+    jitted = jax.jit(one)
     for _ in range(4):
-        carry, _ = one(carry, None)
+        carry, _ = jitted(carry, None)
     scanned, _ = jax.jit(lambda c: jax.lax.scan(one, c, None, 4))(first)
     assert_same(scanned[1].perturbation_state, carry[1].perturbation_state)
     np.testing.assert_allclose(scanned[0], carry[0], rtol=1e-6)
@@ -316,10 +308,3 @@ def test_sharded_params_inside_shard_map_are_refused():
     method = sam_optax.sparsify(key=KEY)
     with pytest.raises(ValueError, match="norm_axis_name='model' does not go with sparsify"):
         method.update(jnp.ones(3), method.init(jnp.ones(3)), norm_axis_name="model")
-
-
-def test_at_least_one_element_is_kept():
-    method = sam_optax.sparsify(0.9, key=KEY)
-    g = jnp.array([1.0, 3.0, 2.0])
-    eps, _ = method.update(g, method.init(g))
-    assert norm(eps) == 3
