@@ -74,6 +74,9 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del params, extra
+        if fisher is not None:
+            remedy = "It is the mean over examples of squared gradients."
+            _trees.require_like("fisher", fisher, updates, remedy)
         step = hp.step_of(state, training_step)
         eta_t = hp.evaluate(eta, step)
         grads = updates if ascent_grads is None else ascent_grads

@@ -70,14 +70,24 @@ def _as(factor: chex.Numeric, like: Any) -> jax.Array:
     return jnp.asarray(factor).astype(_trees.compute_dtype(like))
 
 
-def require_ascent_grads(who: str, ascent_grads: optax.Updates | None) -> optax.Updates:
+def require_ascent_grads(
+    who: str, ascent_grads: optax.Updates | None, updates: optax.Updates, extra: dict[str, Any]
+) -> optax.Updates:
     """The gradient that ``sharpness_aware`` hands to its base optimizer, or an error."""
+    if "training_step" in extra:
+        raise ValueError(
+            f"{who} is no perturbation: it belongs in the base optimizer, "
+            f"sharpness_aware(optax.chain({who}(...), base), perturbation)."
+        )
     if ascent_grads is None:
         raise ValueError(
             f"{who} needs ascent_grads, which sharpness_aware hands to its base optimizer: put it "
-            f"there, sharpness_aware(optax.chain({who}(...), base), perturbation). With "
-            "alternating, set keep_ascent_grads=True."
+            f"there, sharpness_aware(optax.chain({who}(...), base), perturbation), in front of a "
+            "wrapper that drops extra arguments (optax.MultiSteps). With alternating, set "
+            "keep_ascent_grads=True."
         )
+    remedy = "Inside optax.masked and optax.partition, set mask_compatible_extra_args=True."
+    _trees.require_like("ascent_grads", ascent_grads, updates, remedy)
     return ascent_grads
 
 

@@ -12,6 +12,7 @@ from sam_optax import _hyperparameters as hp
 from sam_optax._parallel import AxisName
 from sam_optax._perturbation import Perturbation
 
+_FISHER = "It is the mean over examples of squared gradients."
 Choice = Literal["fisher", "dynamic"]
 
 
@@ -38,7 +39,7 @@ def sparsify(
     *,
     key: chex.PRNGKey,
     choice: Choice = "fisher",
-    every: int = 100,
+    every: int = hp.static_default(100),
     drop: hp.Hyperparameter = 0.5,
 ) -> Perturbation:
     r"""Sets the given share of ε to zero: all but the elements that a mask chooses.
@@ -134,6 +135,8 @@ def sparsify(
                 f"norm_axis_name={norm_axis_name!r} does not go with sparsify, whose mask spans "
                 "the whole tree. Shard the params under jit instead."
             )
+        if fisher is not None:
+            _trees.require_like("fisher", fisher, updates, _FISHER)
         step = hp.step_of(state.schedule, training_step)
         grads = updates if ascent_grads is None else ascent_grads
         given = choice == "fisher" and fisher is not None

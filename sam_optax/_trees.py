@@ -41,6 +41,23 @@ def require_arrays(params: Any) -> None:
             )
 
 
+def require_like(name: str, tree: Any, like: Any, remedy: str) -> None:
+    """Raises unless a tree lines up with another leaf by leaf; ``None`` lines up with anything."""
+
+    def lines_up(a: Any, b: Any) -> bool:
+        return a is None or b is None or jax.tree_util.all_leaves([b])
+
+    try:
+        same = jax.tree.map(lines_up, like, tree, is_leaf=lambda leaf: leaf is None)
+    except (TypeError, ValueError):
+        same = False
+    if not all(jax.tree.leaves(same)):
+        raise ValueError(
+            f"{name} must have the structure of the gradient, {jax.tree.structure(like)}, got "
+            f"{jax.tree.structure(tree)}. {remedy}"
+        )
+
+
 def map_inexact(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """``jax.tree.map`` over the inexact leaves of ``tree``; other leaves stay as they are.
 

@@ -68,8 +68,8 @@ def test_a_run_of_known_decisions():
     assert 0 < expected.sum() < 6
     grad_fn = RuntimeCounted(lambda p: 2 * p)
     w = jnp.array([3.0, 4.0])
-    step = lambda s: tx.update(None, s, w, grad_fn=grad_fn)
-    for step in (step, jax.jit(step)):
+    eager = lambda s: tx.update(None, s, w, grad_fn=grad_fn)
+    for step in (eager, jax.jit(eager)):
         state, evaluations = tx.init(w), []
         for _ in range(6):
             before = grad_fn.evaluations

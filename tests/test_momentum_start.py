@@ -41,7 +41,7 @@ def test_trajectories(decay, sign):
 
 def test_momentum_sam_ascends_along_sgds_own_momentum():
     """ε = −ρ v/‖v‖ with v the trace of SGD with the same decay, as the paper writes it."""
-    points, states = run(sam_optax.sharpness_aware(BASE, momentum(MOMENTUM, -1.0)), 4)
+    _, states = run(sam_optax.sharpness_aware(BASE, momentum(MOMENTUM, -1.0)), 4)
     trace = vector(states[-1].base_state[0].trace)
     np.testing.assert_allclose(
         ref.unit(vector(states[-1].perturbation_state.ema)), ref.unit(trace), atol=1e-12

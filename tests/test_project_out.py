@@ -6,8 +6,19 @@ import numpy as np
 import optax
 import pytest
 import references_family as ref
-from family import BASE, CENTRES, LR, MATRIX, MOMENTUM, START, as_tree, gap, gradient
-from family import numpy_gradients, run
+from family import (
+    BASE,
+    CENTRES,
+    LR,
+    MATRIX,
+    MOMENTUM,
+    START,
+    as_tree,
+    gap,
+    gradient,
+    numpy_gradients,
+    run,
+)
 from helpers import assert_same, norm, vector
 
 import sam_optax
@@ -133,5 +144,5 @@ def test_along_the_momentum():
 
 
 def test_it_needs_the_full_gradient():
-    with pytest.raises(ValueError, match="project_out needs the full gradient.*full_grads="):
+    with pytest.raises(ValueError, match=r"project_out needs the full gradient.*full_grads="):
         sam_optax.project_out().update(jnp.ones(2), ())

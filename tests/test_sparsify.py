@@ -1,6 +1,7 @@
 """Sparse SAM: which elements are in the mask, how many, and when they change."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ def test_trajectory():
     log = []
     expected = ref.train(START, numpy_gradients(), ref.ssam_fisher(RHO, 0.6, 2, log), LR, MOMENTUM)
     assert gap(points, expected) < 1e-12
-    assert any(np.any(a != b) for a, b in zip(log, log[1:], strict=False))
+    assert any(np.any(a != b) for a, b in itertools.pairwise(log))
 
     def other(change):
         def gradient_of(t, w, grad):
@@ -173,7 +174,7 @@ def test_dynamic_masks_depend_on_the_key():
 def test_schedule_of_the_drop():
     method = sparse(choice="dynamic", drop=lambda t: jnp.where(t < 2, 0.6, 0.0))
     found = masks(method, [tree(i) for i in range(4)])
-    gone = [int((a & ~b).sum()) for a, b in zip(found, found[1:], strict=False)]
+    gone = [int((a & ~b).sum()) for a, b in itertools.pairwise(found)]
     assert gone == [9, 0, 0]
 
 
