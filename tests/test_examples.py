@@ -230,7 +230,7 @@ def test_zero_gradients_weigh_evenly():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_dtypes(dtype):
     """Slopes whose sum leaves float16's range."""
-    batch = jnp.full((64, 2), 300, dtype)
+    batch = jnp.full((4000, 2), 300, dtype)
     grad_fn = sam_optax.reweighted_ascent(lambda w, a: a @ w * 10, batch, key=KEY)
     out = grad_fn(jnp.ones(2, dtype))
     assert out.dtype == dtype

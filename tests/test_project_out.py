@@ -143,6 +143,24 @@ def test_along_the_momentum():
     np.testing.assert_allclose(seen[1], [0, RHO], atol=1e-6)
 
 
+def test_along_the_momentum_of_part_of_the_network():
+    """There, too, the full gradient is that of the chosen leaves."""
+    along = sam_optax.perturb_only(sam_optax.momentum_start(noise(), 0.0), {"a": True, "b": False})
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), along)
+    w = {"a": jnp.zeros(2), "b": jnp.zeros(1)}
+    full, seen = {"a": jnp.array([1.0, 0.0]), "b": jnp.ones(1)}, []
+    state = tx.init(w)
+
+    def grad_fn(p):
+        seen.append(p)
+        return {"a": jnp.array([3.0, 4.0]), "b": jnp.ones(1)}
+
+    for _ in range(2):
+        _, state = tx.update(None, state, w, grad_fn=grad_fn, full_grads=full)
+    np.testing.assert_allclose(seen[1]["a"], [0, RHO], atol=1e-6)
+    assert_same(seen[1]["b"], w["b"])
+
+
 def test_it_needs_the_full_gradient():
     with pytest.raises(ValueError, match=r"project_out needs the full gradient.*full_grads="):
         sam_optax.project_out().update(jnp.ones(2), ())
