@@ -96,7 +96,7 @@ def rising_samples(
         rises = jax.lax.stop_gradient(_losses(losses_fn, point, batch, n) - before)
         _, index = jax.lax.top_k(rises, kept)
         risen = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], batch)
-        return jax.grad(lambda p: jnp.mean(losses_fn(p, risen)))(point)
+        return _gradient(lambda p: jnp.mean(losses_fn(p, risen)), point)
 
     return grad_fn
 
@@ -129,6 +129,7 @@ def reweighted_ascent(
 
     Raises:
       TypeError: ``key`` is not a single PRNG key.
+      ValueError: ``power`` < 0; (from ``grad_fn``) there is not one loss for each example.
 
     Example:
       >>> import jax, jax.numpy as jnp, sam_optax
@@ -154,14 +155,24 @@ def reweighted_ascent(
             return losses_fn(_join(leaves, rest, params), batch)
 
         _, slopes = jax.jvp(losses, (inexact,), (_split(direction)[0],))
-        weights = jnp.abs(slopes) ** power
+        if jnp.ndim(slopes) != 1:
+            raise ValueError(
+                "losses_fn must return one loss for each example, shape (batch,), got shape "
+                f"{jnp.shape(slopes)}: leave the mean out."
+            )
+        weights = jnp.abs(_trees.widen(slopes)) ** power
         total = jnp.sum(weights)
         even = jnp.full_like(weights, 1 / weights.size)
         weights = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), even)
-        weights = jax.lax.stop_gradient(weights)
-        return jax.grad(lambda p: jnp.sum(weights * losses_fn(p, batch)))(params)
+        weights = jax.lax.stop_gradient(weights).astype(slopes.dtype)
+        return _gradient(lambda p: jnp.sum(weights * losses_fn(p, batch)), params)
 
     return grad_fn
+
+
+def _gradient(loss: Callable[[optax.Params], chex.Array], params: optax.Params) -> optax.Updates:
+    """The gradient as optax wants it, which for complex params is the conjugate of JAX's."""
+    return jax.tree.map(lambda g: jnp.conj(g) if jnp.iscomplexobj(g) else g, jax.grad(loss)(params))
 
 
 def _split(tree: Any) -> tuple[list[Any], list[Any]]:

@@ -74,15 +74,24 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del params, extra
+        if fisher is not None:
+            remedy = "It is the mean over examples of squared gradients."
+            _trees.require_like("fisher", fisher, updates, remedy)
         step = hp.step_of(state, training_step)
         eta_t = hp.evaluate(eta, step)
         grads = updates if ascent_grads is None else ascent_grads
 
         def normalization_operator(x: Any) -> jax.Array:
-            """(1 + η f)^(−1/2), which is 0 where f overflows."""
-            x = jnp.asarray(x)
-            f = jnp.square(jnp.abs(_trees.widen(x))) if fisher is None else _trees.widen(x)
-            return lax.rsqrt(1 + jnp.asarray(eta_t).astype(f.dtype) * f)
+            """(1 + η f)^(−1/2)."""
+            if fisher is not None:
+                f = _trees.widen(x)
+                return lax.rsqrt(1 + jnp.asarray(eta_t).astype(f.dtype) * f)
+            magnitude = jnp.abs(_trees.widen(x))
+            root = jnp.sqrt(jnp.asarray(eta_t).astype(magnitude.dtype)) * magnitude
+            # Where the square might overflow, the 1 is far below rounding.
+            return jnp.where(
+                root > 2.0**30, 1 / jnp.maximum(root, 1), lax.rsqrt(1 + jnp.square(root))
+            )
 
         source = grads if fisher is None else fisher
         eps = steepest_ascent(

@@ -92,8 +92,8 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
         norm_axis_name: AxisName | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, ReuseOrthogonalState]:
-        del params, extra
-        g = _projection.require_ascent_grads("reuse_orthogonal", ascent_grads)
+        del params
+        g = _projection.require_ascent_grads("reuse_orthogonal", ascent_grads, updates, extra)
         step = hp.step_of(state.schedule, None)
 
         def remember() -> tuple[Any, Any, jax.Array]:
@@ -123,7 +123,7 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
 def looksam(
     base_tx: optax.GradientTransformation,
     rho: hp.Hyperparameter = 0.05,
-    k: int = 5,
+    k: int = hp.static_default(5),
     alpha: hp.Hyperparameter = 0.7,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LookSAM: SAM at every k-th step, and what it adds reused in between.

@@ -14,7 +14,7 @@ from sam_optax._structure import AxisOverride
 
 def low_pass(
     gamma: hp.Hyperparameter = 0.002,
-    samples: int = 1,
+    samples: int = hp.static_default(1),
     *,
     key: chex.PRNGKey,
     norm_power: float = 1.0,

@@ -63,8 +63,8 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
         perturbed: chex.Numeric = True,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        del params, extra
-        g = _projection.require_ascent_grads("mix_gradients", ascent_grads)
+        del params
+        g = _projection.require_ascent_grads("mix_gradients", ascent_grads, updates, extra)
         step = hp.step_of(state, None)
         # With the weight 1, the gradient of a step that does not perturb stays as it is.
         alpha = _projection.where_perturbed(perturbed, hp.evaluate(weight, step), 1)
@@ -135,7 +135,7 @@ def decoupled_sharpness(
         ascent_grads: optax.Updates | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, tuple[optax.OptState, optax.OptState]]:
-        g = _projection.require_ascent_grads("decoupled_sharpness", ascent_grads)
+        g = _projection.require_ascent_grads("decoupled_sharpness", ascent_grads, updates, extra)
         schedule, base_state = state
         step = hp.step_of(schedule, None)
         eta = jnp.asarray(hp.evaluate(learning_rate, step))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from sam_optax import _control
+from sam_optax import _control, _trees
 
 # With groups, both take the index of the group as a second argument.
 GradFn = Callable[..., optax.Updates]
@@ -114,7 +114,14 @@ def ascent_evaluation(ascent_grad_fn: GradFn | None, single_pass: bool) -> Evalu
             "ascent_grad_fn does not go with a perturbation that takes its only gradient at its "
             "start (momentum_start, low_pass): leave it out."
         )
-    return lambda params, *group: (None, ascent_grad_fn(params, *group))
+
+    def evaluate(params: optax.Params, *group: Any) -> FirstPass:
+        grads = ascent_grad_fn(params, *group)
+        remedy = "Use jax.grad, and not jax.value_and_grad."
+        _trees.require_like("what ascent_grad_fn returns", grads, params, remedy)
+        return None, grads
+
+    return evaluate
 
 
 def check_value_and_grad(updates: optax.Updates | None, has_start: bool, groups: Any) -> None:

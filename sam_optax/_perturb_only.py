@@ -49,6 +49,12 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         chosen = expand_mask("mask", mask, params)
         return jax.tree.map(pick, tree, chosen, is_leaf=lambda leaf: leaf is None)
 
+    def split_extra(extra: dict[str, Any], params: optax.Params) -> dict[str, Any]:
+        return {
+            name: split(value, params) if name in TREE_EXTRAS else value
+            for name, value in extra.items()
+        }
+
     def merge(chosen: Any, full: Any) -> Any:
         """The chosen leaves from ``chosen``, the others from ``full``."""
         return jax.tree.map(
@@ -70,14 +76,12 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         # As in optax.masked, the structure may be read off the updates where params are missing.
         structure = updates if params is None else params
         chosen_params = None if params is None else split(params, params)
-        extra = {
-            name: split(value, structure) if name in TREE_EXTRAS else value
-            for name, value in extra.items()
-        }
-        eps, state = inner.update(split(updates, structure), state, chosen_params, **extra)
+        given = split_extra(extra, structure)
+        eps, state = inner.update(split(updates, structure), state, chosen_params, **given)
         return merge(eps, jax.tree.map(_trees.zeros_like, updates)), state
 
     def start_fn(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
-        return merge(inner.start_fn(split(params, params), state, **extra), params)
+        given = split_extra(extra, params)
+        return merge(inner.start_fn(split(params, params), state, **given), params)
 
     return Perturbation(init_fn, update_fn).with_start_of(start_fn, inner)

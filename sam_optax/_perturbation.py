@@ -160,8 +160,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         extra: dict[str, Any],
     ) -> tuple[optax.Params, optax.OptState]:
         """``perturb_fn``, also for extra arguments that are no arrays (functions, names)."""
-        arrays = all(_trees.is_array(leaf) for leaf in jax.tree.leaves(extra))
-        perturb = self.perturb_fn if arrays else self._perturb
+        perturb = self.perturb_fn if _trees.all_arrays(extra) else self._perturb
         return perturb(params, grads, state, perturb_dtype=perturb_dtype, **extra)
 
 

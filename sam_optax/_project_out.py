@@ -66,6 +66,8 @@ def project_out() -> Perturbation:
                 "project_out needs the full gradient: call update(grads, state, params, "
                 "grad_fn=grad_fn, full_grads=full_grads)."
             )
+        remedy = "It is the gradient of the loss over the whole training set."
+        _trees.require_like("full_grads", full_grads, updates, remedy)
         rest, _ = _projection.reject(updates, full_grads, norm_axis_name)
         return _trees.map_inexact(_trees.cast_like, rest, updates), state
 

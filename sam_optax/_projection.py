@@ -25,13 +25,17 @@ def coefficient(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
     return _norms.total(products, norm.dtype, axis_name)
 
 
-def norm_of(tree: Any, axis_name: AxisName | None = None) -> jax.Array:
-    """‖·‖₂ over all inexact leaves, float32 or wider."""
+def norm_of(tree: Any, axis_name: AxisName | None = None, like: Any = None) -> jax.Array:
+    """‖·‖₂ over all inexact leaves, float32 or wider.
+
+    ``like`` is what a tree of wide leaves was computed from, whose range its values have.
+    """
 
     def leaves() -> list[jax.Array]:
         return [_trees.widen(leaf) for leaf in _trees.inexact_leaves(tree)]
 
-    norm = _norms.l2_norm(leaves, full_range=_norms.squares_overflow(tree), axis_name=axis_name)
+    full_range = _norms.squares_overflow(tree if like is None else like)
+    norm = _norms.l2_norm(leaves, full_range=full_range, axis_name=axis_name)
     return norm.value / norm.scale
 
 
@@ -43,7 +47,7 @@ def reject(a: Any, b: Any, axis_name: AxisName | None = None) -> tuple[Any, jax.
     """
     c = coefficient(a, b, axis_name)
     rest = combine(a, b, -c)
-    norm = norm_of(rest, axis_name)
+    norm = norm_of(rest, axis_name, like=a)
     bits = min((jnp.finfo(jnp.result_type(x)).nmant for x in _trees.inexact_leaves(a)), default=23)
     kept = norm > 4 * 2.0**-bits * norm_of(a, axis_name)
     rest = _trees.map_inexact(lambda x: jnp.where(kept, x, jnp.zeros_like(x)), rest)
@@ -66,14 +70,24 @@ def _as(factor: chex.Numeric, like: Any) -> jax.Array:
     return jnp.asarray(factor).astype(_trees.compute_dtype(like))
 
 
-def require_ascent_grads(who: str, ascent_grads: optax.Updates | None) -> optax.Updates:
+def require_ascent_grads(
+    who: str, ascent_grads: optax.Updates | None, updates: optax.Updates, extra: dict[str, Any]
+) -> optax.Updates:
     """The gradient that ``sharpness_aware`` hands to its base optimizer, or an error."""
+    if "training_step" in extra:
+        raise ValueError(
+            f"{who} is no perturbation: it belongs in the base optimizer, "
+            f"sharpness_aware(optax.chain({who}(...), base), perturbation)."
+        )
     if ascent_grads is None:
         raise ValueError(
             f"{who} needs ascent_grads, which sharpness_aware hands to its base optimizer: put it "
-            f"there, sharpness_aware(optax.chain({who}(...), base), perturbation). With "
-            "alternating, set keep_ascent_grads=True."
+            f"there, sharpness_aware(optax.chain({who}(...), base), perturbation), in front of a "
+            "wrapper that drops extra arguments (optax.MultiSteps). With alternating, set "
+            "keep_ascent_grads=True."
         )
+    remedy = "Inside optax.masked and optax.partition, set mask_compatible_extra_args=True."
+    _trees.require_like("ascent_grads", ascent_grads, updates, remedy)
     return ascent_grads
 
 

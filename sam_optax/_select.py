@@ -19,7 +19,8 @@ def rank(score: Any) -> jax.Array:
     """uint32 in the order of a score ≥ 0; NaN counts as 0."""
     x = jnp.abs(jnp.asarray(score)).astype(jnp.float32)
     # The order of floats that are not negative is that of their bits.
-    return lax.bitcast_convert_type(jnp.where(x >= 0, x, 0), jnp.uint32)
+    # (The compiler takes |x| ≥ 0 for true, whatever x is.)
+    return lax.bitcast_convert_type(jnp.where(jnp.isnan(x), 0, x), jnp.uint32)
 
 
 def largest(ranks: Any, among: Any, k: chex.Numeric, key: chex.Array) -> Any:

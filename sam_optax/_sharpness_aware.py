@@ -228,8 +228,15 @@ def sharpness_aware(
             if updates is None or _trees.same_dtypes(updates, params):
                 return result
             # The gradient that the caller gave may be wider than the ones that grad_fn returns.
-            like = jax.eval_shape(sharp).grads
-            return result._replace(grads=_trees.map_inexact(_trees.as_dtype_of, result.grads, like))
+            like = jax.eval_shape(sharp)
+            value, ascent_grads = result.first
+            return result._replace(
+                grads=_trees.map_inexact(_trees.as_dtype_of, result.grads, like.grads),
+                first=(
+                    value,
+                    _trees.map_inexact(_trees.as_dtype_of, ascent_grads, like.first[1]),
+                ),
+            )
 
         perturbed = _when.decide(when, training_step, state.when_state)
         result = _control.cond(perturbed, sharp, plain)

@@ -12,6 +12,7 @@ from sam_optax import _hyperparameters as hp
 from sam_optax._parallel import AxisName
 from sam_optax._perturbation import Perturbation
 
+_FISHER = "It is the mean over examples of squared gradients."
 Choice = Literal["fisher", "dynamic"]
 
 
@@ -38,7 +39,7 @@ def sparsify(
     *,
     key: chex.PRNGKey,
     choice: Choice = "fisher",
-    every: int = 100,
+    every: int = hp.static_default(100),
     drop: hp.Hyperparameter = 0.5,
 ) -> Perturbation:
     r"""Sets the given share of ε to zero: all but the elements that a mask chooses.
@@ -101,8 +102,9 @@ def sparsify(
         raise ValueError(f"choice must be 'fisher' or 'dynamic', got {choice!r}.")
 
     def kept(tree: Any) -> int:
-        """Number of elements in the mask."""
-        return round((1 - float(sparsity)) * _select.size(tree))
+        """Number of elements in the mask, at least one."""
+        n = _select.size(tree)
+        return min(n, max(1, round((1 - float(sparsity)) * n)))
 
     def init_fn(params: optax.Params) -> SparsifyState:
         words = _noise.first_key(key)
@@ -133,6 +135,8 @@ def sparsify(
                 f"norm_axis_name={norm_axis_name!r} does not go with sparsify, whose mask spans "
                 "the whole tree. Shard the params under jit instead."
             )
+        if fisher is not None:
+            _trees.require_like("fisher", fisher, updates, _FISHER)
         step = hp.step_of(state.schedule, training_step)
         grads = updates if ascent_grads is None else ascent_grads
         given = choice == "fisher" and fisher is not None

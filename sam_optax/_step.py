@@ -156,7 +156,8 @@ class Passes:
         extra: dict[str, Any],
     ) -> Gradients:
         """Ascent, then the gradient at the point that it reaches."""
-        start_extra = {k: extra[k] for k in ("training_step", "draw_index") if k in extra}
+        # Names of axes and functions are no arguments of what is jitted.
+        start_extra = {k: v for k, v in extra.items() if _trees.all_arrays(v)}
 
         def ascent_pass(point: optax.Params, state: optax.OptState) -> FirstPass:
             if self.method.has_start and self.perturb_dtype is not None:
@@ -186,10 +187,11 @@ class Passes:
             if at_params and first[0] is not None and value is not None:
                 losses = first[0][0], value[0]
             climbed = _info.climb(params, point, losses, self.norm_axis_name)
-        if ascent is not None:
-            first = value, first[1]  # loss and aux of the whole batch
         if self.perturb_dtype is not None:
             grads = _trees.map_inexact(_trees.cast_like, grads, params)
             if self.method.has_start:
                 first = first[0], _trees.map_inexact(_trees.cast_like, first[1], params)
+        if ascent is not None:
+            # Loss and aux of the whole batch; dtypes as in steps that do not perturb.
+            first = value, _trees.map_inexact(_trees.as_dtype_of, first[1], grads)
         return Gradients(grads, first, state, climbed)

@@ -66,8 +66,8 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
         norm_axis_name: AxisName | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        del params, extra
-        g = _projection.require_ascent_grads("surrogate_gap", ascent_grads)
+        del params
+        g = _projection.require_ascent_grads("surrogate_gap", ascent_grads, updates, extra)
         step = hp.step_of(state, None)
         a = _projection.where_perturbed(perturbed, hp.evaluate(alpha, step), 0)
         # g_s − α (g − c g_s) = (1 + α c) g_s − α g.

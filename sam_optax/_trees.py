@@ -24,6 +24,11 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, bool, int, float, complex))
 
 
+def all_arrays(tree: Any) -> bool:
+    """Whether all leaves are :func:`is_array`."""
+    return all(is_array(leaf) for leaf in jax.tree.leaves(tree))
+
+
 def require_arrays(params: Any) -> None:
     """Raises for a tree with leaves that are no arrays, such as the functions of a module."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -34,6 +39,23 @@ def require_arrays(params: Any) -> None:
                 "Filter the model and pass what is to be trained: for Equinox "
                 "eqx.filter(model, eqx.is_inexact_array), or eqx.partition in its place."
             )
+
+
+def require_like(name: str, tree: Any, like: Any, remedy: str) -> None:
+    """Raises unless a tree lines up with another leaf by leaf; ``None`` lines up with anything."""
+
+    def lines_up(a: Any, b: Any) -> bool:
+        return a is None or b is None or jax.tree_util.all_leaves([b])
+
+    try:
+        same = jax.tree.map(lines_up, like, tree, is_leaf=lambda leaf: leaf is None)
+    except (TypeError, ValueError):
+        same = False
+    if not all(jax.tree.leaves(same)):
+        raise ValueError(
+            f"{name} must have the structure of the gradient, {jax.tree.structure(like)}, got "
+            f"{jax.tree.structure(tree)}. {remedy}"
+        )
 
 
 def map_inexact(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:

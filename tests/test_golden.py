@@ -62,14 +62,20 @@ METHODS = {
     "sam": lambda h: sam_optax.sam(h["rho"]),
     "asam": lambda h: sam_optax.asam(h["rho"], h["eta"]),
     "fsam": lambda h: sam_optax.fsam(h["rho"], h["sigma"], h["lmbda"]),
+    "gsam": lambda h: sam_optax.sam(h["rho"]),
 }
+
+
+# What stands in front of the base optimizer.
+FIRST = {"gsam": lambda h: sam_optax.surrogate_gap(h["alpha"])}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_trajectory(name):
     with x64():
         data, hyper = read(name)
-        tx = sam_optax.sharpness_aware(sgd(hyper), METHODS[name](hyper))
+        first = FIRST.get(name, lambda h: optax.identity())(hyper)
+        tx = sam_optax.sharpness_aware(optax.chain(first, sgd(hyper)), METHODS[name](hyper))
         params = tree(data, "init")
         state = tx.init(params)
 
@@ -136,3 +142,20 @@ def test_other_methods_do_not_follow_it(name, wrong):
             params = tree(data, "params", i)
         with pytest.raises(AssertionError):
             assert_within(eps, tree(data, "eps", 1), 1e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.35, -1.0])
+def test_other_surrogate_gaps_do_not_follow_it(alpha):
+    """Negative control: GSAM's params after one step need its α (-1: the other order)."""
+    with x64():
+        data, hyper = read("gsam")
+        params = tree(data, "init")
+        gradient = jax.jit(lambda p: jax.grad(loss)(p, data["x"][0], data["y"][0]))
+        g, g_s = gradient(params), gradient(jax.tree.map(jnp.add, params, tree(data, "eps", 0)))
+        gap = sam_optax.surrogate_gap(abs(alpha))
+        if alpha < 0:
+            g, g_s = g_s, g
+        grads, _ = gap.update(g_s, gap.init(params), ascent_grads=g)
+        updates, _ = sgd(hyper).update(grads, sgd(hyper).init(params), params)
+        with pytest.raises(AssertionError):
+            assert_within(optax.apply_updates(params, updates), tree(data, "params", 0), 1e-5)

@@ -74,14 +74,14 @@ LOSES_THE_START = {
 @pytest.mark.parametrize("wrapper", LOSES_THE_START)
 def test_a_lost_random_start_is_an_error(wrapper):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), LOSES_THE_START[wrapper]())
-    with pytest.raises(ValueError, match="random_start outermost"):
+    with pytest.raises(ValueError, match="Put the start outermost"):
         tx.init(PARAMS)
 
 
 def test_a_lost_random_start_is_an_error_in_update_too():
     params = PARAMS
     method = sam_optax.as_perturbation(optax.chain(RSAM))
-    with pytest.raises(ValueError, match="random_start outermost"):
+    with pytest.raises(ValueError, match="Put the start outermost"):
         method.update(params, (RSAM.init(params),), params)
 
 

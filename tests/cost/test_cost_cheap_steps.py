@@ -1,0 +1,200 @@
+"""What the cheap members of the family save is really absent from the compiled step."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from cost_hlo import Program
+from helpers import init_mlp, mlp
+
+import sam_optax
+from sam_optax.experiments.bench_measure import compiled_cost
+
+LAYERS, WIDTH, BATCH = 3, 128, 256
+KEY = jax.random.key(0)
+BASE = optax.sgd(0.1, momentum=0.9)
+SAM = sam_optax.sam(0.05)
+PARAMS = jax.eval_shape(lambda: init_mlp(sizes=(WIDTH,) * (LAYERS + 1)))
+DATA = (jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32),) * 2
+# One forward and two backward products a layer, but the inputs need no gradient.
+DOTS = 3 * LAYERS - 1
+
+
+def losses(params, batch):
+    x, y = batch
+    return jnp.mean((mlp(params, x) - y) ** 2, axis=1)
+
+
+def loss(params, batch):
+    return jnp.mean(losses(params, batch))
+
+
+def base_step(params, state, batch):
+    updates, state = BASE.update(jax.grad(loss)(params, batch), state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def with_grad_fn(tx, part=None):
+    """A step from a gradient function alone; the ascent on part of the batch."""
+
+    def step(params, state, batch):
+        extra = {}
+        if part is not None:
+            few = sam_optax.part_of_batch(batch, part)
+            extra["ascent_grad_fn"] = lambda p: jax.grad(loss)(p, few)
+        grad_fn = lambda p: jax.grad(loss)(p, batch)
+        updates, state = tx.update(None, state, params, grad_fn=grad_fn, **extra)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def compile_step(step, tx):
+    state = jax.eval_shape(tx.init, PARAMS)
+    return jax.jit(step, donate_argnums=(0, 1)).lower(PARAMS, state, DATA).compile()
+
+
+@functools.cache
+def base():
+    return compile_step(base_step, BASE)
+
+
+def flops(compiled):
+    """As multiples of the base optimizer's step."""
+    return compiled_cost(compiled).flops / compiled_cost(base()).flops
+
+
+def dots(compiled):
+    return Program(compiled.as_text()).count("dot")
+
+
+def branches(compiled):
+    """Matrix products in each branch of the conditionals that have any."""
+    program = Program(compiled.as_text())
+    found = [
+        sorted(program.count("dot", name) for name in i.calls)
+        for i in program.reachable()
+        if i.opcode == "conditional"
+    ]
+    return [counts for counts in found if any(counts)]
+
+
+def sharp(perturbation=SAM, base=BASE, **options):
+    return sam_optax.sharpness_aware(base, perturbation, **options)
+
+
+def test_the_base_and_sam():
+    assert dots(base()) == DOTS
+    compiled = compile_step(with_grad_fn(sharp()), sharp())
+    assert dots(compiled) == 2 * DOTS
+    assert 1.97 < flops(compiled) < 2.03
+
+
+@pytest.mark.parametrize("fraction", [0.125, 0.5])
+def test_ascent_on_part_of_the_batch(fraction):
+    """Its FLOPs are that share of a gradient's."""
+    compiled = compile_step(with_grad_fn(sharp(), fraction), sharp())
+    assert dots(compiled) == 2 * DOTS
+    assert 1 + fraction < flops(compiled) < 1 + fraction + 0.02
+
+
+def test_ascent_on_a_part_of_some_batches():
+    tx = sharp(when=sam_optax.every(2))
+    compiled = compile_step(with_grad_fn(tx, 0.125), tx)
+    # The gradient on the whole batch is in both branches, at w and at w + ε.
+    assert branches(compiled) == [[DOTS, 2 * DOTS]]
+    assert dots(compiled) == 3 * DOTS
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("momentum", 1.02), ("momentum_sam", 1.02), ("low_pass", 1.08)]
+)
+def test_one_gradient_a_step(name, most):
+    method = {
+        "momentum": lambda: sam_optax.momentum_start(SAM),
+        "momentum_sam": lambda: sam_optax.momentum_start(optax.chain(SAM, optax.scale(-1.0))),
+        "low_pass": lambda: sam_optax.low_pass(key=KEY),
+    }[name]()
+    compiled = compile_step(with_grad_fn(sharp(method)), sharp(method))
+    assert dots(compiled) == DOTS
+    assert 1 <= flops(compiled) < most
+
+
+def test_several_samples_are_one_loop():
+    two, eight = (sharp(sam_optax.low_pass(samples=n, key=KEY)) for n in (2, 8))
+    assert dots(compile_step(with_grad_fn(two), two)) == DOTS
+    compiled = compile_step(with_grad_fn(eight), eight)
+    assert dots(compiled) == DOTS
+    assert Program(compiled.as_text()).count("while") == 1
+
+
+@pytest.mark.parametrize(
+    "when", [sam_optax.every(5), sam_optax.bernoulli(0.2, key=KEY)], ids=["every", "bernoulli"]
+)
+def test_steps_that_do_not_perturb(when):
+    tx = sharp(when=when)
+    assert branches(compile_step(with_grad_fn(tx), tx)) == [[0, DOTS]]
+
+
+def test_looksam():
+    tx = sam_optax.looksam(BASE, k=5)
+    compiled = compile_step(with_grad_fn(tx), tx)
+    assert branches(compiled) == [[0, DOTS]]
+    assert dots(compiled) == 2 * DOTS
+
+
+def test_rising_samples():
+    """A gradient, a forward pass at w + ε, and a gradient on half of the batch."""
+    tx = sharp(optax.chain(SAM, sam_optax.random_mask(key=KEY)))
+
+    def step(params, state, batch):
+        grads = jax.grad(loss)(params, batch)
+        rising = sam_optax.rising_samples(losses, params, batch, 0.5)
+        updates, state = tx.update(grads, state, params, grad_fn=rising)
+        return optax.apply_updates(params, updates), state
+
+    compiled = compile_step(step, tx)
+    # The losses at w are those of the ascent gradient's forward pass.
+    assert dots(compiled) == 2 * DOTS + LAYERS
+    forward = LAYERS / DOTS
+    assert 1.5 + forward < flops(compiled) < 1.5 + forward + 0.06
+
+
+# Loops and batches of runs.
+
+
+def scanned(step):
+    def run(params, state, batch):
+        body = lambda carry, _: (step(*carry, batch), None)
+        return jax.lax.scan(body, (params, state), None, 10)[0]
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["when", "looksam"])
+def test_scan_keeps_the_condition(name):
+    looksam = sam_optax.looksam(BASE, k=5)
+    tx = looksam if name == "looksam" else sharp(when=sam_optax.every(5))
+    assert branches(compile_step(scanned(with_grad_fn(tx)), tx)) == [[0, DOTS]]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_vmap_keeps_a_condition_that_is_not_batched(batched):
+    """Runs side by side whose step count is one: the state's ``step`` with axis ``None``."""
+    tx = sharp(when=sam_optax.every(5))
+    count = 0 if batched else None
+    axes = sam_optax.SharpnessAwareState(count, count, 0, 0, None)
+    mapped = jax.vmap(with_grad_fn(tx), in_axes=(0, axes, None), out_axes=(0, axes))
+    stack = lambda x, axis: jax.ShapeDtypeStruct((2, *x.shape), x.dtype) if axis == 0 else x
+    params = jax.tree.map(lambda x: stack(x, 0), PARAMS)
+    state = jax.eval_shape(tx.init, PARAMS)
+    state = state._replace(
+        step=stack(state.step, count),
+        skipped=stack(state.skipped, count),
+        base_state=jax.tree.map(lambda x: stack(x, 0), state.base_state),
+    )
+    compiled = jax.jit(mapped).lower(params, state, DATA).compile()
+    assert bool(branches(compiled)) is not batched
+    assert dots(compiled) >= 2 * DOTS
