@@ -13,16 +13,26 @@ from sam_optax._parallel import AxisName
 
 def coefficient(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
     """⟨a, b⟩/‖b‖², which makes ``coefficient * b`` the projection of a on b; 0 for b = 0."""
-    norm = norm_of(b, axis_name)
-    inverse = jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1), 0)
+    scale: Any = 1.0
+    if _norms.squares_overflow(b):
+        norm = norm_of(b, axis_name)
+        scale = jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1), 0)
 
     def product(x: Any, y: Any) -> jax.Array:
-        # Of complex numbers, the product of real vectors; scaled, so that no square overflows.
-        x, y = _trees.widen(x) * _as(inverse, x), _trees.widen(y) * _as(inverse, y)
+        # Of complex numbers, the product of real vectors.
+        x, y = _scaled(x, scale), _scaled(y, scale)
         return jnp.real(jnp.conj(y) * x)
 
     products = _trees.inexact_leaves(_trees.map_inexact(product, b, a))
-    return _norms.total(products, norm.dtype, axis_name)
+    squares = _trees.inexact_leaves(_trees.map_inexact(product, b, b))
+    dtype = _norms.accumulator_dtype(squares)
+    square = _norms.total(squares, dtype, axis_name)
+    return _norms.total(products, dtype, axis_name) / jnp.where(square > 0, square, 1)
+
+
+def _scaled(x: Any, scale: Any) -> jax.Array:
+    wide = _trees.widen(x)
+    return wide if isinstance(scale, float) else wide * _as(scale, wide)
 
 
 def norm_of(tree: Any, axis_name: AxisName | None = None, like: Any = None) -> jax.Array:
