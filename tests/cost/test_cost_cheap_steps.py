@@ -185,11 +185,11 @@ def test_vmap_keeps_a_condition_that_is_not_batched(batched):
     """Runs side by side whose step count is one: the state's ``step`` with axis ``None``."""
     tx = sharp(when=sam_optax.every(5))
     count = 0 if batched else None
-    axes = sam_optax.SharpnessAwareState(count, count, 0, 0, None)
+    state = jax.eval_shape(tx.init, PARAMS)
+    axes = jax.tree.map(lambda _: 0, state)._replace(step=count, skipped=count)
     mapped = jax.vmap(with_grad_fn(tx), in_axes=(0, axes, None), out_axes=(0, axes))
     stack = lambda x, axis: jax.ShapeDtypeStruct((2, *x.shape), x.dtype) if axis == 0 else x
     params = jax.tree.map(lambda x: stack(x, 0), PARAMS)
-    state = jax.eval_shape(tx.init, PARAMS)
     state = state._replace(
         step=stack(state.step, count),
         skipped=stack(state.skipped, count),
