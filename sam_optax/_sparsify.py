@@ -73,7 +73,8 @@ def sparsify(
     Returns:
       A :class:`~sam_optax.Perturbation` with a :class:`SparsifyState`, for use in
       ``optax.chain``: one Boolean an element. Under ``axis_name`` the choice is by the mean of
-      the devices' scores, so that all have one mask.
+      the devices' scores, so that all have one mask. With ``groups`` each group chooses its own,
+      and the last one's is kept until the next choice.
 
     Raises:
       TypeError: ``key`` is not a single PRNG key.
