@@ -1,6 +1,5 @@
 """Sphinx configuration. The build has no warnings: ``python -m sphinx -W -b html docs OUT``."""
 
-import importlib.util
 import re
 
 import sam_optax
@@ -11,9 +10,6 @@ copyright = author
 version = release = sam_optax.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-exclude_patterns = []
-if importlib.util.find_spec("sam_optax.analysis") is None:
-    exclude_patterns.append("reference/packages/analysis.rst")
 html_theme = "furo"
 html_title = f"sam_optax {version}"
 html_copy_source = False

@@ -18,11 +18,7 @@ import sam_optax
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
-PACKAGES = [
-    name
-    for name in ("sam_optax", "sam_optax.training", "sam_optax.analysis")
-    if importlib.util.find_spec(name)
-]
+PACKAGES = ["sam_optax", "sam_optax.training", "sam_optax.analysis"]
 BUILDERS = ("sphinx", "furo", "myst_parser")
 
 
@@ -114,7 +110,7 @@ def test_the_citation_has_this_version():
 def skeleton(tmp_path):
     """A copy of the repository in which the contributing page has been followed."""
     text = (DOCS / "CONTRIBUTING.md").read_text()
-    blocks = dict(re.findall(r"<!-- skeleton: (\S+) -->\n```python\n(.*?)```", text, re.DOTALL))
+    blocks = dict(re.findall(r"<!-- skeleton: (\S+) -->\n```\w+\n(.*?)```", text, re.DOTALL))
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "sam_optax", tmp_path / "sam_optax", ignore=ignored)
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=ignored)
