@@ -38,8 +38,8 @@ def asam(
     the perturbed loss does not change when weights are rescaled in a way that leaves the loss
     as it was (theorem 1).
 
-    * ``"elementwise"``: T_w = |w|.
-    * ``"filterwise"``: T_w = ‖f‖₂ for every element of a convolution filter f, |w| elsewhere.
+    * ``"elementwise"``: T_w = ``|w|``.
+    * ``"filterwise"``: T_w = ‖f‖₂ for every element of a convolution filter f, ``|w|`` elsewhere.
     * Biases: T = 1, without η, so that translations change nothing either.
 
     Args:

@@ -113,8 +113,8 @@ def reweighted_ascent(
     A perturbation of its own would raise the loss of example i by ρ‖∇ℓ_i‖. The common ε whose rises
     ⟨∇ℓ_i, ε⟩ come closest to these in the sum of squares starts out along Σ ‖∇ℓ_i‖ ∇ℓ_i: examples
     weigh as their gradient is long. The lengths are estimated by the derivative along one random
-    direction, |⟨∇ℓ_i, u⟩|, whose expectation is proportional to ‖∇ℓ_i‖, at the price of a forward
-    pass.
+    direction, ``|⟨∇ℓ_i, u⟩|``, whose expectation is proportional to ‖∇ℓ_i‖, at the price of a
+    forward pass.
 
     Built from the published description of δ-SAM, whose weights may differ from these in detail.
 

@@ -36,7 +36,7 @@ def stochastic_rounding(
     where SR rounds to the dtype of each leaf of the params, to either neighbour with the
     probability that makes the mean right. Rounding to nearest loses every element of ε that is
     smaller than half the distance s between neighbours at w. What is kept on average comes with
-    noise, of variance |ε|(s − |ε|) an element.
+    noise, of variance ``|ε|(s − |ε|)`` an element.
 
     It is for params that are stored in low precision *and* must be computed with in it. If the
     model can compute in float32, ``sharpness_aware(..., perturb_dtype=jnp.float32)`` keeps ε

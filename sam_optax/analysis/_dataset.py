@@ -29,8 +29,8 @@ class DatasetLoss(Loss):
     BatchNorm with its running statistics, no augmentation that changes from call to call.
 
     Args:
-      loss_fn: ``(params, batch) -> `` the batch's mean loss (a scalar), or the losses of its
-        examples (a vector, of which the mean is taken).
+      loss_fn: ``(params, batch) -> loss``, the batch's mean loss (a scalar), or the losses of
+        its examples (a vector, of which the mean is taken).
       batches: a pytree of arrays (batches, n, …), or ``None`` if there is only ``remainder``.
       weights: array n_i ≥ 0, one for each batch, that of ``remainder`` last. Default: every batch
         weighs its number of examples. For batches that were filled up, together with a

@@ -16,7 +16,7 @@ PAPER_STARTS = ((0.2, 0.05), (0.3, 0.033))
 
 
 def toy_loss(w: chex.Array) -> jax.Array:
-    """L(w) = |w₁ ReLU(w₂) − .04|, whose minimizers are the valley w₁w₂ = .04.
+    """L(w) = ``|w₁ ReLU(w₂) − .04|``, whose minimizers are the valley w₁w₂ = .04.
 
     Args:
       w: (2,) weights.

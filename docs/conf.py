@@ -1,0 +1,41 @@
+"""Sphinx configuration. The build has no warnings: ``python -m sphinx -W -b html docs OUT``."""
+
+import re
+
+import sam_optax
+
+project = "sam_optax"
+author = "The sam_optax authors"
+copyright = author
+version = release = sam_optax.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+html_theme = "furo"
+html_title = f"sam_optax {version}"
+html_copy_source = False
+pygments_style = "tango"
+
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
+
+# Every name that a docstring refers to has to be in the reference.
+nitpicky = True
+add_module_names = False
+autodoc_member_order = "bysource"
+# Written out, a hyperparameter's type fills three lines; the docstrings say what it may be.
+autodoc_typehints = "none"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_attr_annotations = False
+
+
+def _plain_defaults(app, what, name, obj, options, signature, return_annotation):
+    """Shows NumPy scalars, which mark defaults as static, as the numbers they are."""
+    if signature is not None:
+        signature = re.sub(r"np\.\w+\((-?[\d.]+)\)", r"\1", signature)
+    return signature, return_annotation
+
+
+def setup(app):
+    """Registers what this file defines."""
+    app.connect("autodoc-process-signature", _plain_defaults)

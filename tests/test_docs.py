@@ -1,0 +1,165 @@
+"""The documentation builds without warnings, is complete, and what it says runs."""
+
+import doctest
+import importlib
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+import sam_optax
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+PACKAGES = ["sam_optax", "sam_optax.training", "sam_optax.analysis"]
+BUILDERS = ("sphinx", "furo", "myst_parser")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built pages; a warning of the build is an error."""
+    missing = [name for name in BUILDERS if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"building the documentation needs {', '.join(missing)}: pip install '.[docs]'")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    result = subprocess.run(
+        [*command, "-d", str(out / "doctrees"), str(DOCS), str(out / "html")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stderr
+    return out / "html"
+
+
+def test_every_page_is_built_and_reachable(site):
+    index = (site / "index.html").read_text()
+    for page in PAGES:
+        html = page.replace(".md", ".html")
+        assert (site / html).is_file()
+        assert page == "index.md" or f'href="{html}"' in index
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_in_the_reference(site, package):
+    reference = "".join(path.read_text() for path in site.glob("reference/**/*.html"))
+    documented = set(re.findall(r'<dt class="sig[^>]* id="([\w.]+)"', reference))
+    names = importlib.import_module(package).__all__
+    assert {f"{package}.{name}" for name in names} <= documented
+
+
+def test_every_state_shows_its_fields(site):
+    reference = "".join(path.read_text() for path in site.glob("reference/**/*.html"))
+    for field in sam_optax.SharpnessAwareState._fields:
+        assert f'id="sam_optax.SharpnessAwareState.{field}"' in reference
+
+
+def test_defaults_are_shown_as_numbers(site):
+    """Some are marked as static by their type, which is nobody's business."""
+    assert "np.int32" not in (site / "reference" / "methods.html").read_text()
+
+
+# The skeleton of a method has its own test below.
+WITH_EXAMPLES = [
+    page for page in PAGES if page != "CONTRIBUTING.md" and ">>> " in (DOCS / page).read_text()
+]
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES)
+def test_examples_run(page):
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    path = DOCS / page
+    test = doctest.DocTestParser().get_doctest(path.read_text(), {}, page, str(path), 0)
+    report = []
+    result = doctest.DocTestRunner(optionflags=flags).run(test, out=report.append)
+    assert result.attempted > 0
+    assert result.failed == 0, "".join(report)
+
+
+def test_recipes_name_sections_that_exist():
+    link = r"\[([^\]]+)\]\(\.\./notebooks/(\w+\.ipynb)\)"
+    named = re.findall(link, (DOCS / "recipes.md").read_text())
+    assert named
+    for heading, name in named:
+        cells = nbformat.read(ROOT / "notebooks" / name, as_version=4).cells
+        markdown = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        assert re.search(rf"^#+ {re.escape(heading)}$", markdown, flags=re.MULTILINE), heading
+
+
+def test_frontier_paragraph_is_marked():
+    text = (DOCS / "which-method.md").read_text()
+    assert text.index("<!-- frontier -->") < text.index("<!-- end of frontier -->")
+
+
+def test_the_citation_has_this_version():
+    yaml = pytest.importorskip("yaml", reason="reading CITATION.cff needs pyyaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == sam_optax.__version__
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
+
+
+@pytest.fixture
+def skeleton(tmp_path):
+    """A copy of the repository in which the contributing page has been followed."""
+    text = (DOCS / "CONTRIBUTING.md").read_text()
+    blocks = dict(re.findall(r"<!-- skeleton: (\S+) -->\n```\w+\n(.*?)```", text, re.DOTALL))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "sam_optax", tmp_path / "sam_optax", ignore=ignored)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+
+    def insert(name, before, line):
+        path = tmp_path / name
+        before, found, after = path.read_text().partition(before)
+        assert found
+        path.write_text(before + line + found + after)
+
+    insert("sam_optax/__init__.py", "from sam_optax._looksam ", blocks.pop("sam_optax/__init__.py"))
+    insert("sam_optax/__init__.py", '    "local",\n', '    "layerwise_sam",\n')
+    insert("tests/methods.py", '    ("by_hand",', blocks.pop("tests/methods.py"))
+    for name, block in blocks.items():
+        (tmp_path / name).write_text(block)
+    return tmp_path
+
+
+def test_the_skeleton_of_a_method_passes(skeleton):
+    """Its own tests, the docstring's example, the public names and a part of the conformance."""
+    files = ["sam_optax/_layerwise_sam.py", "tests/test_layerwise_sam.py"]
+    files += ["tests/test_public_api.py", "tests/test_conformance.py"]
+    chosen = "layerwise_sam and (test_layerwise_sam or docstring or documented or public or "
+    chosen += "annotations or protocol or pure or retrace)"
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--confcutdir=tests", "-k", chosen]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *files],
+        capture_output=True,
+        text=True,
+        cwd=skeleton,
+        env={**os.environ, "PYTHONPATH": str(skeleton)},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    counts = {kind: int(n) for n, kind in re.findall(r"(\d+) (passed|deselected)", result.stdout)}
+    assert counts["passed"] >= 15
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ruff") is None, reason="linting the skeleton needs ruff"
+)
+@pytest.mark.parametrize("command", [["check"], ["format", "--check", "--diff"]], ids=" ".join)
+def test_the_skeleton_of_a_method_is_clean(skeleton, command):
+    files = ["sam_optax/_layerwise_sam.py", "sam_optax/__init__.py"]
+    files += ["tests/test_layerwise_sam.py", "tests/methods.py"]
+    result = subprocess.run(
+        [sys.executable, "-m", "ruff", *command, "--no-cache", *files],
+        capture_output=True,
+        text=True,
+        cwd=skeleton,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
