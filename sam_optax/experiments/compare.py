@@ -127,7 +127,11 @@ def _pictures(found: Mapping[str, Any]) -> dict[str, bytes]:
     from sam_optax.experiments import plots  # takes its time, and might not be installed
 
     if not found["settings"]["frontier"]:
-        return {"curves.png": plots.curves(found), "bars.png": plots.bars(found)}
+        return {
+            "curves.png": plots.curves(found),
+            "bars.png": plots.bars(found),
+            "steps.png": plots.steps(found),
+        }
     from sam_optax.experiments import frontier_plot
 
     return {"frontier.png": frontier_plot.frontier(found)}
@@ -139,7 +143,9 @@ def _train_and_print(
     chosen = options.chosen()
     work = training.work(task, chosen, options.checkpoint_every)
     with Progress(Console(stderr=True, highlight=False), work, task.epochs) as progress:
-        outcomes = training.train(task, chosen, progress, checkpoints)
+        outcomes = training.train(
+            task, chosen, progress, checkpoints, watch=options.out is not None
+        )
     found = results.collect(task, options.settings(), outcomes)
     _print(found)
     return outcomes, found

@@ -33,12 +33,12 @@ _DECAY = Option(0.9, "Decay β of the average of past gradients.")
 
 def _simple(make: Any) -> Any:
     """The builder of a perturbation that knows of neither base optimizer nor key."""
-    return lambda base, key, **options: sam_optax.sharpness_aware(base.tx, make(**options))
+    return lambda base, key, **options: base.sharp(make(**options))
 
 
 def _keyed(make: Any) -> Any:
     """The builder of a perturbation that takes a key."""
-    return lambda base, key, **options: sam_optax.sharpness_aware(base.tx, make(**options, key=key))
+    return lambda base, key, **options: base.sharp(make(**options, key=key))
 
 
 def _friendly(make: Any) -> Any:
@@ -47,7 +47,7 @@ def _friendly(make: Any) -> Any:
     def build(base: Base, key: Any, sigma: float, lmbda: float, **options: Any) -> Any:
         del key
         pieces = sam_optax.remove_full_gradient(sigma, lmbda), make(**options)
-        return sam_optax.sharpness_aware(base.tx, optax.chain(*pieces))
+        return base.sharp(optax.chain(*pieces))
 
     return build
 
@@ -66,46 +66,45 @@ def _sgd(base: Base, key: Any) -> optax.GradientTransformation:
 def _gsam(base: Base, key: Any, alpha: float, lr_max: float, **rho: float) -> Any:
     del key
     radius = sam_optax.rho_from_learning_rate(base.learning_rate, lr_min=0, lr_max=lr_max, **rho)
-    chain = optax.chain(sam_optax.surrogate_gap(alpha), base.tx)
-    return sam_optax.sharpness_aware(chain, sam_optax.sam(radius))
+    return base.sharp(sam_optax.sam(radius), sam_optax.surrogate_gap(alpha))
 
 
 def _rgsam(base: Base, key: Any, alpha: float, **options: Any) -> Any:
-    chain = optax.chain(sam_optax.surrogate_gap(alpha), base.tx)
-    return sam_optax.sharpness_aware(chain, sam_optax.rsam(**options, key=key))
+    return base.sharp(sam_optax.rsam(**options, key=key), sam_optax.surrogate_gap(alpha))
 
 
-def _looksam(base: Base, key: Any, **options: Any) -> Any:
+def _looksam(base: Base, key: Any, rho: float, k: int, alpha: float) -> Any:
     del key
-    return sam_optax.looksam(base.tx, **options)
+    reuse = sam_optax.reuse_orthogonal(alpha)
+    return base.sharp(sam_optax.sam(rho), reuse, when=sam_optax.every(k))
 
 
 def _every(base: Base, key: Any, rho: float, k: int) -> Any:
     del key
-    return sam_optax.sharpness_aware(base.tx, sam_optax.sam(rho), when=sam_optax.every(k))
+    return base.sharp(sam_optax.sam(rho), when=sam_optax.every(k))
 
 
 def _ss_sam(base: Base, key: Any, rho: float, p: float) -> Any:
     when = sam_optax.bernoulli(p, key=key)
-    return sam_optax.sharpness_aware(base.tx, sam_optax.sam(rho), when=when)
+    return base.sharp(sam_optax.sam(rho), when=when)
 
 
 def _vasso(base: Base, key: Any, rho: float, theta: float) -> Any:
     del key
     pieces = sam_optax.smooth_gradient(theta), sam_optax.sam(rho)
-    return sam_optax.sharpness_aware(base.tx, optax.chain(*pieces))
+    return base.sharp(optax.chain(*pieces))
 
 
 def _ssam(base: Base, key: Any, rho: float, **options: Any) -> Any:
     choice: Any = "dynamic" if "drop" in options else "fisher"
     mask = sam_optax.sparsify(**options, choice=choice, key=key)
-    return sam_optax.sharpness_aware(base.tx, optax.chain(sam_optax.sam(rho), mask))
+    return base.sharp(optax.chain(sam_optax.sam(rho), mask))
 
 
 def _esam(base: Base, key: Any, rho: float, beta: float, fraction: float) -> Any:
     del fraction
     pieces = sam_optax.sam(rho), sam_optax.random_mask(beta, key=key)
-    return sam_optax.sharpness_aware(base.tx, optax.chain(*pieces))
+    return base.sharp(optax.chain(*pieces))
 
 
 def _rising(step: Step, fraction: float, **_: Any) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def _reweighted(step: Step, **_: Any) -> dict[str, Any]:
 
 def _sam(base: Base, key: Any, rho: float, **_: Any) -> Any:
     del key
-    return sam_optax.sharpness_aware(base.tx, sam_optax.sam(rho))
+    return base.sharp(sam_optax.sam(rho))
 
 
 def _part(step: Step, fraction: float, **_: Any) -> dict[str, Any]:
@@ -141,7 +140,7 @@ def _another_batch(step: Step, **_: Any) -> dict[str, Any]:
 def _noise_of_batch(base: Base, key: Any, rho: float) -> Any:
     del key
     pieces = sam_optax.project_out(), sam_optax.sam(rho)
-    return sam_optax.sharpness_aware(base.tx, optax.chain(*pieces))
+    return base.sharp(optax.chain(*pieces))
 
 
 def _full_gradient(step: Step, **_: Any) -> dict[str, Any]:
@@ -150,26 +149,24 @@ def _full_gradient(step: Step, **_: Any) -> dict[str, Any]:
 
 def _momentum(base: Base, key: Any, rho: float, decay: float) -> Any:
     del key
-    ascent = sam_optax.momentum_start(sam_optax.sam(rho), decay)
-    return sam_optax.sharpness_aware(base.tx, ascent)
+    return base.sharp(sam_optax.momentum_start(sam_optax.sam(rho), decay))
 
 
 def _msam(base: Base, key: Any, rho: float, decay: float) -> Any:
     del key
     ahead = optax.chain(sam_optax.sam(rho), optax.scale(-1.0))
-    return sam_optax.sharpness_aware(base.tx, sam_optax.momentum_start(ahead, decay))
+    return base.sharp(sam_optax.momentum_start(ahead, decay))
 
 
 def _wsam(base: Base, key: Any, rho: float, gamma: float) -> Any:
     del key
-    chain = optax.chain(sam_optax.mix_gradients(_odds(gamma)), base.tx)
-    return sam_optax.sharpness_aware(chain, sam_optax.sam(rho))
+    return base.sharp(sam_optax.sam(rho), sam_optax.mix_gradients(_odds(gamma)))
 
 
 def _wsam_decoupled(base: Base, key: Any, rho: float, gamma: float) -> Any:
     del key
     tx = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, _odds(gamma))
-    return sam_optax.sharpness_aware(tx, sam_optax.sam(rho))
+    return base._replace(tx=tx).sharp(sam_optax.sam(rho))
 
 
 def _odds(gamma: float) -> float:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import sam_optax
 from sam_optax.experiments.errors import UserError
 
 
@@ -20,10 +21,27 @@ class Option(NamedTuple):
 
 
 class Base(NamedTuple):
-    """The base optimizer, and the learning-rate schedule in it."""
+    """What every method is built around.
+
+    Attributes:
+      tx: the base optimizer.
+      learning_rate: the schedule in it.
+      info: whether states keep the last step in numbers.
+    """
 
     tx: optax.GradientTransformation
     learning_rate: optax.Schedule
+    info: bool = False
+
+    def sharp(
+        self,
+        perturbation: optax.GradientTransformation,
+        first: optax.GradientTransformation | None = None,
+        **options: Any,
+    ) -> optax.GradientTransformationExtraArgs:
+        """The base optimizer, behind ``first`` if there is one, driven by the sharp gradient."""
+        tx = self.tx if first is None else optax.chain(first, self.tx)
+        return sam_optax.sharpness_aware(tx, perturbation, info=self.info, **options)
 
 
 class Step(NamedTuple):
@@ -43,9 +61,13 @@ class Step(NamedTuple):
     key: chex.PRNGKey
     data: Any
 
+    def mean_loss(self, batch: Any) -> Callable[[Any], Any]:
+        """The mean loss of some examples."""
+        return lambda params: jnp.mean(self.losses_fn(params, batch))
+
     def grad_fn(self, batch: Any) -> Callable[[Any], Any]:
-        """The gradient of the mean loss of some examples."""
-        return jax.grad(lambda params: jnp.mean(self.losses_fn(params, batch)))
+        """Its gradient."""
+        return jax.grad(self.mean_loss(batch))
 
 
 def _nothing(step: Step, **options: Any) -> dict[str, Any]:
@@ -87,6 +109,26 @@ class Variant(NamedTuple):
     def transformation(self, base: Base, key: chex.PRNGKey) -> optax.GradientTransformation:
         """Its optimizer."""
         return self.method.build(base, key, **self.hyperparameters)
+
+    def look(self, base: Base, key: chex.PRNGKey, state: Any, step: Step) -> Any:
+        """A training step in numbers, which is not taken.
+
+        Returns:
+          :class:`sam_optax.StepInfo`, or ``None`` for the base optimizer.
+        """
+        if not isinstance(state, sam_optax.SharpnessAwareState):
+            return None
+        tx = self.transformation(base._replace(info=True), key)
+        state = state._replace(info=tx.init(step.params).info)
+        arguments = self.method.arguments(step, **self.hyperparameters)
+        if "grad_fn" not in arguments:
+            mean = step.mean_loss(step.batch)
+            values = jax.value_and_grad(lambda params: (mean(params), None), has_aux=True)
+            arguments = {"value_and_grad_fn": values, **arguments}
+        _, state = tx.update(None, state, step.params, **arguments)
+        if "value_and_grad_fn" in arguments:
+            state, _ = sam_optax.pop_first_pass(state)
+        return state.info
 
     def update(
         self, tx: optax.GradientTransformation, state: optax.OptState, step: Step

@@ -116,8 +116,9 @@ class Compare:
     out: Annotated[
         Path | None,
         _arg(
-            "Directory for results.json, results.csv, curves.png, bars.png and params.npz (the "
-            "trained params). It is created if need be; older files of these names are replaced.",
+            "Directory for results.json, results.csv, curves.png, bars.png, steps.png (norms, "
+            "cosine and rise of a step after each epoch) and params.npz (the trained params). It "
+            "is created if need be; older files of these names are replaced.",
             "DIR",
         ),
     ] = None

@@ -57,6 +57,34 @@ def bars(results: Mapping[str, Any]) -> bytes:
     return png(figure)
 
 
+def steps(results: Mapping[str, Any]) -> bytes:
+    """What a step looks like after each epoch, as PNG: cosine, gradient norms, rise of the loss."""
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    grid = figure.subplots(2, 2)
+    labels = {
+        "cosine": "cosine of ascent and sharp gradient",
+        "loss_rise": "rise of the batch's loss (nats)",
+        "ascent_norm": "norm of the ascent gradient",
+        "sharp_norm": "norm of the sharp gradient",
+    }
+    watched = [
+        (i, m)
+        for i, m in enumerate(results["methods"])
+        if all("cosine" in run["curves"] for run in m["seeds"])
+    ]
+    for axes, (key, label) in zip(grid.flat, labels.items(), strict=True):
+        for i, method in watched:
+            _curve(axes, method, key, 1, i)
+        axes.set_ylabel(label)
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        tidy(axes)
+    handles = grid[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False)
+    figure.suptitle(_title(results), fontsize="medium")
+    return png(figure)
+
+
 def _curve(axes: Axes, method: Mapping[str, Any], key: str, scale: float, i: int) -> None:
     values = scale * np.array([run["curves"][key] for run in method["seeds"]], float)
     finite = np.isfinite(values)

@@ -25,6 +25,11 @@ UNITS = {
     "test_accuracy": "share of the test examples, which have clean labels",
     "train_loss": "nats, mean over the training set, on the labels trained on",
     "sharpness": "nats, L(w + eps) - L(w) on the training set, eps of SAM at sharpness_rho",
+    "ascent_norm": "norm of the ascent gradient in a step after each epoch (with --out)",
+    "sharp_norm": "norm of the sharp gradient in that step",
+    "eps_norm": "norm of the perturbation in that step",
+    "cosine": "cosine of both gradients in that step",
+    "loss_rise": "nats, L(w + eps) - L(w) on the batch of that step, null where not known",
     "step_cost": "time of a training step relative to SGD, median over interleaved epochs",
     "epoch_seconds": "seconds, training steps of one epoch of all seeds, median",
 }
@@ -76,6 +81,11 @@ def _method(name: str, seeds: Sequence[int], outcome: Outcome) -> dict[str, Any]
     return {
         "name": name,
         "hyperparameters": outcome.hyperparameters,
+        "ascent_norm": "norm of the ascent gradient in a step after each epoch (with --out)",
+        "sharp_norm": "norm of the sharp gradient in that step",
+        "eps_norm": "norm of the perturbation in that step",
+        "cosine": "cosine of both gradients in that step",
+        "loss_rise": "nats, L(w + eps) - L(w) on the batch of that step, null where not known",
         "step_cost": outcome.cost,
         "epoch_seconds": float(np.median(outcome.seconds)),
         "diverged": int(np.sum(~finite)),
@@ -88,6 +98,10 @@ def _method(name: str, seeds: Sequence[int], outcome: Outcome) -> dict[str, Any]
                 "curves": {
                     "test_accuracy": [_number(v) for v in outcome.test_accuracy[:, i]],
                     "train_loss": [_number(v) for v in outcome.train_loss[:, i]],
+                    **{
+                        key: [_number(v) for v in values[:, i]]
+                        for key, values in outcome.watched.items()
+                    },
                 },
             }
             for i, seed in enumerate(seeds)

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sam_optax.experiments import evaluation, methods, snapshots
+from sam_optax import StepInfo
+from sam_optax.experiments import evaluation, snapshots
 from sam_optax.experiments.evaluation import Blocks
 from sam_optax.experiments.family import METHODS
-from sam_optax.experiments.methods import Step, Variant
+from sam_optax.experiments.methods import Variant
+from sam_optax.experiments.runner import Runner, over_seeds
 from sam_optax.experiments.snapshots import Checkpointer
 from sam_optax.experiments.task import Task, batch_indices, corrupted_labels, keys
 
@@ -36,6 +38,8 @@ class Outcome:
       train_loss: nats, on the labels trained on, (epochs, seeds).
       test_accuracy: in [0, 1], (epochs, seeds).
       sharpness: nats, (seeds,).
+      watched: of a step on a batch after each epoch, the fields of :class:`sam_optax.StepInfo`,
+        (epochs, seeds) each; empty where nothing was watched.
       seconds: of each timed epoch of all seeds, training steps alone.
       cost: step cost relative to the reference, the median over rounds.
     """
@@ -45,6 +49,7 @@ class Outcome:
     train_loss: np.ndarray
     test_accuracy: np.ndarray
     sharpness: np.ndarray
+    watched: dict[str, np.ndarray]
     seconds: list[float]
     cost: float
 
@@ -87,22 +92,12 @@ def work_of_epochs(
     return {kind: count for kind, (_, count) in pieces.items() if kind != "sharpness"}
 
 
-def over_seeds(f: Callable[..., Any]) -> Callable[..., Any]:
-    """``f`` for all seeds at once, an axis in front of every argument.
-
-    Accelerators want the seeds batched. On a CPU batched matrix products gain nothing, and
-    batched convolutions are two to four times as slow, so there the seeds take turns.
-    """
-    if jax.default_backend() == "cpu":
-        return lambda *args: jax.lax.map(lambda one: f(*one), args)
-    return jax.vmap(f)
-
-
 def train(
     task: Task,
     chosen: Mapping[str, Variant],
     listener: Listener,
     checkpoints: Checkpointer | None = None,
+    watch: bool = False,
 ) -> dict[str, Outcome]:
     """Trains every method from every seed.
 
@@ -111,6 +106,7 @@ def train(
       chosen: what to train, by name; the name ``REFERENCE`` is the base optimizer's.
       listener: is told of every piece of work.
       checkpoints: keeps snapshots; the training begins with the one that it has, if any.
+      watch: whether a step after every epoch is looked at in numbers.
 
     Returns:
       The outcome of each method.
@@ -130,8 +126,8 @@ def train(
     model = task.model
     initial = jax.jit(over_seeds(lambda key: model.init(key, x[:1])))(keys(task, 0))
 
-    runners = {name: _Runner(task, name, v, initial) for name, v in chosen.items()}
-    reference = runners.get(REFERENCE) or _Runner(
+    runners = {name: Runner(task, name, v, initial) for name, v in chosen.items()}
+    reference = runners.get(REFERENCE) or Runner(
         task, REFERENCE, Variant(METHODS[REFERENCE], {}), initial
     )
     timed = [*runners.values()] + ([] if REFERENCE in runners else [reference])
@@ -148,7 +144,7 @@ def train(
         )(params, train.y)
 
     programs: list[tuple[str, Callable[[], Any]]] = [
-        *((runner.name, lambda r=runner: r.compile(x, labels)) for runner in timed),
+        *((runner.name, lambda r=runner: r.compile(x, labels, watch)) for runner in timed),
         ("evaluation", lambda: jax.jit(evaluate).lower(initial, train_set, test_set).compile()),
         ("sharpness", lambda: jax.jit(sharpness).lower(initial, train_set).compile()),
     ]
@@ -170,9 +166,9 @@ def train(
             start = time.perf_counter()
             runner.run_epoch(x, labels, epoch_keys, indices)
             if runner.name in chosen:
-                curves[runner.name].append(
-                    jax.device_get(evaluate_all(runner.params, train_set, test_set))
-                )
+                point = evaluate_all(runner.params, train_set, test_set)
+                seen = runner.look(x, labels, epoch_keys, indices)
+                curves[runner.name].append(jax.device_get({**point, **seen}))
             kind = runner.name if runner.name in chosen else f"{REFERENCE} for reference"
             listener.done(kind, time.perf_counter() - start)
         if checkpoints and every and (epoch + 1) % every == 0:
@@ -191,6 +187,11 @@ def train(
             train_loss=np.stack([point["train_loss"] for point in curves[name]]),
             test_accuracy=np.stack([point["test_accuracy"] for point in curves[name]]),
             sharpness=rise,
+            watched={
+                field: np.stack([point[field] for point in curves[name]])
+                for field in StepInfo._fields
+                if field in curves[name][0]
+            },
             seconds=runner.seconds,
             cost=relative_cost(runner.seconds, reference.seconds),
         )
@@ -201,63 +202,3 @@ def relative_cost(seconds: Sequence[float], reference: Sequence[float]) -> float
     """The median over rounds of the ratio of times; the first round warms up if there are more."""
     ratios = [a / b for a, b in zip(seconds, reference, strict=False)]
     return float(np.median(ratios[1:] or ratios))
-
-
-class _Runner:
-    """One method on its way: its params and optimizer states, one of each a seed."""
-
-    def __init__(self, task: Task, name: str, variant: Variant, initial: Any) -> None:
-        self.name = name
-        self.params = initial
-        self.state: Any = None
-        self.seconds: list[float] = []
-        self._task = task
-        self._variant = variant
-        self._keys = keys(task, 1)
-        self._base = methods.base_optimizer(**task.base, steps=task.epochs * task.steps_per_epoch)
-
-    def _epoch(
-        self,
-        x: Any,
-        params: Any,
-        state: Any,
-        key: Any,
-        epoch_key: Any,
-        labels: Any,
-        indices: Any,
-    ) -> tuple[Any, Any]:
-        """One seed's steps of an epoch."""
-        tx = self._variant.transformation(self._base, key)
-
-        def losses_fn(params: Any, batch: Any) -> jax.Array:
-            return evaluation.losses(self._task.model, params, *batch)
-
-        def step(carry: tuple[Any, Any], this: Any) -> tuple[tuple[Any, Any], None]:
-            params, state = carry
-            index, step_key = this
-            step = Step(losses_fn, params, (x[index], labels[index]), step_key, (x, labels))
-            return self._variant.update(tx, state, step), None
-
-        step_keys = jax.random.split(epoch_key, len(indices))
-        return jax.lax.scan(step, (params, state), (indices, step_keys))[0]
-
-    def compile(self, x: Any, labels: Any) -> None:
-        """Compiles an epoch of all seeds."""
-        self.state = jax.jit(
-            over_seeds(lambda k, p: self._variant.transformation(self._base, k).init(p))
-        )(self._keys, self.params)
-
-        def epoch(x: Any, *per_seed: Any) -> tuple[Any, Any]:
-            return over_seeds(lambda *one: self._epoch(x, *one))(*per_seed)
-
-        arguments = self.params, self.state, self._keys, keys(self._task, 2), labels
-        lowered = jax.jit(epoch).lower(x, *arguments, batch_indices(self._task, 0))
-        self._compiled = lowered.compile()
-
-    def run_epoch(self, x: Any, labels: Any, epoch_keys: jax.Array, indices: np.ndarray) -> None:
-        """Trains all seeds for an epoch and takes the time."""
-        start = time.perf_counter()
-        self.params, self.state = jax.block_until_ready(
-            self._compiled(x, self.params, self.state, self._keys, epoch_keys, labels, indices)
-        )
-        self.seconds.append(time.perf_counter() - start)

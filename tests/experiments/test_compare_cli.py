@@ -14,7 +14,7 @@ import pytest
 from sam_optax.__main__ import main
 from sam_optax.experiments import compare, results, training
 
-FILES = {"results.json", "results.csv", "curves.png", "bars.png", "params.npz"}
+FILES = {"results.json", "results.csv", "curves.png", "bars.png", "steps.png", "params.npz"}
 
 
 def small(archive, *more):
@@ -127,7 +127,7 @@ def test_the_files_hold_the_results(run):
     assert found["methods"][1]["hyperparameters"] == {"rho": 1e30}
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert [row["seed"] for row in rows] == ["0", "1", "0", "1"]
-    for name in ("curves.png", "bars.png"):
+    for name in ("curves.png", "bars.png", "steps.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
 
 

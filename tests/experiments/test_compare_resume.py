@@ -15,7 +15,7 @@ from sam_optax.experiments import results
 
 EPOCHS = 100
 DEADLINE = 120
-FILES = ("params.npz", "curves.png", "bars.png", "results.csv", "results.json")
+FILES = ("params.npz", "curves.png", "bars.png", "steps.png", "results.csv", "results.json")
 DIES = """
 import os, signal, sys
 event, name, times = {}
