@@ -121,6 +121,18 @@ def test_a_single_run_misses_copies():
     assert np.sum(ritz > 4) == 1
 
 
+def test_copies_that_take_further_runs():
+    """In float64 no rounding brings copies into a run of 20 steps: only further runs do."""
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(200, 200)))[0]
+    spectrum = np.r_[5.0, 5.0, 5.0, np.linspace(-0.9, 1.0, 197)]
+    with x64():
+        hessian = jnp.asarray(basis * spectrum @ basis.T)
+        loss = analysis.DatasetLoss(lambda w, h: w @ h[0] @ w / 2, None, remainder=hessian[None])
+        found = analysis.hessian_eigenvalues(loss, jnp.ones(200), 3, steps=20)
+        np.testing.assert_allclose(found.values, 5, atol=1e-4)
+
+
 def test_case_29_names_what_is_returned():
     loss = quadratic([1.0, -5.0])
     for which, value in (("algebraic", 1.0), ("magnitude", -5.0)):
