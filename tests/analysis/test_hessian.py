@@ -133,6 +133,20 @@ def test_copies_that_take_further_runs():
         np.testing.assert_allclose(found.values, 5, atol=1e-4)
 
 
+@pytest.mark.parametrize("shift", [-9.0, 0.0])
+def test_what_is_known_does_not_come_back(shift):
+    """Rounding revives known directions; at the low end of the spectrum they are not in the way."""
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(200, 200)))[0]
+    spectrum = np.r_[-1.0, -1.2, -1.5, np.linspace(-9, -8, 197)]
+    hessian = jnp.asarray(basis * spectrum @ basis.T, jnp.float32)
+    loss = analysis.DatasetLoss(lambda w, h: w @ h[0] @ w / 2, None, remainder=hessian[None])
+    start, known = (jnp.asarray(x, jnp.float32) for x in (rng.normal(size=200), basis.T[:3]))
+    run = _krylov.deflated_lanczos(loss, jnp.ones(200), start, known, shift, 60)
+    values, _ = _krylov.decompose(run.diagonal, run.off_diagonal, int(run.usable))
+    assert (values[-1] < -7.9) == (shift < -8)  # with shift 0 there is a value near 0
+
+
 def test_case_29_names_what_is_returned():
     loss = quadratic([1.0, -5.0])
     for which, value in (("algebraic", 1.0), ("magnitude", -5.0)):
