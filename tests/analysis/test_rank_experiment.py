@@ -29,7 +29,7 @@ def test_table(small, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("digits: 8 networks (0 diverged), 2 seeds, 20% wrong labels")
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][1:]
-    assert [row[0] for row in rows] == list(ranks.MEASURES)
+    assert [row[0] for row in rows] == ["training loss", *ranks.MEASURES]
     for row in rows:
         tau, psi = float(row[2]), [float(value) for value in row[4:8]]
         assert -1 <= tau <= 1
