@@ -35,7 +35,7 @@ def net_loss():
 def dense_eigenvalues():
     """Of the loss of all examples at once."""
     flat, unravel = ravel_pytree(init_mlp(2, (3, 16, 4)))
-    matrix = jax.hessian(lambda v: jnp.mean(losses(unravel(v), data())))(flat)
+    matrix = jax.jit(jax.hessian(lambda v: jnp.mean(losses(unravel(v), data()))))(flat)
     matrix = np.asarray(matrix, np.float64)
     return np.linalg.eigvalsh((matrix + matrix.T) / 2)
 
@@ -176,7 +176,8 @@ def test_sharded_params(axes):
     loss = lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2, axis=1)
     place = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, PartitionSpec(*spec)))
     sharded = analysis.DatasetLoss(loss, place(x, None, "data")), place(w, None, "model")
-    matrix = jax.hessian(lambda v: jnp.mean(loss(v.reshape(w.shape), x.reshape(32, 8))))(w.ravel())
+    flat_loss = lambda v: jnp.mean(loss(v.reshape(w.shape), x.reshape(32, 8)))
+    matrix = jax.jit(jax.hessian(flat_loss))(w.ravel())
     spectrum = np.linalg.eigvalsh(np.asarray(matrix, np.float64))
     found = analysis.hessian_eigenvalues(*sharded, 2, steps=40)
     np.testing.assert_allclose(found.values, spectrum[:-3:-1], rtol=1e-4)
