@@ -11,15 +11,11 @@ from sam_optax.analysis._directions import (
 )
 from sam_optax.analysis._hessian import HessianEigenvalues, hessian_eigenvalues
 from sam_optax.analysis._landscape import LossLine, LossPlane, loss_line, loss_plane
-from sam_optax.analysis._plots import (
-    plot_lines,
-    plot_planes,
-    plot_ranks,
-    plot_spectrum,
-    plot_stability,
-)
+from sam_optax.analysis._plots import plot_ranks, plot_spectrum, plot_stability
 from sam_optax.analysis._rank import RankStatistics, kendall_tau, rank_statistics
-from sam_optax.analysis._sharpness import Sharpness, adaptive_sharpness, loss_rise, sharpness
+from sam_optax.analysis._rise import loss_rise
+from sam_optax.analysis._sharpness import Sharpness, adaptive_sharpness, sharpness
+from sam_optax.analysis._slice_plots import plot_lines, plot_planes
 from sam_optax.analysis._stability import GradientStability, gradient_stability
 from sam_optax.analysis._toy import toy_loss, toy_trajectory
 from sam_optax.analysis._toy_plots import plot_regions, plot_trajectories

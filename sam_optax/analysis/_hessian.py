@@ -61,7 +61,7 @@ def hessian_eigenvalues(
 
     They come from Lanczos runs with full reorthogonalization (matfree's). One Krylov space holds
     a single copy of a repeated eigenvalue, so further runs in the complement of what was found
-    look for more, until one changes nothing: usually the second, at most k + 1. All vectors found
+    look for more, until one changes nothing: usually the second, at most 2k + 1. All vectors found
     then span the space in which the eigenvalues are computed (Rayleigh–Ritz): λ_i is never
     above the true one. A Hessian of up to 2·``steps`` rows is computed and decomposed as a whole.
 
@@ -134,12 +134,19 @@ def _iterate(
 ) -> tuple[np.ndarray, np.ndarray, jax.Array, int]:
     """Lanczos runs, each in the complement of the vectors that the earlier ones found."""
     n, dtype = _krylov.size(params), _dtype(params)
+    precision = float(jnp.finfo(dtype).eps)
+    converged = precision**0.5
     known = jnp.zeros((k, n), dtype)
     values = residuals = np.full(k, np.nan)
     shift, products = 0.0, 0
-    for run in range(k + 1):
-        start = _noise.normal(_noise.fold_in(words, run), (n,)).astype(dtype)
-        krylov = _krylov.deflated_lanczos(loss, params, start, known, shift, steps)
+    for run in range(2 * k + 1):
+        # What has converged is set aside; what has not is where the run starts, beside a random
+        # vector in which there is something of every eigenvector.
+        found = jnp.asarray(residuals <= converged * np.max(np.abs(values)))[:, None]
+        random = _noise.normal(_noise.fold_in(words, run), (n,)).astype(dtype)
+        start = random / jnp.linalg.norm(random) + jnp.sum(jnp.where(found, 0, known), axis=0)
+        settled = jnp.where(found, known, 0)
+        krylov = _krylov.deflated_lanczos(loss, params, start, settled, shift, steps)
         usable, products = int(krylov.usable), products + steps
         theta, weights = _krylov.decompose(krylov.diagonal, krylov.off_diagonal, usable)
         if run == 0 and which == "algebraic":
@@ -151,9 +158,9 @@ def _iterate(
         before = values
         values, residuals, coefficients = _project(np.asarray(basis), np.asarray(images), k, which)
         known = jnp.asarray(coefficients, dtype) @ basis
-        # Changes below rounding, or below what residuals this large leave open anyway.
-        scale = max(np.max(np.abs(values)), 1e-30)
-        resolution = 10 * float(jnp.finfo(dtype).eps) * scale + residuals**2 / scale
+        # Changes below rounding, or small beside what the residuals leave open anyway.
+        rounding = 10 * precision * max(np.max(np.abs(values)), 1e-30)
+        resolution = rounding + 1e-3 * residuals
         if np.all(np.abs(values - before) <= resolution):
             break
     return values, residuals, known, products

@@ -1,114 +1,16 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
-"""Figures of the measures: slices, spectrum, stability and rank correlation."""
+"""Figures of the measures: spectrum, stability and rank correlation."""
 
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from sam_optax.analysis import _style
 from sam_optax.analysis._density import SpectralDensity
-from sam_optax.analysis._landscape import LossLine, LossPlane
 from sam_optax.analysis._rank import kendall_tau
 from sam_optax.analysis._stability import GradientStability
-
-
-def plot_lines(
-    lines: Mapping[str, LossLine],
-    *,
-    xlabel: str = "distance α, relative to the weights",
-    ylabel: str = "loss (nats)",
-) -> Figure:
-    """Slices of several networks in one frame.
-
-    Args:
-      lines: for each name a :class:`LossLine`.
-      xlabel: what α is; the default is for filter-normalized directions. The gradient's is ρ in
-        units of the weights, that between checkpoints a fraction of the way.
-      ylabel: the loss, with its unit.
-
-    Returns:
-      A matplotlib figure.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from sam_optax import analysis
-      >>> alphas = jnp.linspace(-1, 1, 21)
-      >>> line = analysis.loss_line(jnp.square, jnp.zeros(()), jnp.ones(()), alphas)
-      >>> figure = analysis.plot_lines({"a parabola": line})
-    """
-    figure = _style.figure(7.0, 4.0)
-    axes = figure.subplots()
-    for i, (name, line) in enumerate(lines.items()):
-        axes.plot(line.positions, line.values, label=name, **_style.line(i))
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    _style.tidy(axes)
-    if len(lines) > 1:
-        axes.legend(frameon=False)
-    return figure
-
-
-def plot_planes(
-    planes: Mapping[str, LossPlane],
-    *,
-    xlabel: str = "α, relative to the weights",
-    ylabel: str = "β, relative to the weights",
-    unit: str = "loss (nats)",
-    levels: int = 14,
-    ceiling: float | None = None,
-) -> Figure:
-    """Planes of several networks side by side, on one scale of colours.
-
-    Contours are spaced as the squares of whole numbers above the lowest loss.
-
-    Args:
-      planes: for each name a :class:`LossPlane`.
-      xlabel: what α is.
-      ylabel: what β is.
-      unit: the loss, with its unit.
-      levels: number of contours.
-      ceiling: losses above are drawn as this one. Default: the largest.
-
-    Returns:
-      A matplotlib figure. A cross marks the weights themselves.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from sam_optax import analysis
-      >>> alphas = jnp.linspace(-1, 1, 11)
-      >>> plane = analysis.loss_plane(
-      ...     lambda w: jnp.sum(w**2), jnp.ones(2), jnp.array([1.0, 0]), jnp.array([0, 1.0]),
-      ...     alphas, alphas)
-      >>> figure = analysis.plot_planes({"a bowl": plane})
-    """
-    values = np.concatenate([np.ravel(plane.values) for plane in planes.values()])
-    values = values[np.isfinite(values)]
-    low, high = float(values.min()), float(values.max() if ceiling is None else ceiling)
-    # Levels are closer near the lowest loss, where the contours of a bowl are far apart.
-    edges = low + max(high - low, 1e-12) * np.linspace(0, 1, levels + 1) ** 2
-    norm = BoundaryNorm(edges, 256)
-    figure = _style.figure(3.6 * len(planes) + 1.2, 3.8)
-    grid = figure.subplots(1, len(planes), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, (name, plane) in zip(grid, planes.items(), strict=True):
-        drawn = np.clip(np.nan_to_num(np.asarray(plane.values).T, nan=high), low, edges[-1])
-        area = plane.first, plane.second, drawn, edges
-        filled = axes.contourf(*area, cmap=_style.SEQUENTIAL, norm=norm)
-        axes.contour(*area, colors="white", linewidths=0.4, alpha=0.6)
-        axes.plot(0, 0, marker="+", color="white", markersize=11, markeredgewidth=2)
-        axes.set_title(name, fontsize="medium")
-        axes.set_xlabel(xlabel)
-        if 1 / 3 < np.ptp(plane.first) / np.ptp(plane.second) < 3:
-            axes.set_aspect("equal", adjustable="box")
-    grid[0].set_ylabel(ylabel)
-    bar = figure.colorbar(filled, ax=list(grid), shrink=0.9, spacing="uniform")
-    bar.set_label(unit)
-    ticks = edges[:: max(1, levels // 6)]
-    bar.set_ticks(list(ticks), labels=[f"{tick:.3g}" for tick in ticks])
-    bar.minorticks_off()
-    return figure
 
 
 def plot_spectrum(

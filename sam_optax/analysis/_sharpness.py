@@ -13,7 +13,6 @@ from sam_optax import _hyperparameters as hp
 from sam_optax import _moves, _trees
 from sam_optax._asam import Normalization
 from sam_optax._ascent import check_p
-from sam_optax._perturbation import as_perturbation
 from sam_optax._structure import AxisOverride, BiasMask
 from sam_optax.analysis._ascent import Ascent, maximize
 from sam_optax.analysis._dataset import DatasetLoss
@@ -183,44 +182,6 @@ def adaptive_sharpness(
     ones = jax.tree.map(lambda w: jnp.ones(w.shape, w.real.dtype), wide)
     scaling, _ = method.update(ones, method.init(wide), wide)
     return _measure(loss, params, scaling, rho, p, steps, restarts, key, group_size)
-
-
-def loss_rise(
-    loss: LossLike,
-    params: optax.Params,
-    perturbation: optax.GradientTransformation,
-    state: Any | None = None,
-) -> jax.Array:
-    r"""How far a perturbation raises the loss: L(w + ε) − L(w).
-
-    The one-step estimate of sharpness with any perturbation of the library, or any optax
-    transformation taken as one: what a training step with it sees, on the data of ``loss``.
-
-    Args:
-      loss: see :func:`sharpness`.
-      params: see :func:`sharpness`.
-      perturbation: such as :func:`sam_optax.fsam`; its ascent gradient is ∇L at its start.
-      state: the perturbation's state, such as that of training. Default: a fresh one.
-
-    Returns:
-      A scalar in the unit of the loss. It can be negative.
-
-    Raises:
-      TypeError: ``loss`` is not callable or ``perturbation`` not a gradient transformation.
-
-    Example:
-      >>> import jax.numpy as jnp, sam_optax
-      >>> from sam_optax import analysis
-      >>> rise = analysis.loss_rise(lambda w: w**2, jnp.array(3.0), sam_optax.sam(rho=1.0))
-      >>> print(f"{rise:.1f}")
-      7.0
-    """
-    method = as_perturbation(perturbation)
-    measured = as_loss(loss)
-    state = method.init(params) if state is None else state
-    _, grads = measured.value_and_grad(method.start_fn(params, state))
-    perturbed, _ = method.perturb_fn(params, grads, state)
-    return measured(perturbed) - measured(params)
 
 
 def _measure(
