@@ -148,7 +148,7 @@ def test_the_params_are_those_of_the_results(run, archive):
 
 @pytest.mark.parametrize("moment", ["training", "writing"])
 def test_an_interrupt_leaves_nothing_behind(capsys, monkeypatch, archive, tmp_path, moment):
-    def interrupt(*args):
+    def interrupt(*args, **options):
         raise KeyboardInterrupt
 
     if moment == "training":
@@ -160,7 +160,7 @@ def test_an_interrupt_leaves_nothing_behind(capsys, monkeypatch, archive, tmp_pa
         monkeypatch.setattr(results, "to_csv", interrupt)
         from sam_optax.experiments import plots
 
-        for draw in ("curves", "bars"):
+        for draw in ("curves", "bars", "steps"):
             monkeypatch.setattr(plots, draw, lambda *args: b"")
     assert main(small(archive, "--out", str(tmp_path / "new"))) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "sam_optax: interrupted."
@@ -188,7 +188,7 @@ def test_a_real_interrupt_in_the_middle_of_the_training(tmp_path):
 def test_an_interrupted_process_leaves_without_a_shutdown(monkeypatch, capsys):
     """The interpreter's shutdown crashes, now and then, while a computation is running."""
 
-    def interrupt(*args):
+    def interrupt(*args, **options):
         raise KeyboardInterrupt
 
     def leave(code):

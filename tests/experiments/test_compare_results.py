@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import sam_optax
 from sam_optax.experiments import data, models, plots, results, table, task, training
 
 SEEDS = (5, 6, 7)
@@ -22,9 +23,18 @@ def outcome(train_loss, hyperparameters):
         train_loss=np.tile(np.array(train_loss, np.float32), (EPOCHS, 1)),
         test_accuracy=accuracy,
         sharpness=np.array([0.1, 0.2, 0.3], np.float32),
+        watched=watched(hyperparameters),
         seconds=[3.0, 1.0, 2.0],
         cost=1.875,
     )
+
+
+def watched(hyperparameters):
+    """As of a sharpness-aware method whose loss at the params is not evaluated."""
+    if not hyperparameters:
+        return {}
+    known = {f: np.ones((EPOCHS, 3), np.float32) for f in sam_optax.StepInfo._fields}
+    return {**known, "loss_rise": np.full((EPOCHS, 3), np.nan, np.float32)}
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +102,10 @@ def test_json_is_strict_and_complete(found, archive):
                 assert len(run["curves"][key]) == EPOCHS
                 assert run["curves"][key][-1] == run[key]
     assert loaded["methods"][1]["hyperparameters"] == {"rho": 0.5}
+    curves = loaded["methods"][1]["seeds"][0]["curves"]
+    assert curves["cosine"] == [1.0] * EPOCHS
+    assert curves["loss_rise"] == [None] * EPOCHS
+    assert "cosine" not in loaded["methods"][0]["seeds"][0]["curves"]
 
 
 def test_summaries_are_means_and_sample_deviations(found):
@@ -180,7 +194,7 @@ def test_one_seed_has_no_deviation_and_clean_labels_are_called_clean(found):
     assert "diverged" not in text
 
 
-@pytest.mark.parametrize("draw", [plots.curves, plots.bars])
+@pytest.mark.parametrize("draw", [plots.curves, plots.bars, plots.steps])
 def test_pictures_are_drawn_even_where_runs_diverged(found, draw):
     picture = draw(found)
     assert picture.startswith(b"\x89PNG")

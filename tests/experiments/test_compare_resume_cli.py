@@ -178,7 +178,7 @@ def test_a_note_of_other_versions_is_on_standard_error(interrupted, command):
 def test_an_interrupt_while_writing_the_results_keeps_the_checkpoint(
     interrupted, command, monkeypatch
 ):
-    def interrupt(*args):
+    def interrupt(*args, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(results, "to_csv", interrupt)
