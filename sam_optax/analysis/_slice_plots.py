@@ -56,7 +56,7 @@ def plot_planes(
     levels: int = 14,
     ceiling: float | None = None,
 ) -> Figure:
-    """Planes of several networks side by side, on one scale of colours.
+    """Planes of several networks, three in a row, on one scale of colours.
 
     Contours are spaced as the squares of whole numbers above the lowest loss.
 
@@ -86,20 +86,25 @@ def plot_planes(
     # Levels are closer near the lowest loss, where the contours of a bowl are far apart.
     edges = low + max(high - low, 1e-12) * np.linspace(0, 1, levels + 1) ** 2
     norm = BoundaryNorm(edges, 256)
-    figure = _style.figure(3.6 * len(planes) + 1.2, 3.8)
-    grid = figure.subplots(1, len(planes), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, (name, plane) in zip(grid, planes.items(), strict=True):
+    columns = min(len(planes), 3)
+    rows = -(-len(planes) // columns)
+    figure = _style.figure(2.8 * columns + 1.2, 2.9 * rows + 0.4)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes in grid.flat[len(planes) :]:
+        axes.remove()
+    for axes, (name, plane) in zip(grid.flat, planes.items(), strict=False):
         drawn = np.clip(np.nan_to_num(np.asarray(plane.values).T, nan=high), low, edges[-1])
         area = plane.first, plane.second, drawn, edges
         filled = axes.contourf(*area, cmap=_style.SEQUENTIAL, norm=norm)
         axes.contour(*area, colors="white", linewidths=0.4, alpha=0.6)
         axes.plot(0, 0, marker="+", color="white", markersize=11, markeredgewidth=2)
         axes.set_title(name, fontsize="medium")
-        axes.set_xlabel(xlabel)
+        axes.label_outer()
         if 1 / 3 < np.ptp(plane.first) / np.ptp(plane.second) < 3:
             axes.set_aspect("equal", adjustable="box")
-    grid[0].set_ylabel(ylabel)
-    bar = figure.colorbar(filled, ax=list(grid), shrink=0.9, spacing="uniform")
+    figure.supxlabel(xlabel, fontsize="medium")
+    figure.supylabel(ylabel, fontsize="medium")
+    bar = figure.colorbar(filled, ax=list(figure.axes), shrink=0.9, spacing="uniform")
     bar.set_label(unit)
     ticks = edges[:: max(1, levels // 6)]
     bar.set_ticks(list(ticks), labels=[f"{tick:.3g}" for tick in ticks])

@@ -50,9 +50,9 @@ class Analyze:
     ]
     rho: float = 0.5
     """Radius ρ of sharpness, in units of the weights."""
-    adaptive_rho: float = 2.0
+    adaptive_rho: float = 1.0
     """Radius ρ of adaptive sharpness, relative to the weights."""
-    steps: int = 10
+    steps: int = 20
     """Ascent steps of the sharpness measures, from each of three starts."""
     lanczos_steps: int = 40
     """Steps of a Lanczos run for the eigenvalues."""
@@ -286,7 +286,7 @@ def _lines(loss: analysis.DatasetLoss, params: Mapping[str, Any]) -> Figure:
 
 
 def _planes(loss: analysis.DatasetLoss, params: Mapping[str, Any]) -> Figure:
-    """Planes of two such directions, side by side; at most six fit beside one another."""
+    """Planes of two such directions, side by side; at most six are drawn."""
     grid = np.linspace(-1, 1, 21).tolist()
     planes = {}
     for name, w in list(params.items())[:6]:
