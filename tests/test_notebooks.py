@@ -1,21 +1,117 @@
-"""Every notebook runs from top to bottom."""
+"""Every notebook runs from top to bottom; what is stored of it is fit to be read and opened."""
 
+import base64
+import os
 import pathlib
+import re
+import shutil
+import subprocess
+import sys
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+ROOT = pathlib.Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs(notebook):
+    return [output for cell in code_cells(notebook) for output in cell.outputs]
 
 
 def test_there_are_notebooks():
-    assert NOTEBOOKS
+    assert len(NOTEBOOKS) >= 8
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the notebook machinery
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@every_notebook
 def test_notebook_runs(path):
+    """In the environment of the tests: eight devices. Nothing is written to stderr: no warnings."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    assert any(cell.get("outputs") for cell in notebook.cells)
+    NotebookClient(notebook, timeout=180, kernel_name="python3").execute()
+    assert outputs(notebook)
+    stderr = [output.text for output in outputs(notebook) if output.get("name") == "stderr"]
+    assert not stderr
+
+
+@every_notebook
+def test_what_is_stored(path):
+    """The run that is stored is whole, in order, small, and says nothing of where it ran."""
+    notebook = nbformat.read(path, as_version=4)
+    counts = [cell.execution_count for cell in code_cells(notebook)]
+    assert counts == list(range(1, len(counts) + 1))
+    assert {output.output_type for output in outputs(notebook)} <= {
+        "stream",
+        "display_data",
+        "execute_result",
+    }
+    assert all(output.get("name") != "stderr" for output in outputs(notebook))
+    text = path.read_text()
+    assert len(text) < 400_000
+    assert not re.search(r"/(home|root|work|tmp|Users|usr)/|<\w+ at 0x", text)
+    images = [o.data["image/png"] for o in outputs(notebook) if "image/png" in o.get("data", {})]
+    assert all(base64.b64decode(image).startswith(b"\x89PNG") for image in images)
+
+
+@every_notebook
+def test_opens_in_colab(path):
+    """A badge first, and a first code cell that installs what is missing and names the device."""
+    notebook = nbformat.read(path, as_version=4)
+    first, install = notebook.cells[0], code_cells(notebook)[0]
+    badge = r"\[!\[Open in Colab\]\(https://colab[^)]*\)\]\((https://colab\S*/notebooks/(\S+))\)"
+    found = re.match(badge, first.source)
+    assert found
+    assert found[2] == path.name
+    assert re.search(r"^# \S", first.source, re.MULTILINE)
+    assert re.search(r"except ImportError:\n    %pip install .*sam_optax\[", install.source)
+    (stream,) = install.outputs
+    assert re.fullmatch(r"\d+ (CPU|GPU|TPU) device\(s\), jax [\d.]+\n", stream.text)
+
+
+def test_badges_lead_to_one_repository():
+    badges = [nbformat.read(path, as_version=4).cells[0].source for path in NOTEBOOKS]
+    links = {re.search(r"/github/(.*)/notebooks/", badge)[1] for badge in badges}
+    assert len(links) == 1
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/recipes.md"])
+def test_every_notebook_is_listed(page):
+    named = set(re.findall(r"notebooks/(\w+\.ipynb)\)", (ROOT / page).read_text()))
+    assert named == {path.name for path in NOTEBOOKS}
+
+
+def test_the_method_of_the_notebook_conforms(tmp_path):
+    """The cell that defines it, in the conformance suite: the claim that the notebook makes."""
+    notebook = nbformat.read(ROOT / "notebooks" / "own_method.ipynb", as_version=4)
+    (cell,) = [c for c in code_cells(notebook) if c.source.startswith("def leaf_asam(")]
+    assert len(cell.source.splitlines()) <= 20
+    shutil.copytree(
+        ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    methods = tmp_path / "tests" / "methods.py"
+    before, start, after = methods.read_text().partition("METHODS: list")
+    line = '    ("leaf_asam", lambda: leaf_asam(0.3)),\n'
+    after = after.replace('    ("by_hand",', line + '    ("by_hand",', 1)
+    after = after.replace('FORMULAS = ["sam",', 'FORMULAS = ["leaf_asam", "sam",', 1)
+    after = after.replace('KINDS = ["sam",', 'KINDS = ["leaf_asam", "sam",', 1)
+    source = f"import jax.numpy as jnp\n\n\n{cell.source}\n\n\n"
+    methods.write_text(before + source + start + after)
+
+    files = ["test_conformance.py", "test_conformance_dtypes.py", "test_conformance_trees.py"]
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--confcutdir=tests", "-k", "leaf_asam"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *(f"tests/{file}" for file in files)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert int(re.search(r"(\d+) passed", result.stdout)[1]) >= 50
