@@ -96,7 +96,7 @@ class Train:
     ] = None
     warmup_steps: Annotated[int | None, _arg("Steps in which the rate rises from 0.")] = None
     momentum: Annotated[float | None, _arg("Momentum of sgd; β₁ of adamw.")] = None
-    nesterov: Annotated[bool | None, _arg("Whether momentum is Nesterov's.")] = None
+    nesterov: Annotated[bool | None, _arg("Whether momentum is Nesterov's.", "True|False")] = None
     weight_decay: Annotated[float | None, _arg("Weight decay, of all params.")] = None
     clip: Annotated[float | None, _arg("Largest norm of the sharp gradient; 0: any.")] = None
     label_smoothing: Annotated[float | None, _arg("Share of the label that all classes get.")] = (
@@ -104,7 +104,9 @@ class Train:
     )
     label_noise: Annotated[float | None, _arg("Share of the training labels made wrong.")] = None
     crop: Annotated[int | None, _arg("Pixels of padding before the random crop.")] = None
-    flip: Annotated[bool | None, _arg("Whether half of the images are mirrored.")] = None
+    flip: Annotated[bool | None, _arg("Whether half of the images are mirrored.", "True|False")] = (
+        None
+    )
     cutout: Annotated[int | None, _arg("Side of the square that is cut out; 0: none.")] = None
     mixup: Annotated[float | None, _arg("α of mixup; 0: none.")] = None
     image_size: Annotated[

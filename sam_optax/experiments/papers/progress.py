@@ -53,7 +53,7 @@ class Progress:
         each = seconds / count
         old = self._seconds
         self._seconds = each if old is None else _MEMORY * old + (1 - _MEMORY) * each
-        epoch = min(self._epochs, done // self._steps + 1)
+        epoch = -(-done // self._steps)
         speed = self._batch_size / self._seconds
         left = (self._epochs * self._steps - done) * self._seconds
         self._show(f"epoch {epoch}/{self._epochs}, {speed:,.0f} images/s, {_time(left)} left", done)

@@ -53,6 +53,7 @@ def _summary(results: Mapping[str, Any]) -> Iterable[str]:
     last = results["points"][-1]
     best = max(point["test_accuracy"] for point in results["points"])
     rows = [
+        ("params", f"{results['parameters']:,}"),
         ("test accuracy after the last epoch", f"{100 * last['test_accuracy']:.2f} %"),
         ("best test accuracy of an epoch", f"{100 * best:.2f} %"),
         ("test loss", f"{last['test_loss']:.4f} nats"),
@@ -101,7 +102,7 @@ def _epochs(points: Sequence[Mapping[str, float]]) -> str:
 
 def _origin(results: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield from results["versions"].items()
-    yield "data, SHA-256", results["data_sha256"]
+    yield "data, SHA-256", results["identity"]["data"]
     yield "seed", str(results["seed"])
     yield "computed in", results["dtype"]
 

@@ -1,17 +1,15 @@
 """``python -m sam_optax train``: one method on one data set, as the papers do."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 from rich.console import Console
 
 from sam_optax.experiments import identity
-from sam_optax.experiments import results as common
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.output import OutputDirectory
 from sam_optax.experiments.papers import (
@@ -19,6 +17,7 @@ from sam_optax.experiments.papers import (
     datasets,
     devices,
     optimizer,
+    outcome,
     plan,
     saved,
     settings,
@@ -27,7 +26,7 @@ from sam_optax.experiments.papers import (
 )
 from sam_optax.experiments.papers.loop import Training
 from sam_optax.experiments.papers.metrics import Metrics
-from sam_optax.experiments.papers.options import SUPPORTED, Train
+from sam_optax.experiments.papers.options import Train
 from sam_optax.experiments.papers.progress import Progress
 
 __all__ = ["Train", "run"]
@@ -71,6 +70,7 @@ def _run(options: Train, chosen: settings.Settings, out: OutputDirectory | None)
     dataset = datasets.load(chosen["dataset"], chosen["image_size"])
     dtype = _DTYPES[options.dtype]
     model = architectures.build(chosen["model"], dataset.classes, dataset.size, dtype)
+    chosen = _with_image_size(chosen, options, dataset.size)
     extent = plan.make(chosen, dataset, options.scale, options.seed, place.count)
     stderr = Console(stderr=True, highlight=False)
     if jax.process_index():
@@ -117,14 +117,32 @@ def _run(options: Train, chosen: settings.Settings, out: OutputDirectory | None)
         )
         rise = {"value": value, "rho": options.sharpness_rho, "examples": count}
 
-    found = _results(options, chosen, extent, training, metrics, spent(), place.count)
-    found |= {"sharpness": rise, "data_sha256": dataset.sha256, "identity": run_identity}
-    found["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(training.state.params))
+    found = {
+        **outcome.description(options, chosen, extent, training.state.params),
+        "points": metrics.points,
+        "cost": outcome.cost(chosen, extent, training.cost, spent(), place.count),
+        "sharpness": rise,
+        "identity": run_identity,
+    }
     if not jax.process_index():
-        _print(Console(highlight=False), found)
+        outcome.show(Console(highlight=False), found)
     if out:
-        _write(out, found, training.state)
+        outcome.write(out, found, training.state)
+        (out.path / saved.NAME).unlink(missing_ok=True)
         Console(highlight=False).print(f"The report is {out.path / 'report.html'}.", soft_wrap=True)
+
+
+def _with_image_size(chosen: settings.Settings, options: Train, size: int) -> settings.Settings:
+    """The settings with the size that the images have, where the data decide it."""
+    if size == chosen["image_size"]:
+        return chosen
+    if options.image_size is not None:
+        raise UserError(
+            f"--image-size {options.image_size}: the images of --dataset {chosen['dataset']} all "
+            f"have {size} pixels; leave it out."
+        )
+    of_data = {"image_size": settings.Setting(size, "the data's")}
+    return dataclasses.replace(chosen, table={**chosen.table, **of_data})
 
 
 def _finished(options: Train, run_identity: Mapping[str, Any]) -> bool:
@@ -144,7 +162,7 @@ def _finished(options: Train, run_identity: Mapping[str, Any]) -> bool:
             "Choose another --out, or leave out --resume to replace them."
         )
     stdout = Console(highlight=False)
-    _print(stdout, found)
+    outcome.show(stdout, found)
     stdout.print(f"This run is finished: its report is in {options.out}.", soft_wrap=True)
     return True
 
@@ -174,18 +192,12 @@ def _identity(options: Train, chosen: settings.Settings, sha256: str) -> dict[st
     return {"settings": {**values, **more}, "hyperparameters": {}, "data": sha256}
 
 
-def _title(chosen: settings.Settings) -> str:
-    method = SUPPORTED[chosen["method"]].title
-    name = method if chosen["method"] != "sgd" else chosen["optimizer"].upper()
-    data = chosen["dataset"].partition(":")
-    label = data[0] if data[0] != "tfds" else Path(data[2]).parent.name
-    return f"{name}: {chosen['model']} on {label}"
-
-
 def _announce(
     console: Console, options: Train, chosen: settings.Settings, extent: plan.Plan
 ) -> None:
-    console.print(f"{_title(chosen)}; {extent.epochs} epochs of {extent.steps_per_epoch} steps")
+    console.print(
+        f"{outcome.title(chosen)}; {extent.epochs} epochs of {extent.steps_per_epoch} steps"
+    )
     stand_ins = [
         f"{name} {setting.value}"
         for name, setting in chosen.table.items()
@@ -201,66 +213,3 @@ def _announce(
             "not to be compared with the paper's.",
             soft_wrap=True,
         )
-
-
-def _results(
-    options: Train,
-    chosen: settings.Settings,
-    extent: plan.Plan,
-    training: Training,
-    metrics: Metrics,
-    spent: Mapping[str, float],
-    device_count: int,
-) -> dict[str, Any]:
-    cost = training.cost
-    steps = spent["train_images"] / extent.batch_size
-    table = {
-        "gradients a step": f"{SUPPORTED[chosen['method']].gradients:g}",
-        "devices": f"{device_count}, {jax.process_count()} processes",
-        "seconds a step": f"{spent['train_seconds'] / steps:.4g}",
-        "images a second": f"{spent['train_images'] / spent['train_seconds']:,.0f}",
-        "training": f"{spent['train_seconds']:,.1f} s for {spent['train_images']:,} images",
-        "compilation of the step": f"{cost.compile_seconds:.1f} s",
-    }
-    if cost.flops:
-        table["operations a step and device"] = f"{cost.flops:.3g} (the compiler's count)"
-    return {
-        "title": _title(chosen),
-        "preset": options.preset,
-        "scale": options.scale,
-        "shrunk": list(extent.shrunk),
-        "settings": {name: s._asdict() for name, s in chosen.table.items()},
-        "differs": list(chosen.preset.differs) if chosen.preset else [],
-        "points": metrics.points,
-        "cost": table,
-        "seed": options.seed,
-        "dtype": options.dtype,
-        "versions": common.versions(),
-    }
-
-
-def _print(console: Console, found: Mapping[str, Any]) -> None:
-    last = found["points"][-1]
-    console.print(f"{found['title']} ({found['parameters']:,} params)")
-    console.print(f"test accuracy  {100 * last['test_accuracy']:.2f} %")
-    if found["sharpness"]:
-        rise = found["sharpness"]
-        console.print(
-            f"sharpness      {rise['value']:.4g} nats at ρ {rise['rho']:g}, on "  # noqa: RUF001
-            f"{rise['examples']:,} training examples"
-        )
-    console.print(f"speed          {found['cost']['images a second']} images/s")
-
-
-def _write(out: OutputDirectory, found: Mapping[str, Any], state: step.State) -> None:
-    from sam_optax.experiments.papers import report
-
-    variables = jax.device_get({"params": state.params, "batch_stats": state.batch_stats})
-    out.write(
-        {
-            "params.msgpack": flax.serialization.to_bytes(variables),
-            "report.html": report.html_page(found),
-            "results.json": json.dumps(found, indent=1, ensure_ascii=False).encode(),
-        }
-    )
-    (out.path / saved.NAME).unlink(missing_ok=True)
