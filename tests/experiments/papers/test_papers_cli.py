@@ -17,7 +17,7 @@ FILES = {"metrics.jsonl", "params.msgpack", "report.html", "results.json"}
 def small(images, *more):
     return [
         *("train", "--dataset", f"tfds:{images}", "--model", "flat", "--batch-size", "16"),
-        *("--devices", "1", "--method", "rsam", "--mixup", "0.2", "--flip", "True"),
+        *("--devices", "1", "--method", "rsam", "--cutout", "3"),
         *("--epochs", "2", "--sharpness-examples", "0", *more),
     ]
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import inspect
+import pathlib
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +64,12 @@ def test_every_preset_is_complete_and_says_what_is_not_printed(name):
         assert found.table[setting].source == "not printed; chosen here"
     from_defaults = [s for s, v in found.table.items() if v.source.startswith("default of")]
     assert not from_defaults  # what a method needs is printed or chosen, never left to chance
+
+
+def test_the_documentation_lists_every_preset():
+    page = pathlib.Path(__file__).parents[3] / "docs" / "experiments.md"
+    named = set(re.findall(r"`(\w+(?:-\w+)*-(?:cifar100?|imagenet|[sb]16))`", page.read_text()))
+    assert named == set(PRESETS)
 
 
 def test_options_override_a_preset():
