@@ -1,6 +1,7 @@
 """Which devices share the batches, and how arrays lie on them."""
 
 import dataclasses
+import os
 
 import jax
 import numpy as np
@@ -40,7 +41,12 @@ def connect() -> None:
       UserError: they do not answer, or nothing says who they are.
     """
     try:
-        jax.distributed.initialize()
+        # JAX itself looks for the address in the environment, and not for the others.
+        number, count = (
+            int(os.environ[name]) if name in os.environ else None
+            for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+        )
+        jax.distributed.initialize(num_processes=count, process_id=number)
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"--distributed: the other processes were not found ({error}); outside of TPU pods and "

@@ -162,6 +162,7 @@ def _finished(options: Train, run_identity: Mapping[str, Any]) -> bool:
             "Choose another --out, or leave out --resume to replace them."
         )
     stdout = Console(highlight=False)
+    stdout.quiet = bool(jax.process_index())
     outcome.show(stdout, found)
     stdout.print(f"This run is finished: its report is in {options.out}.", soft_wrap=True)
     return True

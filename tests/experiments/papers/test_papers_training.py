@@ -172,3 +172,29 @@ def test_a_divergence_is_said(images):
 def test_more_devices_than_there_are():
     with pytest.raises(UserError, match=r"--devices 99: there are .*; use a number from 1"):
         devices.choose(99)
+
+
+def test_other_processes_are_found_by_the_environment(monkeypatch):
+    asked = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: asked.append(given))
+    devices.connect()
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
+    devices.connect()
+    assert asked == [
+        {"num_processes": None, "process_id": None},
+        {"num_processes": 4, "process_id": 1},
+    ]
+    monkeypatch.setenv("JAX_PROCESS_ID", "one")
+    with pytest.raises(UserError, match=r"--distributed: the other processes were not found"):
+        devices.connect()
+
+
+def test_each_process_loads_its_share(monkeypatch):
+    place = devices.choose(1)
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    shares = []
+    for index in range(4):
+        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+        shares += range(12)[place.rows(12)]
+    assert shares == list(range(12))
