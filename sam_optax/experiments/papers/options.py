@@ -13,7 +13,7 @@ from sam_optax.experiments.papers.architectures import ARCHITECTURES
 from sam_optax.experiments.papers.presets import PRESETS
 
 SUPPORTED = {
-    name: method for name, method in METHODS.items() if method.arguments is methods._nothing
+    name: method for name, method in METHODS.items() if method.arguments is methods.Method.arguments
 }
 """The methods whose step needs the batch's gradients and nothing else."""
 

@@ -21,7 +21,7 @@ from sam_optax.experiments.papers import (
 )
 from sam_optax.experiments.papers.loop import Training
 from sam_optax.experiments.papers.metrics import Metrics
-from sam_optax.experiments.papers.options import Hyperparameters, Train
+from sam_optax.experiments.papers.options import SUPPORTED, Hyperparameters, Train
 
 
 class Silent:
@@ -34,10 +34,13 @@ class Silent:
         pass
 
 
-def prepare(images, count=1, dtype=jnp.float32, rho=0.05, **options):
+def prepare(
+    images, count=1, dtype=jnp.float32, rho=0.05, hyperparameters=None, trace=False, **options
+):
     """Everything that a training needs, in the order of its making."""
     options = {"batch_size": 16, "epochs": 2, "model": "flat", **options}
-    given = Train(dataset=f"tfds:{images}", hyperparameters=Hyperparameters(rho=rho), **options)
+    hyperparameters = Hyperparameters(**{"rho": rho, **(hyperparameters or {})})
+    given = Train(dataset=f"tfds:{images}", hyperparameters=hyperparameters, **options)
     chosen = settings.resolve(given)
     dataset = datasets.load(chosen["dataset"], 32)
     place = devices.choose(count)
@@ -46,7 +49,7 @@ def prepare(images, count=1, dtype=jnp.float32, rho=0.05, **options):
     problem = step.Problem(model, chosen, dataset)
     tx = optimizer.make(chosen, extent, jax.random.key(1))
     make = step.init(problem, tx, 0, dataset.size)
-    state = jax.jit(make, out_shardings=place.whole)()
+    state = jax.eval_shape(make) if trace else jax.jit(make, out_shardings=place.whole)()
     return problem, extent, place, state
 
 
@@ -55,14 +58,6 @@ def train(*args, **kwargs):
     training, metrics = Training(problem, extent, place, state), Metrics(None, False)
     training.run(0, metrics, Silent(), lambda epoch: None)
     return training, metrics.points
-
-
-def test_it_learns(images):
-    _, points = train(images, epochs=6)
-    assert [p["epoch"] for p in points] == [1, 2, 3, 4, 5, 6]
-    assert points[-1]["step"] == 18
-    assert points[-1]["train_loss"] < 0.5 * points[0]["train_loss"]
-    assert points[-1]["test_accuracy"] > 0.85  # chance is a third
 
 
 def test_the_number_of_devices_changes_nothing_but_rounding(images):
@@ -157,16 +152,24 @@ def test_sharpness(images):
     assert found > 0
 
 
-def test_bfloat16_keeps_params_and_updates_in_float32(images):
+def test_it_learns_in_bfloat16_with_params_in_float32(images):
     training, points = train(images, dtype=jnp.bfloat16, epochs=6)
     kinds = {leaf.dtype for leaf in jax.tree.leaves(training.state.params)}
     assert kinds == {np.dtype("float32")}
+    assert [p["epoch"] for p in points] == [1, 2, 3, 4, 5, 6]
+    assert points[-1]["step"] == 18
+    assert points[-1]["train_loss"] < 0.5 * points[0]["train_loss"]
     assert points[-1]["test_accuracy"] > 0.85  # chance is a third
 
 
-def test_a_divergence_is_said(images):
-    with pytest.raises(UserError, match=r"training loss is .* has diverged; give a smaller --lr"):
-        train(images, lr=1e30, optimizer="sgd")
+def test_a_divergence_is_said(images, monkeypatch):
+    _, extent, _, _ = prepare(images, trace=True)
+    training = Training.__new__(Training)
+    training._plan = extent
+    point = {"epoch": 1, "train_loss": float("nan"), "test_accuracy": 0.3}
+    monkeypatch.setattr(training, "_epoch", lambda *_: point)
+    with pytest.raises(UserError, match=r"loss is nan in epoch 1: .*diverged; give a smaller --lr"):
+        training.run(0, Metrics(None, False), Silent(), lambda _: None)
 
 
 def test_more_devices_than_there_are():
@@ -198,3 +201,18 @@ def test_each_process_loads_its_share(monkeypatch):
         monkeypatch.setattr(jax, "process_index", lambda index=index: index)
         shares += range(12)[place.rows(12)]
     assert shares == list(range(12))
+
+
+@pytest.mark.parametrize("method", SUPPORTED)
+def test_every_method_can_be_trained_by(method, images):
+    """Traced, not run: what it computes is the library's business."""
+    options = {name: float(option.default) for name, option in SUPPORTED[method].options.items()}
+    rho = options.pop("rho", None)
+    problem, extent, _, state = prepare(
+        images, method=method, rho=rho, hyperparameters=options, trace=True
+    )
+    batch = jnp.zeros((16, 8, 8, 3), jnp.uint8), jnp.zeros(16, jnp.int32)
+    new, metrics = jax.eval_shape(step.train_step(problem, extent.seed), state, *batch)
+    same = lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype)
+    assert jax.tree.all(jax.tree.map(same, new, state))
+    assert set(metrics) == {"train_loss", "train_accuracy"}
