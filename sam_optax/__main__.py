@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _PROG = "python -m sam_optax"
-_EXTRA = frozenset({"flax", "matfree", "matplotlib", "mlxtend", "rich", "scipy", "sklearn", "tyro"})
+_EXTRA = frozenset(
+    {"flax", "matfree", "matplotlib", "mlxtend", "PIL", "rich", "scipy", "sklearn", "tyro"}
+)
 
 
 class _Command(NamedTuple):
@@ -27,6 +29,11 @@ _COMMANDS = {
         "sam_optax.experiments.compare",
         "Compare",
         "train SGD and sharpness-aware methods on the same data and compare them",
+    ),
+    "train": _Command(
+        "sam_optax.experiments.papers.train",
+        "Train",
+        "train one network in the setting of a paper: CIFAR, ImageNet, ResNets and ViTs",
     ),
     "analyze": _Command(
         "sam_optax.experiments.analyze",

@@ -21,20 +21,21 @@ class UnusableError(Exception):
     """A checkpoint that cannot be used; the message says why."""
 
 
-def encode(run: Mapping[str, Any], arrays: Any) -> bytes:
+def encode(run: Mapping[str, Any], arrays: Any, format: str = FORMAT) -> bytes:
     """The contents of the file.
 
     Args:
       run: plain data.
       arrays: a tree of NumPy arrays.
+      format: what kind of a file it is.
     """
     payload = flax.serialization.msgpack_serialize(flax.serialization.to_state_dict(arrays))
     rest = json.dumps(run).encode() + b"\n" + payload
-    head = {"format": FORMAT, "version": FORMAT_VERSION, "sha256": _sha256(rest)}
+    head = {"format": format, "version": FORMAT_VERSION, "sha256": _sha256(rest)}
     return json.dumps(head).encode() + b"\n" + rest
 
 
-def decode(content: bytes) -> tuple[dict[str, Any], Any]:
+def decode(content: bytes, format: str = FORMAT) -> tuple[dict[str, Any], Any]:
     """What :func:`encode` was given, the arrays without the structure of their tree.
 
     Raises:
@@ -46,7 +47,7 @@ def decode(content: bytes) -> tuple[dict[str, Any], Any]:
         name, version, digest = kind["format"], kind["version"], kind["sha256"]
     except (ValueError, TypeError, KeyError) as error:
         raise UnusableError("it is damaged, or of another kind") from error
-    if name != FORMAT:
+    if name != format:
         raise UnusableError(f"it is a file of the kind {name}")
     if version != FORMAT_VERSION:
         raise UnusableError(

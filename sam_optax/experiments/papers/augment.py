@@ -1,0 +1,82 @@
+"""Augmentation of a batch of images on the device, under ``jit``.
+
+Every function is one of the key and its arguments; images are (batch, height, width, channels).
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def crop(key: jax.Array, images: jax.Array, padding: int) -> jax.Array:
+    """Pads each side with zeros and takes a random part of the original size."""
+    if not padding:
+        return images
+    n, height, width, channels = images.shape
+    padded = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    offsets = jax.random.randint(key, (n, 2), 0, 2 * padding + 1)
+
+    def part(image: jax.Array, offset: jax.Array) -> jax.Array:
+        start = (offset[0], offset[1], 0)
+        return jax.lax.dynamic_slice(image, start, (height, width, channels))
+
+    return jax.vmap(part)(padded, offsets)
+
+
+def flip(key: jax.Array, images: jax.Array) -> jax.Array:
+    """Mirrors half of the images, left to right."""
+    mirrored = jax.random.bernoulli(key, 0.5, (len(images), 1, 1, 1))
+    return jnp.where(mirrored, images[:, :, ::-1], images)
+
+
+def cutout(key: jax.Array, images: jax.Array, size: int) -> jax.Array:
+    """Sets a square to zero, the mean of normalized images (DeVries & Taylor 2017).
+
+    Its centre is anywhere in the image, so that a part of it may lie outside.
+    """
+    if not size:
+        return images
+    n, height, width, _ = images.shape
+    centres = jax.random.randint(key, (n, 2), 0, jnp.array([height, width]))
+    low = centres - size // 2
+
+    def inside(pixels: int, axis: int) -> jax.Array:
+        position = jnp.arange(pixels)
+        start = low[:, axis, None]
+        return (position >= start) & (position < start + size)
+
+    hole = inside(height, 0)[:, :, None] & inside(width, 1)[:, None, :]
+    return jnp.where(hole[..., None], 0, images)
+
+
+def mixup(
+    key: jax.Array, images: jax.Array, labels: jax.Array, alpha: float
+) -> tuple[jax.Array, jax.Array]:
+    """Mixes each example with the next one of the batch (Zhang et al. 2018).
+
+    The order of a batch is random, so its neighbour is a random other example; to fetch it,
+    devices that share a batch exchange one image each.
+
+    Args:
+      key: of the share, which is the batch's and Beta(α, α) distributed.
+      images: floats.
+      labels: distributions over classes, (batch, classes).
+      alpha: 0 for no mixing.
+    """
+    if not alpha:
+        return images, labels
+    share = jax.random.beta(key, alpha, alpha)
+
+    def mix(x: jax.Array) -> jax.Array:
+        return (share * x + (1 - share) * jnp.roll(x, 1, axis=0)).astype(x.dtype)
+
+    return mix(images), mix(labels)
+
+
+def normalize(images: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
+    """Bytes as float32, each channel with mean 0 and deviation 1 over the training set."""
+    return (images.astype(jnp.float32) / 255 - jnp.array(mean)) / jnp.array(std)
+
+
+def smooth(labels: jax.Array, classes: int, smoothing: float) -> jax.Array:
+    """Distributions over classes: 1 − s for the label, and s spread over all classes."""
+    return (1 - smoothing) * jax.nn.one_hot(labels, classes) + smoothing / classes

@@ -1,0 +1,120 @@
+"""Residual networks (He et al. 2016, arXiv 1512.03385), with the stem of CIFAR or of ImageNet.
+
+BatchNorm sees the whole batch of a step: with the batch split over devices under ``jit``, its
+statistics are those of all of them.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+Conv = Callable[..., Callable[[jax.Array], jax.Array]]
+Norm = Callable[..., Callable[[jax.Array], jax.Array]]
+
+he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+def conv(channels: int, size: int, stride: int = 1, dtype: Any = jnp.float32) -> nn.Conv:
+    """A convolution without bias that pads (size − 1)/2 zeros on each side."""
+    return nn.Conv(
+        channels,
+        (size, size),
+        strides=(stride, stride),
+        padding=(size - 1) // 2,
+        use_bias=False,
+        dtype=dtype,
+        kernel_init=he_normal,
+    )
+
+
+class Basic(nn.Module):
+    """Two 3×3 convolutions, of ResNet-18 and ResNet-20.
+
+    ``projection`` says what the shortcut does where shapes change: a 1×1 convolution (the paper's
+    option B), or every other pixel and channels of zeros (option A, without params).
+    """
+
+    channels: int
+    stride: int
+    projection: bool
+    norm: Norm
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Features of a batch."""
+        y = conv(self.channels, 3, self.stride, self.dtype)(x)
+        y = nn.relu(self.norm()(y))
+        y = self.norm()(conv(self.channels, 3, 1, self.dtype)(y))
+        return nn.relu(y + self._shortcut(x, self.channels))
+
+    def _shortcut(self, x: jax.Array, channels: int) -> jax.Array:
+        if x.shape[-1] == channels and self.stride == 1:
+            return x
+        if self.projection:
+            return self.norm()(conv(channels, 1, self.stride, self.dtype)(x))
+        x = x[:, :: self.stride, :: self.stride]
+        missing = channels - x.shape[-1]
+        return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (missing // 2, missing - missing // 2)))
+
+
+class Bottleneck(Basic):
+    """1×1, 3×3 and 1×1 convolutions, of ResNet-50; the 3×3 one has the stride."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Features of a batch."""
+        y = nn.relu(self.norm()(conv(self.channels, 1, 1, self.dtype)(x)))
+        y = nn.relu(self.norm()(conv(self.channels, 3, self.stride, self.dtype)(y)))
+        y = self.norm()(conv(4 * self.channels, 1, 1, self.dtype)(y))
+        return nn.relu(y + self._shortcut(x, 4 * self.channels))
+
+
+class ResNet(nn.Module):
+    """Stages of residual blocks, each with twice the channels of the one before.
+
+    Attributes:
+      classes: number of classes.
+      stages: blocks in each stage.
+      block: :class:`Basic` or :class:`Bottleneck`.
+      width: channels of the first stage.
+      stem: ``"cifar"`` (3×3, full resolution) or ``"imagenet"`` (7×7 and pooling, a quarter).
+      projection: see :class:`Basic`.
+      dtype: of the computation; params are float32.
+    """
+
+    classes: int
+    stages: tuple[int, ...]
+    block: type[Basic] = Basic
+    width: int = 64
+    stem: str = "cifar"
+    projection: bool = True
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """Logits of a batch of images, in float32."""
+        norm: Norm = partial(
+            nn.BatchNorm,
+            use_running_average=not train,
+            momentum=0.9,
+            epsilon=1e-5,
+            dtype=self.dtype,
+        )
+        x = x.astype(self.dtype)
+        large = self.stem == "imagenet"
+        x = conv(self.width, 7 if large else 3, 2 if large else 1, self.dtype)(x)
+        x = nn.relu(norm()(x))
+        if large:
+            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        for stage, blocks in enumerate(self.stages):
+            for i in range(blocks):
+                stride = 2 if stage > 0 and i == 0 else 1
+                channels = self.width * 2**stage
+                x = self.block(channels, stride, self.projection, norm, self.dtype)(x)
+        x = jnp.mean(x, (1, 2)).astype(jnp.float32)
+        return nn.Dense(self.classes)(x)

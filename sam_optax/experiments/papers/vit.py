@@ -1,0 +1,66 @@
+"""Vision transformers (Dosovitskiy et al. 2021, arXiv 2010.11929)."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Block(nn.Module):
+    """Self-attention and an MLP, each after a LayerNorm and beside a shortcut."""
+
+    heads: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Tokens of a batch."""
+        width = x.shape[-1]
+        y = nn.LayerNorm(dtype=self.dtype)(x)
+        x = x + nn.MultiHeadDotProductAttention(
+            self.heads, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform()
+        )(y, y)
+        y = nn.LayerNorm(dtype=self.dtype)(x)
+        dense = {"dtype": self.dtype, "kernel_init": nn.initializers.xavier_uniform()}
+        y = nn.Dense(4 * width, **dense)(y)
+        return x + nn.Dense(width, **dense)(nn.gelu(y))
+
+
+class VisionTransformer(nn.Module):
+    """Patches, a class token and learned positions; logits from the class token.
+
+    There is neither dropout nor stochastic depth.
+
+    Attributes:
+      classes: number of classes.
+      width: of the tokens.
+      depth: number of blocks.
+      heads: of the attention.
+      patch: pixels of a patch's side, a divisor of the image's.
+      dtype: of the computation; params are float32.
+    """
+
+    classes: int
+    width: int
+    depth: int
+    heads: int
+    patch: int = 16
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """Logits of a batch of images, in float32."""
+        del train
+        size = (self.patch, self.patch)
+        x = nn.Conv(self.width, size, size, padding="VALID", dtype=self.dtype)(x)
+        x = x.reshape(x.shape[0], -1, self.width)
+        token = self.param("token", nn.initializers.zeros, (1, 1, self.width))
+        token = jnp.broadcast_to(token.astype(x.dtype), (x.shape[0], 1, self.width))
+        x = jnp.concatenate([token, x], axis=1)
+        shape = (1, *x.shape[1:])
+        x = x + self.param("positions", nn.initializers.normal(0.02), shape).astype(x.dtype)
+        for _ in range(self.depth):
+            x = Block(self.heads, self.dtype)(x)
+        x = nn.LayerNorm(dtype=self.dtype)(x)[:, 0].astype(jnp.float32)
+        return nn.Dense(self.classes, kernel_init=nn.initializers.zeros)(x)

@@ -1,0 +1,65 @@
+"""Wide residual networks (Zagoruyko & Komodakis 2016, arXiv 1605.07146)."""
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from sam_optax.experiments.papers.resnet import Norm, conv
+
+
+class PreActivation(nn.Module):
+    """BatchNorm and ReLU before each of two 3×3 convolutions."""
+
+    channels: int
+    stride: int
+    norm: Norm
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Features of a batch."""
+        y = nn.relu(self.norm()(x))
+        if x.shape[-1] != self.channels:  # the shortcut, too, starts from the activations
+            x = conv(self.channels, 1, self.stride, self.dtype)(y)
+        y = conv(self.channels, 3, self.stride, self.dtype)(y)
+        y = nn.relu(self.norm()(y))
+        return x + conv(self.channels, 3, 1, self.dtype)(y)
+
+
+class WideResNet(nn.Module):
+    """WRN-depth-widen: three groups of (depth − 4)/6 blocks, at 1, 1/2 and 1/4 of the resolution.
+
+    Attributes:
+      classes: number of classes.
+      depth: 6 n + 4.
+      widen: k; the groups have 16 k, 32 k and 64 k channels.
+      dtype: of the computation; params are float32.
+    """
+
+    classes: int
+    depth: int
+    widen: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """Logits of a batch of images, in float32."""
+        norm: Norm = partial(
+            nn.BatchNorm,
+            use_running_average=not train,
+            momentum=0.9,
+            epsilon=1e-5,
+            dtype=self.dtype,
+        )
+        x = conv(16, 3, 1, self.dtype)(x.astype(self.dtype))
+        for group in range(3):
+            for i in range((self.depth - 4) // 6):
+                stride = 2 if group > 0 and i == 0 else 1
+                channels = 16 * self.widen * 2**group
+                x = PreActivation(channels, stride, norm, self.dtype)(x)
+        x = nn.relu(norm()(x))
+        x = jnp.mean(x, (1, 2)).astype(jnp.float32)
+        return nn.Dense(self.classes)(x)
