@@ -15,6 +15,7 @@ from sam_optax.experiments.output import OutputDirectory
 from sam_optax.experiments.papers.loop import Cost
 from sam_optax.experiments.papers.options import SUPPORTED, Train
 from sam_optax.experiments.papers.plan import Plan
+from sam_optax.experiments.papers.progress import rate
 from sam_optax.experiments.papers.settings import Settings
 from sam_optax.experiments.papers.step import State
 
@@ -62,7 +63,7 @@ def cost(
         "gradients a step": f"{SUPPORTED[chosen['method']].gradients:g}",
         "devices": f"{devices}" + (f" in {processes} processes" if processes > 1 else ""),
         "seconds a step": f"{seconds * extent.batch_size / images:.4g}",
-        "images a second": f"{images / seconds:,.0f}",
+        "images a second": rate(images / seconds),
         "training steps": f"{seconds:,.1f} s for {images:,} images",
         "compilation of the step": f"{spent.compile_seconds:.1f} s",
     }

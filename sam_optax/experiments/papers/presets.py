@@ -207,6 +207,7 @@ def _fsam(data: str, rho: float) -> Preset:
             "experiments are not in the supplement",
             "the weight decay is that of SAM and its variants: with --method sgd the paper has "
             "5e-4 (--weight-decay 5e-4)",
+            "the transfer learning of A5.1, which starts from pretrained weights, is left out",
         ),
     )
 

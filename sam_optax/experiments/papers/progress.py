@@ -56,7 +56,9 @@ class Progress:
         epoch = -(-done // self._steps)
         speed = self._batch_size / self._seconds
         left = (self._epochs * self._steps - done) * self._seconds
-        self._show(f"epoch {epoch}/{self._epochs}, {speed:,.0f} images/s, {_time(left)} left", done)
+        self._show(
+            f"epoch {epoch}/{self._epochs}, {rate(speed)} images/s, {_time(left)} left", done
+        )
 
     def epoch(self, epoch: int, loss: float, accuracy: float) -> None:
         """An epoch is over."""
@@ -69,6 +71,11 @@ class Progress:
         if not self._console.is_terminal and now - self._line >= _LINE_EVERY:
             self._console.print(text, soft_wrap=True)
             self._line = now
+
+
+def rate(value: float) -> str:
+    """A number of images per second."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _time(seconds: float) -> str:

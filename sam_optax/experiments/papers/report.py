@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from sam_optax.experiments.papers.progress import rate
 from sam_optax.experiments.plots import COLOURS, tidy
 
 _STYLE = """
@@ -92,7 +93,7 @@ def _epochs(points: Sequence[Mapping[str, float]]) -> str:
                 f"{p['train_loss']:.4f}",
                 f"{p['test_loss']:.4f}",
                 f"{100 * p['test_accuracy']:.2f}",
-                f"{p['images_per_second']:,.0f}",
+                rate(p["images_per_second"]),
             )
             for p in shown
         ],

@@ -28,7 +28,7 @@ def test_a_preset_on_its_data(tmp_path, capsys):
     out = tmp_path / "out"
     arguments = [
         *("train", "--preset", "fsam-cifar10", "--dataset", f"cifar10:{path}", "--model", "tiny"),
-        *("--devices", "2", "--batch-size", "2", "--scale", "0.6"),
+        *("--devices", "1", "--batch-size", "2", "--scale", "0.6"),
         *("--epochs", "3", "--out", str(out), "--tensorboard", "--sharpness-examples", "4"),
     ]
     assert main(arguments) == 0

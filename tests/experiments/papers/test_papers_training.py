@@ -1,5 +1,7 @@
 """The steps: what is trained on, which statistics are kept, and that devices change nothing."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,7 +83,7 @@ def test_a_step_is_that_of_the_library_on_the_first_pass_s_statistics(images):
         logits, new = problem.model.apply(variables, x, train=True, mutable=["batch_stats"])
         return optax.softmax_cross_entropy(logits, y).mean(), new["batch_stats"]
 
-    value_and_grad = jax.value_and_grad(loss_and_stats, has_aux=True)
+    value_and_grad = jax.jit(jax.value_and_grad(loss_and_stats, has_aux=True))
     (loss, stats), grads = value_and_grad(state.params)
     norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
     perturbed = jax.tree.map(lambda w, g: w + 0.05 * g / norm, state.params, grads)
@@ -127,7 +129,7 @@ def test_the_last_batch_of_an_evaluation_is_filled_up_and_not_counted(images):
     x, y = problem.dataset.test.batch(np.arange(21), None)
     variables = {"params": training.state.params, "batch_stats": training.state.batch_stats}
     inputs = augment.normalize(jnp.asarray(x), problem.dataset.mean, problem.dataset.std)
-    logits = problem.model.apply(variables, inputs, train=False)
+    logits = jax.jit(partial(problem.model.apply, train=False))(variables, inputs)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(y))
     np.testing.assert_allclose(found["test_loss"], losses.mean(), rtol=1e-5)
     np.testing.assert_allclose(found["test_accuracy"], (logits.argmax(-1) == y).mean(), rtol=1e-6)
@@ -138,12 +140,13 @@ def test_sharpness(images):
     x, y = problem.dataset.train.batch(np.arange(48)[::2], None)
     inputs = augment.normalize(jnp.asarray(x), problem.dataset.mean, problem.dataset.std)
 
+    @jax.jit
     def loss(params):
         variables = {"params": params, "batch_stats": state.batch_stats}
         logits = problem.model.apply(variables, inputs, train=False)
         return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(y)).mean()
 
-    grads = jax.grad(loss)(state.params)
+    grads = jax.jit(jax.grad(loss))(state.params)
     norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
     perturbed = jax.tree.map(lambda w, g: w + 0.2 * g / norm, state.params, grads)
     expected = float(loss(perturbed) - loss(state.params))
