@@ -94,11 +94,6 @@ def test_recipes_name_sections_that_exist():
         assert re.search(rf"^#+ {re.escape(heading)}$", markdown, flags=re.MULTILINE), heading
 
 
-def test_frontier_paragraph_is_marked():
-    text = (DOCS / "which-method.md").read_text()
-    assert text.index("<!-- frontier -->") < text.index("<!-- end of frontier -->")
-
-
 def test_the_citation_has_this_version():
     yaml = pytest.importorskip("yaml", reason="reading CITATION.cff needs pyyaml")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())

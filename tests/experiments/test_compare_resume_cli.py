@@ -19,7 +19,7 @@ class Training:
         self.interrupt_after = None
         self.began_at = []
 
-    def __call__(self, task, chosen, listener, checkpoints=None):
+    def __call__(self, task, chosen, listener, checkpoints=None, watch=False):
         self.began_at.append(checkpoints.epoch)
         if self.interrupt_after is not None:
             if self.interrupt_after:
@@ -28,7 +28,14 @@ class Training:
         curve = np.ones((task.epochs, len(task.seeds)), np.float32)
         return {
             name: training.Outcome(
-                dict(variant.hyperparameters), {"w": curve.T}, curve, curve, curve[0], [1.0], 1.0
+                dict(variant.hyperparameters),
+                {"w": curve.T},
+                train_loss=curve,
+                test_accuracy=curve,
+                sharpness=curve[0],
+                watched={},
+                seconds=[1.0],
+                cost=1.0,
             )
             for name, variant in chosen.items()
         }
