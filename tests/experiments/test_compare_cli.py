@@ -82,8 +82,8 @@ def test_without_a_command_it_lists_the_commands(capsys, arguments):
 
 
 def test_an_unknown_command(capsys):
-    assert main(["train"]) == 2
-    assert capsys.readouterr().err.startswith("sam_optax: train: unknown command; use one of com")
+    assert main(["tune"]) == 2
+    assert capsys.readouterr().err.startswith("sam_optax: tune: unknown command; use one of com")
 
 
 def test_help_lists_every_option(capsys):
