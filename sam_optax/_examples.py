@@ -39,8 +39,7 @@ def part_of_batch(batch: Any, fraction: float) -> Any:
       >>> print(sam_optax.part_of_batch(jnp.arange(10), 0.2))
       [0 5]
     """
-    hp.check_number("fraction", fraction, lower=0)
-    hp.check("fraction", fraction, lower=0, upper=1, lower_allowed=False, upper_allowed=True)
+    _check_fraction(fraction)
     n = _batch_size(batch)
     kept = max(1, round(float(fraction) * n))
     if n % kept == 0:
@@ -86,8 +85,7 @@ def rising_samples(
       Du et al., `Efficient Sharpness-Aware Minimization for Improved Training of Neural Networks
       <https://arxiv.org/abs/2110.03141>`_, 2022.
     """
-    hp.check_number("fraction", fraction, lower=0)
-    hp.check("fraction", fraction, lower=0, upper=1, lower_allowed=False, upper_allowed=True)
+    _check_fraction(fraction)
     n = _batch_size(batch)
     kept = max(1, round(float(fraction) * n))
     before = _losses(losses_fn, params, batch, n)
@@ -184,6 +182,11 @@ def _join(inexact: list[Any], leaves: list[Any], like: Any) -> Any:
     moved = iter(inexact)
     merged = [next(moved) if _trees.is_inexact(x) else x for x in leaves]
     return jax.tree.unflatten(jax.tree.structure(like), merged)
+
+
+def _check_fraction(fraction: float) -> None:
+    interval = {"lower": 0, "upper": 1, "lower_allowed": False, "upper_allowed": True}
+    hp.check_number("fraction", fraction, **interval)
 
 
 def _batch_size(batch: Any) -> int:

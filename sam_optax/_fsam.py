@@ -112,10 +112,7 @@ def _remove(
         raise ValueError(f"subtract must be 'previous' or 'new', got {subtract!r}.")
 
     def init_fn(params: optax.Params) -> FullGradientState:
-        ema = jax.tree.map(
-            lambda p: jnp.zeros_like(p, dtype=accumulator_dtype) if _trees.is_inexact(p) else None,
-            params,
-        )
+        ema = _trees.inexact_zeros(params, accumulator_dtype)
         return FullGradientState(jnp.zeros((), jnp.int32), ema, hp.init_schedules(sigma, lmbda))
 
     def update_fn(

@@ -73,11 +73,11 @@ def check(
         raise ValueError(f"{name} must be in {left}{lower:g}, {upper:g}{right}, got {value!r}.")
 
 
-def check_number(name: str, value: Any, *, lower: float) -> None:
-    """Raises unless ``value`` is a static finite number that is at least ``lower``."""
+def check_number(name: str, value: Any, **interval: Any) -> None:
+    """Raises unless ``value`` is a static number in the interval that :func:`check` takes."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{name} must be a static number, got {value!r}.")
-    check(name, value, lower=lower, schedule=False)
+    check(name, value, schedule=False, **interval)
 
 
 def check_float_dtype(name: str, dtype: Any | None) -> Any | None:

@@ -75,7 +75,7 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
     hp.check("alpha", alpha, lower=0)
 
     def init_fn(params: optax.Params) -> ReuseOrthogonalState:
-        g_v = jax.tree.map(lambda p: jnp.zeros_like(p) if _trees.is_inexact(p) else None, params)
+        g_v = _trees.inexact_zeros(params)
         return ReuseOrthogonalState(
             g_v=g_v,
             norm=jnp.zeros((), _projection.norm_of(g_v).dtype),

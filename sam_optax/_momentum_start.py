@@ -8,7 +8,7 @@ import optax
 from sam_optax import _hyperparameters as hp
 from sam_optax import _trees
 from sam_optax._perturbation import MomentumStartState, Perturbation, as_perturbation
-from sam_optax._smooth_gradient import average, zeros
+from sam_optax._smooth_gradient import average
 
 
 def momentum_start(
@@ -70,7 +70,9 @@ def momentum_start(
         )
 
     def init_fn(params: optax.Params) -> MomentumStartState:
-        return MomentumStartState(zeros(params), inner.init(params), hp.init_schedules(decay))
+        return MomentumStartState(
+            _trees.inexact_zeros(params), inner.init(params), hp.init_schedules(decay)
+        )
 
     def displacement(
         params: optax.Params, state: MomentumStartState, extra: dict[str, Any]

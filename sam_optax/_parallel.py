@@ -50,16 +50,17 @@ def accumulate(
     check_integer("n", n, lower=1)
 
     def mean_grad(params: optax.Params) -> optax.Updates:
-        return scan_mean(lambda i: grad_fn(params, i), n, like=params)
+        return scan_mean(lambda i: grad_fn(params, i), n, lambda _: params)
 
     return mean_grad
 
 
-def scan_mean(f: Callable[[chex.Array], Any], n: int, like: Any) -> Any:
+def scan_mean(f: Callable[[chex.Array], Any], n: int, like_of: Callable[[Any], Any]) -> Any:
     """The mean of ``f(0), …, f(n − 1)``, one after the other; leaves not inexact are the last's.
 
-    ``like`` has the structure of the result. Under ``shard_map`` it says what varies from device
-    to device: sums start as zeros that vary as its leaves do.
+    ``like_of`` gives a tree of the structure of the result, whose shapes and dtypes it is given.
+    Under ``shard_map`` that tree says what varies from device to device: sums start as zeros that
+    vary as its leaves do.
     """
 
     def zero(result: Any, leaf: Any) -> Any:
@@ -77,6 +78,7 @@ def scan_mean(f: Callable[[chex.Array], Any], n: int, like: Any) -> Any:
         return jax.tree.map(add, total, f(i)), None
 
     result = jax.eval_shape(f, jax.ShapeDtypeStruct((), jnp.int32))
+    like = like_of(result)
     total, _ = lax.scan(body, jax.tree.map(zero, result, like), jnp.arange(n, dtype=jnp.int32))
 
     def mean(t: Any, r: Any, leaf: Any) -> jax.Array:

@@ -62,7 +62,7 @@ def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
     hp.check("theta", theta, lower=0, upper=1, upper_allowed=True, lower_allowed=False)
 
     def init_fn(params: optax.Params) -> SmoothGradientState:
-        return SmoothGradientState(zeros(params), hp.init_schedules(theta))
+        return SmoothGradientState(_trees.inexact_zeros(params), hp.init_schedules(theta))
 
     def update_fn(
         updates: optax.Updates,
@@ -79,11 +79,6 @@ def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
         return d, SmoothGradientState(ema, hp.advance(state.schedule, step))
 
     return Perturbation(init_fn, update_fn)
-
-
-def zeros(params: optax.Params) -> optax.Updates:
-    """An average of nothing yet."""
-    return jax.tree.map(lambda p: jnp.zeros_like(p) if _trees.is_inexact(p) else None, params)
 
 
 def average(ema: optax.Updates, grads: optax.Updates, theta: Any) -> optax.Updates:

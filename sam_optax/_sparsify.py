@@ -94,8 +94,7 @@ def sparsify(
       Mi et al., `Make Sharpness-Aware Minimization Stronger: A Sparsified Perturbation Approach
       <https://arxiv.org/abs/2210.05177>`_, 2022.
     """
-    hp.check("sparsity", sparsity, lower=0, upper=1, schedule=False)
-    hp.check_number("sparsity", sparsity, lower=0)
+    hp.check_number("sparsity", sparsity, lower=0, upper=1)
     hp.check("drop", drop, lower=0, upper=1)
     hp.check_integer("every", every, lower=1)
     _noise.check_key(key)

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import chex
 import jax
-import jax.numpy as jnp
 import optax
 
 from sam_optax import _control, _info, _parallel, _trees
@@ -81,7 +80,7 @@ class Passes:
         if first is None and self.groups:
             like = (None, _parallel.local(params, self.axis_name))
             first = _parallel.scan_mean(
-                lambda i: self._local(evaluate, i)(params), self.groups, like
+                lambda i: self._local(evaluate, i)(params), self.groups, lambda _: like
             )
         elif first is None:
             first = self._local(evaluate)(params)
@@ -118,13 +117,16 @@ class Passes:
             )
 
         if self._parts > 1 or self.groups:
-            value = jax.eval_shape(part, None, jnp.zeros((), jnp.int32)).first[0]
-            value = jax.tree.map(_trees.zeros_like, value)
-            value, local_params = _parallel.local((value, params), self.axis_name)
-            climbed = _info.no_climb(params) if self.info else None
-            climbed = _parallel.local(climbed, self.axis_name)
-            like = Gradients(local_params, (value, local_params), own_state, climbed)
-            result = _parallel.scan_mean(lambda i: part(None, i), self._parts, like)
+
+            def like_of(shapes: Gradients) -> Gradients:
+                value = jax.tree.map(_trees.zeros_like, shapes.first[0])
+                climbed = _info.no_climb(params) if self.info else None
+                value, local_params, climbed = _parallel.local(
+                    (value, params, climbed), self.axis_name
+                )
+                return Gradients(local_params, (value, local_params), own_state, climbed)
+
+            result = _parallel.scan_mean(lambda i: part(None, i), self._parts, like_of)
         else:
             result = part(first)
         # Averaging what is not integer keeps the state the same on all devices: the moving

@@ -117,6 +117,13 @@ def zeros_like(leaf: Any) -> Any:
     return jnp.zeros_like(leaf)
 
 
+def inexact_zeros(tree: Any, dtype: Any | None = None) -> Any:
+    """Zeros for the inexact leaves, in ``dtype`` or each leaf's own; ``None`` for the others."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros_like(leaf, dtype=dtype) if is_inexact(leaf) else None, tree
+    )
+
+
 def no_update(leaf: Any) -> Any:
     """An update of the leaf's shape and dtype that leaves every number as it is.
 

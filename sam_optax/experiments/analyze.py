@@ -15,9 +15,7 @@ import numpy as np
 import rich.progress
 import tyro
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from sam_optax import analysis
@@ -25,7 +23,8 @@ from sam_optax.experiments import compare, evaluation, results
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options import Compare
 from sam_optax.experiments.output import OutputDirectory
-from sam_optax.experiments.table import variation
+from sam_optax.experiments.plots import png
+from sam_optax.experiments.table import ruled, variation
 from sam_optax.experiments.task import Task, corrupted_labels
 
 FORMAT = "sam_optax.analyze"
@@ -109,8 +108,8 @@ def run(options: Analyze) -> None:
         }
         drawn = {name: of[seeds[0]] for name, of in params.items() if _all_finite(of[seeds[0]])}
         if drawn:
-            files["slices.png"] = _png(_lines(losses[0], drawn))
-            files["planes.png"] = _png(_planes(losses[0], drawn))
+            files["slices.png"] = png(_lines(losses[0], drawn))
+            files["planes.png"] = png(_planes(losses[0], drawn))
         out.write(files)
     Console(highlight=False).print(f"\nThe files are in {options.run_dir}.", soft_wrap=True)
 
@@ -236,7 +235,7 @@ def _print(
     found: Mapping[str, Any], options: Analyze, measured: Mapping[str, list[Measures]]
 ) -> None:
     console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = ruled()
     table.add_column("method")
     table.add_column("test accuracy\n%", justify="right")
     for heading, _ in _COLUMNS.values():
@@ -297,9 +296,3 @@ def _planes(loss: analysis.DatasetLoss, params: Mapping[str, Any]) -> Figure:
 
 def _all_finite(tree: Any) -> bool:
     return all(bool(np.all(np.isfinite(leaf))) for leaf in jax.tree.leaves(tree))
-
-
-def _png(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150)
-    return file.getvalue()

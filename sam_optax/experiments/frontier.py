@@ -5,14 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from scipy import stats
 
 from sam_optax.experiments.methods import Variant
-from sam_optax.experiments.table import heading, hyperparameters, variation
+from sam_optax.experiments.table import heading, hyperparameters, ruled, variation
 
 CONFIDENCE = 0.95
 GOAL_SHARE, GOAL_COST = 0.95, 1.15
@@ -84,7 +82,7 @@ def points(results: Mapping[str, Any]) -> list[Point]:
 def print_frontier(console: Console, results: Mapping[str, Any]) -> None:
     """Prints a line for each method and radius, and which of them reach the goal."""
     console.print(heading(results))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = ruled()
     table.add_column("method")
     table.add_column("with")
     for name in ("test accuracy\n%", "gain kept\n%", "step cost\n× SGD", "goal"):

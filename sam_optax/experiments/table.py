@@ -28,7 +28,7 @@ _SYMBOLS = {
 def print_results(console: Console, results: Mapping[str, Any]) -> None:
     """Prints what was trained on, a line for each method, and what the columns are."""
     console.print(heading(results))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = ruled()
     table.add_column("method")
     table.add_column("with")
     for name in ("test accuracy\n%", "train loss\nnats", "sharpness\nnats", "step cost\n× SGD"):
@@ -45,6 +45,11 @@ def print_results(console: Console, results: Mapping[str, Any]) -> None:
         )
     console.print(table)
     console.print(_legend(results), style="dim")
+
+
+def ruled() -> Table:
+    """An empty table, with a rule below its headings and no frame."""
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def heading(results: Mapping[str, Any]) -> Text:
