@@ -1,5 +1,6 @@
 """The type of every perturbation: a gradient transformation that can also be applied."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -111,8 +112,10 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         samples: int = 1,
     ) -> "Perturbation":
         # The start travels with the update function: whatever takes the pair apart and makes
-        # another of it, such as jax.tree.map, then does not lose it.
+        # another of it, such as jax.tree.map, then does not lose it. It is a partial because a
+        # caller's function is not ours to change, and a bound method takes no attributes.
         if start_fn is not None:
+            update = functools.partial(update)
             update.start = Start(start_fn, single_pass, samples)  # type: ignore[attr-defined]
         start: Start | None = getattr(update, "start", None)
         self = super().__new__(cls, init, update)

@@ -120,6 +120,35 @@ def test_wrapped_perturbations(name, wrapper):
     assert_close(train(tx)[0], train(sharp(name))[0], 1e-5)
 
 
+def test_a_start_leaves_the_update_function_alone():
+    """Bound methods take no attributes, and one that two perturbations share has no start."""
+
+    class Constant:
+        def init(self, params):
+            return optax.EmptyState()
+
+        def update(self, updates, state, params=None, **extra):
+            return jax.tree.map(lambda p: jnp.full_like(p, 0.5), params), state
+
+        def start(self, params, state, **extra):
+            return jax.tree.map(lambda p: p - 1, params)
+
+    parts = Constant()
+    method = sam_optax.Perturbation(parts.init, parts.update, parts.start)
+    assert method.has_start
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), method)
+    x = jnp.array(2.0)
+    seen = []
+    tx.update(None, tx.init(x), x, grad_fn=lambda p: seen.append(float(p)) or p)
+    assert seen == [1.0, 2.5]
+
+    def update_fn(updates, state, params=None, **extra):
+        return updates, state
+
+    assert sam_optax.Perturbation(parts.init, update_fn, parts.start).has_start
+    assert not sam_optax.Perturbation(parts.init, update_fn).has_start
+
+
 def test_any_transformation_is_a_perturbation():
     """The hand-made one is SAM; it is added with its sign, so sgd descends."""
     by_hand = optax.chain(optax.contrib.normalize(), optax.scale(0.3))

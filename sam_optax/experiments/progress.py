@@ -1,9 +1,11 @@
 """A progress bar whose remaining time comes from what has been measured."""
 
 import collections
+import math
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Self
 
 import rich.progress
 from rich.console import Console
@@ -67,35 +69,36 @@ class Estimate:
         return max(0.0, self._left - (self._clock() - self._updated))
 
 
-class Progress:
-    """Shows an :class:`Estimate`: a bar on a terminal, a line now and then elsewhere.
+class Bar:
+    """A bar on a terminal, a line now and then elsewhere.
 
     Args:
-      console: where to; standard error, so that the table alone is on standard output.
-      work: see :class:`Estimate`.
-      epochs: pieces of each method.
+      console: where to.
+      description: what is going on at first.
+      total: what ``show`` counts to.
+      columns: further columns of the bar.
     """
 
     def __init__(
-        self, console: Console, work: Mapping[str, tuple[float, int]], epochs: int
+        self,
+        console: Console,
+        description: str,
+        total: float,
+        *columns: rich.progress.ProgressColumn,
     ) -> None:
         self._console = console
-        self._estimate = Estimate(work)
-        self._epochs = epochs
-        self._rounds: collections.Counter[str] = collections.Counter()
-        self._phase = ""
-        self._last_line = 0.0
+        self._last_line = -math.inf
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
             rich.progress.TextColumn("{task.percentage:3.0f} %"),
-            _Remaining(self._estimate),
+            *columns,
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("starting", total=1.0)
+        self._task = self._bar.add_task(description, total=total)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
@@ -106,6 +109,40 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         self._bar.stop()
+
+    def show(self, text: str, completed: float, line: str | None = None, due: bool = False) -> None:
+        """What is going on now, and how much is done.
+
+        Args:
+          text: beside the bar.
+          completed: so much of ``total``.
+          line: what is printed where there is no bar; ``text`` by default.
+          due: whether to print it although the last line is recent.
+        """
+        self._bar.update(self._task, description=text, completed=completed)
+        now = time.monotonic()
+        if not self._console.is_terminal and (due or now - self._last_line >= _LINE_EVERY):
+            self._console.print(text if line is None else line, soft_wrap=True)
+            self._last_line = now
+
+
+class Progress(Bar):
+    """Shows an :class:`Estimate`.
+
+    Args:
+      console: where to; standard error, so that the table alone is on standard output.
+      work: see :class:`Estimate`.
+      epochs: pieces of each method.
+    """
+
+    def __init__(
+        self, console: Console, work: Mapping[str, tuple[float, int]], epochs: int
+    ) -> None:
+        self._estimate = Estimate(work)
+        self._epochs = epochs
+        self._rounds: collections.Counter[str] = collections.Counter()
+        self._phase = ""
+        super().__init__(console, "starting", 1.0, _Remaining(self._estimate))
 
     def compiling(self, what: str, number: int, count: int) -> None:
         """Program ``number`` of ``count`` (from 1) is being compiled."""
@@ -129,13 +166,9 @@ class Progress:
 
     def _show(self, phase: str, details: str = "") -> None:
         fraction = self._estimate.fraction
-        self._bar.update(self._task, description=phase + details, completed=fraction)
-        now = time.monotonic()
-        due = phase != self._phase or now - self._last_line >= _LINE_EVERY
-        if due and not self._console.is_terminal:
-            left = _format(self._estimate.remaining)
-            self._console.print(f"{phase}{details}: {100 * fraction:.0f} % done, {left}")
-            self._last_line = now
+        text = phase + details
+        line = f"{text}: {100 * fraction:.0f} % done, {_format(self._estimate.remaining)}"
+        self.show(text, fraction, line, due=phase != self._phase)
         self._phase = phase
 
 
