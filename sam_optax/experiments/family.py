@@ -283,10 +283,10 @@ METHODS: dict[str, Method] = {
         "SAM, ascent on part of the batch",
         _sam,
         {
-            "rho": _rho(1.0),
-            "fraction": Option(0.03, "Share of the batch that leads the ascent."),
+            "rho": _rho(0.95),
+            "fraction": Option(0.02, "Share of the batch that leads the ascent."),
         },
-        1.05,
+        1.02,
         _part,
     ),
     "momentum": Method(
