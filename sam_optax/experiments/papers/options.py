@@ -18,7 +18,7 @@ SUPPORTED = {
 """The methods whose step needs the batch's gradients and nothing else."""
 
 UNGROUPED = ("sgd", "momentum", "msam")
-"""Those that do not perturb by the examples of a step: groups of them would be perturbed alike."""
+"""Those that would perturb all groups of a batch alike: not at all, or along past gradients."""
 
 
 def _arg(help: str, metavar: str | None = None) -> Any:

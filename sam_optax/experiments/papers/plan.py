@@ -90,7 +90,7 @@ def make(settings: Settings, dataset: ImageDataset, scale: float, seed: int, dev
     if m % devices:
         raise UserError(
             f"--m {m}: {devices} devices share each group of examples; use a multiple of "
-            f"{devices}, or fewer --devices."
+            f"{devices} that divides the batch size, {batch_size}, or fewer --devices."
         )
     epochs = max(1, round(scale * settings["epochs"]))
     steps = epochs * (len(train) // batch_size)

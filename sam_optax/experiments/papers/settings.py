@@ -181,8 +181,8 @@ def _group_size(table: Mapping[str, Setting], given: int | None) -> Setting:
     if method in UNGROUPED and m not in (WHOLE_BATCH, batch_size):
         if given is not None:
             raise UserError(
-                f"--m {m}: {method} does not perturb by the examples of a step, so that groups of "
-                "them would be perturbed alike; leave --m out, or choose another --method."
+                f"--m {m}: {method} would perturb all groups of examples alike; leave --m out, or "
+                "choose another --method."
             )
         m, source = WHOLE_BATCH, f"the paper's is {m}, but {method} has no groups"
     if m == WHOLE_BATCH:

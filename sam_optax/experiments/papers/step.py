@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from sam_optax.experiments.papers import augment
 from sam_optax.experiments.papers.images import ImageDataset
@@ -84,8 +83,7 @@ def group_of(batch: Any, groups: int, i: chex.Numeric) -> Any:
     """
 
     def part(leaf: jax.Array) -> jax.Array:
-        rows = leaf.reshape(-1, groups, *leaf.shape[1:])
-        return lax.dynamic_index_in_dim(rows, i, axis=1, keepdims=False)
+        return leaf.reshape(-1, groups, *leaf.shape[1:])[:, i]
 
     return jax.tree.map(part, batch)
 

@@ -142,7 +142,7 @@ WRONG = {
     "groups": ({"batch_size": 60, "m": 25}, "--m 25: does not divide the batch size, 60; .* as 20"),
     "no groups": ({"m": 0}, "--m 0: does not divide the batch size, 64; .*, such as 1"),
     "large groups": ({"m": 10**12}, "--m 10+: does not divide the batch size, 64; .*, such as 64"),
-    "none to perturb": ({"method": "sgd", "m": 8}, "--m 8: sgd does not perturb by the examples"),
+    "none to perturb": ({"method": "sgd", "m": 8}, "--m 8: sgd would perturb all groups"),
     "no value": ({"method": "gsam"}, "--method gsam: has no value for rho_max; give --rho-max"),
 }
 
