@@ -84,7 +84,7 @@ def evaluation(grad_fn: GradFn | None, value_and_grad_fn: ValueAndGradFn | None)
     if grad_fn is not None and value_and_grad_fn is not None:
         raise ValueError("pass grad_fn or value_and_grad_fn, not both.")
     if callable(value_and_grad_fn):
-        return value_and_grad_fn
+        return _checked(value_and_grad_fn)
     if not callable(grad_fn):
         raise ValueError(
             "sharpness_aware needs a gradient function: call update(grads, state, params, "
@@ -94,6 +94,24 @@ def evaluation(grad_fn: GradFn | None, value_and_grad_fn: ValueAndGradFn | None)
             f"sam_optax.training. Got grad_fn={grad_fn!r}."
         )
     return lambda params, *group: (None, grad_fn(params, *group))
+
+
+def _checked(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
+    """The function, whose aux is such that groups can be averaged over."""
+
+    def evaluate(params: optax.Params, *group: Any) -> FirstPass:
+        (loss, aux), grads = value_and_grad_fn(params, *group)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(aux) if group else []:
+            if not _trees.is_inexact(leaf):
+                raise TypeError(
+                    "aux must be of floating-point numbers with groups, since it is averaged over "
+                    f"them; the leaf {jax.tree_util.keystr(path) or 'aux'} is "
+                    f"{getattr(leaf, 'dtype', type(leaf).__name__)}. Return a mean over the "
+                    "group's examples in place of a count, and leave other leaves out."
+                )
+        return (loss, aux), grads
+
+    return evaluate
 
 
 def ascent_evaluation(ascent_grad_fn: GradFn | None, single_pass: bool) -> Evaluation | None:
@@ -124,10 +142,8 @@ def ascent_evaluation(ascent_grad_fn: GradFn | None, single_pass: bool) -> Evalu
     return evaluate
 
 
-def check_value_and_grad(updates: optax.Updates | None, has_start: bool, groups: Any) -> None:
+def check_value_and_grad(updates: optax.Updates | None, has_start: bool) -> None:
     """Raises where ``value_and_grad_fn`` would not make the first pass."""
-    if groups:
-        raise ValueError("value_and_grad_fn does not go with groups: pass grad_fn(params, i).")
     if updates is not None and not has_start:
         raise ValueError(
             "value_and_grad_fn is for grads=None: where the gradient at the params is given, its "

@@ -111,7 +111,8 @@ def sharpness_aware(
       groups: m-sharpness on one device: the number n of groups of the batch. Calls
         ``grad_fn(params, i)``, the gradient on group i (int32 scalar), gives each group its own ε
         and averages the sharp gradients, one group after the other; ``grads`` is not used by
-        perturbing steps. State that is not integer is averaged over groups and devices.
+        perturbing steps. Loss and aux of ``value_and_grad_fn(params, i)`` are means over the
+        groups. State that is not integer is averaged over groups and devices.
       info: whether the state keeps the last step in numbers: norms of both gradients and of ε,
         the gradients' cosine and the rise of the loss, as a :class:`StepInfo`.
 
@@ -201,7 +202,7 @@ def sharpness_aware(
         _check_state(state, params)
         _parallel.check_local(updates, axis_name)
         if value_and_grad_fn is not None:
-            _passes.check_value_and_grad(updates, method.has_start, groups)
+            _passes.check_value_and_grad(updates, method.has_start)
             updates = None  # a random start does not use them
         ascent = _passes.ascent_evaluation(ascent_grad_fn, method.single_pass)
         in_both = when is not None and (method.has_start or ascent is not None)

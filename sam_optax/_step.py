@@ -78,9 +78,10 @@ class Passes:
     ) -> Gradients:
         """The passes of a step that does not perturb."""
         if first is None and self.groups:
-            like = (None, _parallel.local(params, self.axis_name))
             first = _parallel.scan_mean(
-                lambda i: self._local(evaluate, i)(params), self.groups, lambda _: like
+                lambda i: self._local(evaluate, i)(params),
+                self.groups,
+                lambda shapes: self._like(shapes, params),
             )
         elif first is None:
             first = self._local(evaluate)(params)
@@ -119,12 +120,10 @@ class Passes:
         if self._parts > 1 or self.groups:
 
             def like_of(shapes: Gradients) -> Gradients:
-                value = jax.tree.map(_trees.zeros_like, shapes.first[0])
                 climbed = _info.no_climb(params) if self.info else None
-                value, local_params, climbed = _parallel.local(
-                    (value, params, climbed), self.axis_name
-                )
-                return Gradients(local_params, (value, local_params), own_state, climbed)
+                first = self._like(shapes.first, params)
+                climbed = _parallel.local(climbed, self.axis_name)
+                return Gradients(first[1], first, own_state, climbed)
 
             result = _parallel.scan_mean(lambda i: part(None, i), self._parts, like_of)
         else:
@@ -138,6 +137,11 @@ class Passes:
     def _local(self, evaluate: Evaluation, *group: chex.Numeric) -> Callable[..., FirstPass]:
         """This device's evaluation, of one group."""
         return lambda point: evaluate(_parallel.local(point, self.axis_name), *group)
+
+    def _like(self, shapes: FirstPass, params: optax.Params) -> FirstPass:
+        """A tree like a first pass, which varies from device to device as that does."""
+        value = jax.tree.map(_trees.zeros_like, shapes[0])
+        return _parallel.local((value, params), self.axis_name)
 
     @property
     def _parts(self) -> int:

@@ -27,11 +27,13 @@ class Base(NamedTuple):
       tx: the base optimizer.
       learning_rate: the schedule in it.
       info: whether states keep the last step in numbers.
+      groups: groups of the batch with perturbations of their own; ``None`` for one of all.
     """
 
     tx: optax.GradientTransformation
     learning_rate: optax.Schedule
     info: bool = False
+    groups: int | None = None
 
     def sharp(
         self,
@@ -41,7 +43,9 @@ class Base(NamedTuple):
     ) -> optax.GradientTransformationExtraArgs:
         """The base optimizer, behind ``first`` if there is one, driven by the sharp gradient."""
         tx = self.tx if first is None else optax.chain(first, self.tx)
-        return sam_optax.sharpness_aware(tx, perturbation, info=self.info, **options)
+        return sam_optax.sharpness_aware(
+            tx, perturbation, info=self.info, groups=self.groups, **options
+        )
 
 
 class Step(NamedTuple):

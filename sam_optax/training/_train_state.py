@@ -30,6 +30,11 @@ _SELECTED = (
     "in its place, or apply_gradients(grads=None, grad_fn=...), which needs no loss."
 )
 
+_GROUPS = (
+    "If what is missing is the index of the group: for sharpness_aware(groups=n), apply_loss needs "
+    "it to be the whole optimizer. Give it the other transformations as its base optimizer."
+)
+
 
 class TrainState(train_state.TrainState):
     """Flax's ``TrainState``, whose steps hand the optimizer a gradient function.
@@ -155,7 +160,7 @@ class TrainState(train_state.TrainState):
         )
 
     def apply_loss(
-        self, loss_fn: Callable[[Any], Any], *, has_aux: bool = False, **extra: Any
+        self, loss_fn: Callable[..., Any], *, has_aux: bool = False, **extra: Any
     ) -> tuple[Self, Any]:
         """One whole training step from a loss.
 
@@ -163,7 +168,9 @@ class TrainState(train_state.TrainState):
         output are the ones returned, so statistics and metrics are updated once a step. SAM, ASAM,
         F-SAM and R-SAM evaluate two gradients, a step that ``when`` skips one, and so does a plain
         optax optimizer. Under jit the loss is traced once. With ``sharpness_aware(axis_name=...)``
-        loss and aux are each device's own.
+        loss and aux are each device's own. With ``sharpness_aware(groups=n)`` as the optimizer,
+        ``loss_fn`` is called as ``loss_fn(params, i)``, with the index of the group, and loss and
+        aux are means over the groups.
 
         The optimizer receives the loss as ``value`` (``optax.contrib.reduce_on_plateau``) unless
         ``extra`` says otherwise. The step is taken by :meth:`apply_gradients`, so what a subclass
@@ -181,8 +188,9 @@ class TrainState(train_state.TrainState):
 
         Raises:
           TypeError: ``params`` has a leaf that cannot be differentiated, ``extra`` names a field of
-            the state, or a wrapper such as ``optax.apply_if_finite`` keeps a random start from
-            handing on its loss.
+            the state, a wrapper such as ``optax.apply_if_finite`` keeps a random start from
+            handing on its loss, or aux is not floating-point with ``groups``.
+          ValueError: ``groups`` with overwrite-with-gradient collections.
         """
         fields = sorted(self.__dataclass_fields__.keys() & extra.keys())
         if fields:
@@ -192,16 +200,22 @@ class TrainState(train_state.TrainState):
             )
         require_differentiable(self.params, _FILTER)
 
-        def loss_and_aux(params: Any) -> tuple[Any, Any]:
-            return loss_fn(params) if has_aux else (loss_fn(params), None)
+        def loss_and_aux(params: Any, *group: Any) -> tuple[Any, Any]:
+            return loss_fn(params, *group) if has_aux else (loss_fn(params, *group), None)
 
-        value_and_grad: Callable[[Any], Any] = trace_once(
+        value_and_grad: Callable[..., Any] = trace_once(
             jax.value_and_grad(loss_and_aux, has_aux=True), self.params
         )
         if _makes_first_pass(self.opt_state):
             state, (loss, aux) = self._apply_loss_inside(value_and_grad, extra)
         else:
-            (loss, aux), grads = value_and_grad(self.params)
+            try:
+                (loss, aux), grads = value_and_grad(self.params)
+            except TypeError as error:
+                nodes = _nodes(self.opt_state, SharpnessAwareState)
+                if any(isinstance(node, SharpnessAwareState) for node in nodes):
+                    error.add_note(_GROUPS)
+                raise
             state = self.apply_gradients(
                 grads=grads,
                 grad_fn=lambda params: value_and_grad(params)[1],
@@ -210,13 +224,18 @@ class TrainState(train_state.TrainState):
         return state, (loss, aux) if has_aux else loss
 
     def _apply_loss_inside(
-        self, value_and_grad: Callable[[Any], Any], extra: dict[str, Any]
+        self, value_and_grad: Callable[..., Any], extra: dict[str, Any]
     ) -> tuple[Self, tuple[Any, Any]]:
         """The step whose first pass is the optimizer's."""
 
-        def value_and_grad_fn(params: Any) -> Any:
-            (loss, aux), grads = value_and_grad(with_optimized(self.params, params))
+        def value_and_grad_fn(params: Any, *group: Any) -> Any:
+            (loss, aux), grads = value_and_grad(with_optimized(self.params, params), *group)
             overwritten = {**grads, "params": None} if has_overwritten(grads) else None
+            if group and overwritten is not None:
+                raise ValueError(
+                    "groups do not go with overwrite-with-gradient collections (the fp8 "
+                    "statistics), which cannot be averaged: leave groups out."
+                )
             return (loss, (aux, overwritten)), optimized(grads)
 
         grads = None

@@ -53,7 +53,9 @@ class Training:
         images = jax.ShapeDtypeStruct((n, size, size, 3), jnp.uint8, sharding=devices.split)
         labels = jax.ShapeDtypeStruct((n,), jnp.int32, sharding=devices.split)
         step = jax.jit(
-            train_step(problem, plan.seed), donate_argnums=0, out_shardings=devices.whole
+            train_step(problem, plan.seed, plan.groups),
+            donate_argnums=0,
+            out_shardings=devices.whole,
         )
         start = time.perf_counter()
         self._step = step.lower(state, images, labels).compile()

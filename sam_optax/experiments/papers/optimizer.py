@@ -36,7 +36,7 @@ def base(settings: Settings, plan: Plan) -> Base:
         pieces.append(optax.add_decayed_weights(settings["weight_decay"]))
         momentum, nesterov = settings["momentum"], settings["nesterov"]
         pieces.append(optax.sgd(rate, momentum=momentum or None, nesterov=nesterov))
-    return Base(optax.chain(*pieces), rate)
+    return Base(optax.chain(*pieces), rate, groups=plan.groups if plan.groups > 1 else None)
 
 
 def make(settings: Settings, plan: Plan, key: jax.Array) -> optax.GradientTransformation:

@@ -17,6 +17,9 @@ SUPPORTED = {
 }
 """The methods whose step needs the batch's gradients and nothing else."""
 
+UNGROUPED = ("sgd", "momentum", "msam")
+"""Those that would perturb all groups of a batch alike: not at all, or along past gradients."""
+
 
 def _arg(help: str, metavar: str | None = None) -> Any:
     return tyro.conf.arg(help=help, metavar=metavar)
@@ -86,6 +89,13 @@ class Train:
     ] = None
     epochs: Annotated[int | None, _arg("Passes over the training set.")] = None
     batch_size: Annotated[int | None, _arg("Examples in a step, on all devices together.")] = None
+    m: Annotated[
+        int | None,
+        _arg(
+            "Examples that share one perturbation (m-sharpness), a divisor of the batch size; the "
+            "whole batch by default."
+        ),
+    ] = None
     optimizer: Annotated[
         str | None,
         _arg("The base optimizer: sgd (weight decay added to the gradient) or adamw (decoupled)."),

@@ -59,8 +59,10 @@ def cost(
     """
     seconds, images = total["train_seconds"], total["train_images"]
     processes = jax.process_count()
+    groups = extent.groups
     table = {
-        "gradients a step": f"{SUPPORTED[chosen['method']].gradients:g}",
+        "gradients a step": f"{SUPPORTED[chosen['method']].gradients:g}"
+        + (f" on each of {groups} groups" if groups > 1 else ""),
         "devices": f"{devices}" + (f" in {processes} processes" if processes > 1 else ""),
         "seconds a step": f"{seconds * extent.batch_size / images:.4g}",
         "images a second": rate(images / seconds),
@@ -68,7 +70,9 @@ def cost(
         "compilation of the step": f"{spent.compile_seconds:.1f} s",
     }
     if spent.flops:
-        table["operations a step and device"] = f"{spent.flops:.3g} (the compiler's count)"
+        # The compiler counts the body of the loop over groups once.
+        some = f" with one group of {groups}" if groups > 1 else ""
+        table["operations a step and device"] = f"{spent.flops:.3g}{some} (the compiler's count)"
     return table
 
 

@@ -20,6 +20,7 @@ class Plan:
         of the data set.
       epochs: passes over ``train``.
       batch_size: examples in a step.
+      groups: equal parts of a batch, each with a perturbation of its own.
       warmup_steps: steps in which the learning rate rises.
       seed: of the order of examples.
       shrunk: what is smaller than the settings say, in words; empty at scale 1.
@@ -30,6 +31,7 @@ class Plan:
     shift: np.ndarray
     epochs: int
     batch_size: int
+    groups: int
     warmup_steps: int
     seed: int
     shrunk: tuple[str, ...]
@@ -58,11 +60,11 @@ def make(settings: Settings, dataset: ImageDataset, scale: float, seed: int, dev
       dataset: the data.
       scale: share of epochs, examples and warm-up, in (0, 1].
       seed: of the order of examples and the label noise, and of which examples are left out.
-      devices: how many share a batch. Where the batch size exceeds the examples, it becomes the
-        largest multiple of this that does not.
+      devices: how many share each group of a batch. Where the batch size exceeds the examples, the
+        groups become as large as the devices can share; there are as many as before.
 
     Raises:
-      UserError: the scale is out of range, or too small, or the devices cannot share a batch.
+      UserError: the scale is out of range, or too small, or the devices cannot share a group.
     """
     if not 0 < scale <= 1:
         raise UserError(f"--scale {scale:g}: use a number in (0, 1].")
@@ -70,16 +72,25 @@ def make(settings: Settings, dataset: ImageDataset, scale: float, seed: int, dev
         _some(len(images), scale, [7, i]) for i, images in enumerate((dataset.train, dataset.test))
     )
     asked = settings["batch_size"]
-    batch_size = asked if asked <= len(train) else max(1, len(train) // devices) * devices
+    groups = asked // settings["m"]
+    share = devices * groups
+    batch_size = asked if asked <= len(train) else max(1, len(train) // share) * share
     if batch_size > len(train):
+        sharing = f"a batch of {groups} groups (--m)" if groups > 1 else "a batch"
         raise UserError(
             f"--scale {scale:g}: leaves {len(train)} training examples, fewer than the {devices} "
-            "devices that share a batch; use a larger scale or --devices 1."
+            f"devices that share {sharing} need; use a larger scale or --devices 1."
         )
     if batch_size % devices:
         raise UserError(
             f"--batch-size {batch_size}: {devices} devices share each batch; use a multiple of "
             f"{devices}, or fewer --devices."
+        )
+    m = batch_size // groups
+    if m % devices:
+        raise UserError(
+            f"--m {m}: {devices} devices share each group of examples; use a multiple of "
+            f"{devices} that divides the batch size, {batch_size}, or fewer --devices."
         )
     epochs = max(1, round(scale * settings["epochs"]))
     steps = epochs * (len(train) // batch_size)
@@ -94,9 +105,11 @@ def make(settings: Settings, dataset: ImageDataset, scale: float, seed: int, dev
         ("examples in a batch", batch_size, asked),
         ("warm-up steps", warmup, settings["warmup_steps"]),
     ]
+    if groups > 1:
+        extents.insert(4, ("examples that share a perturbation", m, settings["m"]))
     shrunk = tuple(f"{n:,} of {full:,} {what}" for what, n, full in extents if n != full)
     shift = _noise(len(dataset.train), train, settings["label_noise"], dataset.classes, seed)
-    return Plan(train, test, shift, epochs, batch_size, warmup, seed, shrunk)
+    return Plan(train, test, shift, epochs, batch_size, groups, warmup, seed, shrunk)
 
 
 def _some(examples: int, scale: float, seed: list[int]) -> np.ndarray:

@@ -18,6 +18,10 @@ _RSAM = "R-SAM, section 4"
 _FSAM = "F-SAM, supplement A5.1"
 
 
+WHOLE_BATCH = "the whole batch"
+"""The setting m of a run without m-sharpness, whatever its batch size."""
+
+
 class Preset(NamedTuple):
     """An experiment of a paper.
 
@@ -52,6 +56,7 @@ _ASAM_COMMON = {
     "crop": 4,
     "flip": True,
     "label_smoothing": 0.1,
+    "m": WHOLE_BATCH,
 }
 _ASAM_DIFFERS = (
     "'random resize' is part of the augmentation, without its range: left out",
@@ -78,12 +83,17 @@ def _imagenet(method: str, epochs: int, **hyperparameters: float) -> Preset:
     }
     printed = {**_ASAM_COMMON, **changed, **hyperparameters}
     del printed["crop"]
-    differs = (
+    differs: tuple[str, ...] = (
         *_ASAM_DIFFERS,
         "'other hyper-parameters are the same as those of CIFAR': with padding by four pixels "
         "replaced by Inception's random crop, which images of different sizes need",
-        "m-sharpness with m = 128: here the whole batch has one perturbation",
     )
+    if method != "sgd":
+        printed["m"] = 128
+        differs += (
+            "how BatchNorm sees the groups of m-sharpness is not printed: here each group is "
+            "normalized by its own statistics, and the running ones are their mean",
+        )
     stand_ins = {"image_size": 224, "crop": 0}
     title = f"{method.upper()}, ResNet-50 on ImageNet (table 4)"
     return Preset(title, "imagenet2012", _ASAM, printed, {}, stand_ins, differs)

@@ -1,7 +1,7 @@
 """Residual networks (He et al. 2016, arXiv 1512.03385), with the stem of CIFAR or of ImageNet.
 
-BatchNorm sees the whole batch of a step: with the batch split over devices under ``jit``, its
-statistics are those of all of them.
+BatchNorm sees the whole batch of a step, or of m-sharpness a whole group: with the batch split over
+devices under ``jit``, its statistics are those of all of them.
 """
 
 from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import sam_optax
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.papers.architectures import ARCHITECTURES
-from sam_optax.experiments.papers.options import SUPPORTED, Train
-from sam_optax.experiments.papers.presets import PRESETS, Preset
+from sam_optax.experiments.papers.options import SUPPORTED, UNGROUPED, Train
+from sam_optax.experiments.papers.presets import PRESETS, WHOLE_BATCH, Preset
 
 NEUTRAL: dict[str, Any] = {
     "momentum": 0.9,
@@ -23,6 +23,7 @@ NEUTRAL: dict[str, Any] = {
     "cutout": 0,
     "mixup": 0.0,
     "image_size": 224,
+    "m": WHOLE_BATCH,
 }
 """Values of what neither a preset nor an option mentions."""
 
@@ -90,6 +91,7 @@ def resolve(options: Train) -> Settings:
     given = {name: getattr(options, name) for name in _SETTINGS if hasattr(options, name)}
     table = {name: _setting(name, given[name], preset) for name in _SETTINGS}
     _check(table)
+    table["m"] = _group_size(table, options.m)
     method = table["method"].value
     same = preset is None or _known(preset).get("method") == method
     hyperparameters = {}
@@ -170,6 +172,29 @@ def _check(table: Mapping[str, Setting]) -> None:
     for name, (allowed, interval) in _RANGES.items():
         if not allowed(value := table[name].value):
             raise UserError(f"{_flag(name)} {value:g}: use a number {interval}.")
+
+
+def _group_size(table: Mapping[str, Setting], given: int | None) -> Setting:
+    """The setting m, in which the whole batch is its size."""
+    method, batch_size = table["method"].value, table["batch_size"].value
+    m, source = table["m"]
+    if method in UNGROUPED and m not in (WHOLE_BATCH, batch_size):
+        if given is not None:
+            raise UserError(
+                f"--m {m}: {method} would perturb all groups of examples alike; leave --m out, or "
+                "choose another --method."
+            )
+        m, source = WHOLE_BATCH, f"the paper's is {m}, but {method} has no groups"
+    if m == WHOLE_BATCH:
+        return Setting(batch_size, f"{source} ({WHOLE_BATCH})")
+    if m < 1 or batch_size % m:
+        most = max(1, min(m, batch_size))
+        divisor = next(d for d in range(most, 0, -1) if batch_size % d == 0)
+        raise UserError(
+            f"--m {m}: does not divide the batch size, {batch_size}; use a number that does, such "
+            f"as {divisor}."
+        )
+    return table["m"]
 
 
 _CHOICES: Mapping[str, Any] = {

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -74,11 +75,28 @@ def augmented(
     return augment.mixup(keys[3], x, y, settings["mixup"])
 
 
-def train_step(problem: Problem, seed: int) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
+def group_of(batch: Any, groups: int, i: chex.Numeric) -> Any:
+    """One of equal parts of a batch: every ``groups``-th example, from the i-th on.
+
+    With the batch split over devices, that is an equal share of what each of them has, and the same
+    examples on any number of devices that divides the size of a group.
+    """
+
+    def part(leaf: jax.Array) -> jax.Array:
+        return leaf.reshape(-1, groups, *leaf.shape[1:])[:, i]
+
+    return jax.tree.map(part, batch)
+
+
+def train_step(
+    problem: Problem, seed: int, groups: int
+) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
     """The step: ``(state, images, labels) -> (state, metrics)``.
 
     Statistics and metrics are those of the first pass, both passes see the same augmentation, and
-    its randomness follows from the seed and the number of the step.
+    its randomness follows from the seed and the number of the step. With several groups, as many as
+    the optimizer has, each is normalized by its own statistics (BatchNorm), and running statistics
+    and metrics are means over the groups.
     """
 
     def step(
@@ -87,11 +105,13 @@ def train_step(problem: Problem, seed: int) -> Callable[..., tuple[State, dict[s
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2), state.step)
         x, y = augmented(problem, key, images, labels)
 
-        def loss_fn(params: Any) -> tuple[jax.Array, Any]:
+        def loss_fn(params: Any, *group: chex.Numeric) -> tuple[jax.Array, Any]:
+            batch = x, y, labels
+            inputs, targets, classes = group_of(batch, groups, *group) if group else batch
             variables = {"params": params, "batch_stats": state.batch_stats}
-            logits, new = state.apply_fn(variables, x, train=True, mutable=["batch_stats"])
-            loss = jnp.mean(optax.softmax_cross_entropy(logits, y))
-            return loss, (new.get("batch_stats", {}), jnp.mean(jnp.argmax(logits, -1) == labels))
+            logits, new = state.apply_fn(variables, inputs, train=True, mutable=["batch_stats"])
+            loss = jnp.mean(optax.softmax_cross_entropy(logits, targets))
+            return loss, (new.get("batch_stats", {}), jnp.mean(jnp.argmax(logits, -1) == classes))
 
         state, (loss, (batch_stats, accuracy)) = state.apply_loss(loss_fn, has_aux=True)
         metrics = {"train_loss": loss, "train_accuracy": accuracy}

@@ -28,7 +28,7 @@ def test_a_preset_on_its_data(tmp_path, capsys):
     out = tmp_path / "out"
     arguments = [
         *("train", "--preset", "fsam-cifar10", "--dataset", f"cifar10:{path}", "--model", "tiny"),
-        *("--devices", "1", "--batch-size", "2", "--scale", "0.6"),
+        *("--devices", "1", "--batch-size", "2", "--m", "1", "--scale", "0.6"),
         *("--epochs", "3", "--out", str(out), "--tensorboard", "--sharpness-examples", "4"),
     ]
     assert main(arguments) == 0
@@ -36,7 +36,7 @@ def test_a_preset_on_its_data(tmp_path, capsys):
     assert re.search(r"F-SAM: tiny on cifar10 \(5,266 params\)\ntest accuracy +\d", printed.out)
     assert re.search("Not printed in the paper, chosen here: .*cutout 16", printed.err)
     assert "Scaled down (--scale 0.6): 2 of 3 epochs; 12 of 20 training examples" in printed.err
-    assert re.search(r"epoch 1/2, [\d,]+ images/s, \d+:\d\d left", printed.err)
+    assert re.search(r"epoch 1/2, [\d,.]+ images/s, \d+:\d\d left", printed.err)
 
     assert {p.name for p in out.iterdir() if "tfevents" not in p.name} == FILES
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -44,6 +44,7 @@ def test_a_preset_on_its_data(tmp_path, capsys):
     found = json.loads((out / "results.json").read_text())
     assert found["points"] == lines
     assert found["settings"]["rho"] == {"value": 0.1, "source": "F-SAM, supplement A5.1"}
+    assert found["settings"]["m"] == {"value": 1, "source": "given"}
     assert found["settings"]["image_size"] == {"value": 32, "source": "the data's"}
 
     report = (out / "report.html").read_text()
@@ -53,6 +54,9 @@ def test_a_preset_on_its_data(tmp_path, capsys):
         "<td>model</td><td>tiny</td><td>given; the paper&#x27;s is resnet18</td>",
         "<b>Scaled down</b> (--scale 0.6): 2 of 3 epochs",
         "their sizes are not",
+        "<td>m</td><td>1</td><td>given</td>",
+        "<td>gradients a step</td><td>2 on each of 2 groups</td>",
+        "with one group of 2 (the compiler&#x27;s count)",
         "<td>images a second</td>",
         "<td>sharpness L(w + ε) − L(w)</td>",
     ):
@@ -98,6 +102,8 @@ def test_resuming_gives_the_params_of_an_uninterrupted_run(images, tmp_path, cap
     assert "is the checkpoint of an unfinished run; add --resume" in capsys.readouterr().err
     assert main(small(images, "--out", str(broken), "--resume", "--lr", "0.2")) == 2
     assert "other settings: --lr 0.1 (now 0.2)" in capsys.readouterr().err
+    assert main(small(images, "--out", str(broken), "--resume", "--m", "8")) == 2
+    assert "other settings: --m 16 (now 8)" in capsys.readouterr().err
 
     assert main(small(images, "--out", str(broken), "--resume")) == 0
     names = {p.name for p in broken.iterdir()}
@@ -150,5 +156,12 @@ def test_mistakes_are_one_line(arguments, message, images, capsys):
 def test_help_names_presets_and_networks(capsys):
     assert main(["train", "--help"]) == 0
     text = " ".join(re.sub(r"[│╭╮╰╯]", " ", capsys.readouterr().out).split())
-    for name in ("asam-cifar10", "rsam-vit-s16", "wrn28_10", "--label-noise", "--rho"):
+    for name in (
+        "asam-cifar10",
+        "rsam-vit-s16",
+        "wrn28_10",
+        "--label-noise",
+        "--rho",
+        "share one perturbation",
+    ):
         assert name in text

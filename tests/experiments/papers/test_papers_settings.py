@@ -88,8 +88,40 @@ def test_another_method_does_not_inherit_the_preset_s_radius():
 
 def test_defaults_are_a_demonstration():
     found = resolve()
-    assert {s.source for s in found.table.values()} == {"default"}
+    sources = {name: setting.source for name, setting in found.table.items()}
+    assert sources.pop("m") == "default (the whole batch)"
+    assert set(sources.values()) == {"default"}
     assert found["method"] == "sam"
+
+
+def test_m_is_the_paper_s_and_else_the_whole_batch():
+    """ASAM, section 5.2: 'm = 128 for both SAM and ASAM' on ImageNet, not employed on CIFAR."""
+    printed = {
+        name: preset.printed["m"] for name, preset in PRESETS.items() if "m" in preset.printed
+    }
+    assert {name for name, m in printed.items() if m != presets.WHOLE_BATCH} == {
+        "sam-imagenet",
+        "asam-imagenet",
+    }
+    source = "ASAM, section 5.2"
+    assert resolve("asam-imagenet").table["m"] == (128, source)
+    assert resolve("sam-imagenet", batch_size=256).table["m"] == (128, source)
+    assert resolve("asam-cifar10").table["m"] == (128, f"{source} (the whole batch)")
+    assert resolve("asam-cifar10", batch_size=96).table["m"].value == 96
+    assert resolve("rsam-vit-s16").table["m"] == (
+        4096,
+        "not mentioned; default (the whole batch)",
+    )
+    given = resolve("asam-cifar10", m=32).table["m"]
+    assert given == (32, "given; the paper's is the whole batch")
+    assert resolve("asam-imagenet", m=64).table["m"] == (64, "given; the paper's is 128")
+
+
+def test_methods_without_groups_do_not_inherit_the_preset_s():
+    found = resolve("asam-imagenet", method="momentum", rho=0.1, decay=0.9)
+    text = "the paper's is 128, but momentum has no groups (the whole batch)"
+    assert found.table["m"] == (512, text)
+    assert resolve(method="sgd", m=64).table["m"] == (64, "given")  # the whole batch
 
 
 WRONG = {
@@ -107,6 +139,10 @@ WRONG = {
     "noise": ({"label_noise": 1.0}, r"--label-noise 1: use a number in \[0, 1\)"),
     "mixup": ({"mixup": float("nan")}, "--mixup nan: use a number of at least 0"),
     "hyperparameter": ({"method": "sam", "eta": 0.1}, "--eta 0.1: sam has no such hyperparameter"),
+    "groups": ({"batch_size": 60, "m": 25}, "--m 25: does not divide the batch size, 60; .* as 20"),
+    "no groups": ({"m": 0}, "--m 0: does not divide the batch size, 64; .*, such as 1"),
+    "large groups": ({"m": 10**12}, "--m 10+: does not divide the batch size, 64; .*, such as 64"),
+    "none to perturb": ({"method": "sgd", "m": 8}, "--m 8: sgd would perturb all groups"),
     "no value": ({"method": "gsam"}, "--method gsam: has no value for rho_max; give --rho-max"),
 }
 
@@ -164,6 +200,22 @@ def test_scaled_down_and_said_so(data):
         "48 of 64 examples in a batch",
         "1 of 300 warm-up steps",
     )
+
+
+def test_groups(data):
+    found = plan.make(resolve(batch_size=64, m=16), data, 1.0, 0, 8)
+    assert (found.groups, found.batch_size, found.shrunk) == (4, 64, ())
+    # 50 examples for 4 groups on 4 devices: 3 of each device in a group.
+    found = plan.make(resolve(batch_size=64, m=16, epochs=20), data, 0.05, 0, 4)
+    assert (found.groups, found.batch_size) == (4, 48)
+    assert found.shrunk[3:] == (
+        "48 of 64 examples in a batch",
+        "12 of 16 examples that share a perturbation",
+    )
+    with pytest.raises(UserError, match=r"--m 4: 8 devices share each group .* a multiple of 8"):
+        plan.make(resolve(batch_size=64, m=4), data, 1.0, 0, 8)
+    with pytest.raises(UserError, match=r"leaves 50 .* 8 devices that share a batch of 8 groups"):
+        plan.make(resolve(batch_size=64, m=8), data, 0.05, 0, 8)
 
 
 def test_scales_that_are_none(data):

@@ -7,59 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from trainings import Silent, prepare, train
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.papers import (
-    architectures,
-    augment,
-    datasets,
-    devices,
-    feed,
-    optimizer,
-    plan,
-    settings,
-    sharpness,
-    step,
-)
+from sam_optax.experiments.papers import augment, devices, feed, sharpness, step
 from sam_optax.experiments.papers.loop import Training
 from sam_optax.experiments.papers.metrics import Metrics
-from sam_optax.experiments.papers.options import SUPPORTED, Hyperparameters, Train
-
-
-class Silent:
-    """Progress that nobody wants to see."""
-
-    def steps(self, *_):
-        pass
-
-    def epoch(self, *_):
-        pass
-
-
-def prepare(
-    images, count=1, dtype=jnp.float32, rho=0.05, hyperparameters=None, trace=False, **options
-):
-    """Everything that a training needs, in the order of its making."""
-    options = {"batch_size": 16, "epochs": 2, "model": "flat", **options}
-    hyperparameters = Hyperparameters(**{"rho": rho, **(hyperparameters or {})})
-    given = Train(dataset=f"tfds:{images}", hyperparameters=hyperparameters, **options)
-    chosen = settings.resolve(given)
-    dataset = datasets.load(chosen["dataset"], 32)
-    place = devices.choose(count)
-    extent = plan.make(chosen, dataset, 1.0, 0, count)
-    model = architectures.build(chosen["model"], dataset.classes, dataset.size, dtype)
-    problem = step.Problem(model, chosen, dataset)
-    tx = optimizer.make(chosen, extent, jax.random.key(1))
-    make = step.init(problem, tx, 0, dataset.size)
-    state = jax.eval_shape(make) if trace else jax.jit(make, out_shardings=place.whole)()
-    return problem, extent, place, state
-
-
-def train(*args, **kwargs):
-    problem, extent, place, state = prepare(*args, **kwargs)
-    training, metrics = Training(problem, extent, place, state), Metrics(None, False)
-    training.run(0, metrics, Silent(), lambda epoch: None)
-    return training, metrics.points
+from sam_optax.experiments.papers.options import SUPPORTED
 
 
 def test_the_number_of_devices_changes_nothing_but_rounding(images):
@@ -90,7 +44,9 @@ def test_a_step_is_that_of_the_library_on_the_first_pass_s_statistics(images):
     _, sharp = value_and_grad(perturbed)
     expected = jax.tree.map(lambda w, g: w - 0.1 * g, state.params, sharp)
 
-    new, metrics = jax.jit(step.train_step(problem, 0))(state, batch.images, batch.labels)
+    new, metrics = jax.jit(step.train_step(problem, 0, extent.groups))(
+        state, batch.images, batch.labels
+    )
     np.testing.assert_allclose(metrics["train_loss"], loss, rtol=1e-6)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7)
     jax.tree.map(close, new.params, expected)
@@ -101,7 +57,7 @@ def test_a_step_is_that_of_the_library_on_the_first_pass_s_statistics(images):
 def test_augmentation_changes_with_the_step(images):
     problem, extent, place, state = prepare(images, method="sgd", rho=None, cutout=4)
     batch = next(feed.training(extent, problem.dataset, place, 0))
-    run = jax.jit(step.train_step(problem, 0))
+    run = jax.jit(step.train_step(problem, 0, extent.groups))
 
     def loss(number):
         some = state.replace(step=jnp.asarray(number))
@@ -215,7 +171,9 @@ def test_every_method_can_be_trained_by(method, images):
         images, method=method, rho=rho, hyperparameters=options, trace=True
     )
     batch = jnp.zeros((16, 8, 8, 3), jnp.uint8), jnp.zeros(16, jnp.int32)
-    new, metrics = jax.eval_shape(step.train_step(problem, extent.seed), state, *batch)
+    new, metrics = jax.eval_shape(
+        step.train_step(problem, extent.seed, extent.groups), state, *batch
+    )
     same = lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype)
     assert jax.tree.all(jax.tree.map(same, new, state))
     assert set(metrics) == {"train_loss", "train_accuracy"}
