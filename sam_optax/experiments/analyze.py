@@ -101,7 +101,6 @@ def run(options: Analyze) -> None:
             weights = jax.tree.map(jax.numpy.asarray, params[name][seeds[i]])
             measured[name].append(_measure(losses[i], weights, options))
         content = _as_data(found, options, seeds, measured)
-        _print(found, options, measured)
         files = {
             "analysis.json": (json.dumps(content, indent=1) + "\n").encode(),
             "analysis.csv": _as_csv(seeds, measured),
@@ -110,7 +109,10 @@ def run(options: Analyze) -> None:
         if drawn:
             files["slices.png"] = png(_lines(losses[0], drawn))
             files["planes.png"] = png(_planes(losses[0], drawn))
-        out.write(files)
+        try:
+            out.write(files)
+        finally:  # where either fails, a full disk or a closed pipe, there is still the other
+            _print(found, options, measured)
     Console(highlight=False).print(f"\nThe files are in {options.run_dir}.", soft_wrap=True)
 
 

@@ -1,6 +1,7 @@
 """``analyze``: measures of a run's networks, against the library's own and dense ones."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +64,14 @@ def test_files_and_table(run_dir, analyzed, capsys):
     assert len(lines) == 3
     assert [m["name"] for m in analyzed["methods"]] == ["sgd", "sam"]
     assert (run_dir / "results.json").is_file()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"PK\3\4"])
+def test_damaged_params(content, run_dir, tmp_path, capsys):
+    shutil.copytree(run_dir, tmp_path / "run")
+    (tmp_path / "run" / "params.npz").write_bytes(content)
+    assert main(["analyze", str(tmp_path / "run"), *STEPS]) == 2
+    assert "params.npz: is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "seed"), [("sgd", 0), ("sam", 1)])
