@@ -253,14 +253,15 @@ def _print(
     console.print(table)
     count = len(next(iter(measured.values())))
     residuals = [one.residual for of in measured.values() for one in of]
-    worst = max((x for x in residuals if math.isfinite(x)), default=math.nan)
+    known = [x for x in residuals if math.isfinite(x)]
+    worst = f"; residuals at most {max(known):.1g} of λ₁" if known else ""
     legend = [
         f"all on the training set, with the labels trained on; mean ± deviation of {count} "
         f"seed{'s' if count > 1 else ''}",
         f"sharpness: largest rise of the loss found within ‖ε‖ ≤ {options.rho:g}",
         f"adaptive sharpness: within ‖ε/|w|‖ ≤ {options.adaptive_rho:g}, biases within their own "
         "units",
-        f"λ₁, λ₅: eigenvalues of the Hessian; residuals at most {worst:.1g} of λ₁",
+        f"λ₁, λ₅: eigenvalues of the Hessian{worst}",
     ]
     console.print(Text("\n" + "\n".join(legend)), style="dim")
 
