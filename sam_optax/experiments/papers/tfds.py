@@ -80,11 +80,11 @@ def load(path: Path, size: int) -> ImageDataset:
 def _check_complete(files: list[Path], spec: str) -> None:
     """Whether the files of a split are all there: each name says how many they are."""
     stem, _, count = files[0].name.rpartition("-of-")
-    names = {file.name for file in files}
+    names = {file.name for file in files if file.stat().st_size}
     width = len(stem) - len(stem.rstrip("0123456789"))
     expected = {f"{stem[:-width]}{i:0{width}}-of-{count}" for i in range(int(count))}
     if missing := sorted(expected - names):
-        raise UserError(f"{spec}: {missing[0]} is missing; prepare the data set again.")
+        raise UserError(f"{spec}: {missing[0]} is missing or empty; prepare the data set again.")
 
 
 _SPLITS = ("train", "validation", "test")

@@ -117,9 +117,10 @@ def test_a_folder_that_is_not_complete(tmp_path):
     splits = {name: small(np.random.default_rng(0), 4) for name in ("train", "test")}
     path = archives.tfds(tmp_path / "x", splits, 5, (8, 8, 3))
     missing = path / "some-test.tfrecord-00001-of-00002"
-    missing.unlink()
-    with pytest.raises(UserError, match=f"{missing.name} is missing; prepare the data set again"):
-        datasets.load(f"tfds:{path}", 32)
+    for leave in (lambda: missing.write_bytes(b""), missing.unlink):  # as a full disk does
+        leave()
+        with pytest.raises(UserError, match=f"{missing.name} is missing or empty; prepare the"):
+            datasets.load(f"tfds:{path}", 32)
     missing.mkdir()
     with pytest.raises(UserError, match=f"{missing.name} cannot be read"):
         datasets.load(f"tfds:{path}", 32)
