@@ -101,7 +101,6 @@ def run(options: Analyze) -> None:
             weights = jax.tree.map(jax.numpy.asarray, params[name][seeds[i]])
             measured[name].append(_measure(losses[i], weights, options))
         content = _as_data(found, options, seeds, measured)
-        _print(found, options, measured)
         files = {
             "analysis.json": (json.dumps(content, indent=1) + "\n").encode(),
             "analysis.csv": _as_csv(seeds, measured),
@@ -110,7 +109,10 @@ def run(options: Analyze) -> None:
         if drawn:
             files["slices.png"] = png(_lines(losses[0], drawn))
             files["planes.png"] = png(_planes(losses[0], drawn))
-        out.write(files)
+        try:
+            out.write(files)
+        finally:  # where either fails, a full disk or a closed pipe, there is still the other
+            _print(found, options, measured)
     Console(highlight=False).print(f"\nThe files are in {options.run_dir}.", soft_wrap=True)
 
 
@@ -251,14 +253,15 @@ def _print(
     console.print(table)
     count = len(next(iter(measured.values())))
     residuals = [one.residual for of in measured.values() for one in of]
-    worst = max((x for x in residuals if math.isfinite(x)), default=math.nan)
+    known = [x for x in residuals if math.isfinite(x)]
+    worst = f"; residuals at most {max(known):.1g} of λ₁" if known else ""
     legend = [
         f"all on the training set, with the labels trained on; mean ± deviation of {count} "
         f"seed{'s' if count > 1 else ''}",
         f"sharpness: largest rise of the loss found within ‖ε‖ ≤ {options.rho:g}",
         f"adaptive sharpness: within ‖ε/|w|‖ ≤ {options.adaptive_rho:g}, biases within their own "
         "units",
-        f"λ₁, λ₅: eigenvalues of the Hessian; residuals at most {worst:.1g} of λ₁",
+        f"λ₁, λ₅: eigenvalues of the Hessian{worst}",
     ]
     console.print(Text("\n" + "\n".join(legend)), style="dim")
 

@@ -28,7 +28,7 @@ def run(options: Compare) -> None:
     check(options)
     task = task_of(options)
     if options.out is None:
-        _train_and_print(task, options)
+        _print(_train(task, options)[1])
         return
     import matplotlib  # noqa: F401  (before the training, as it might not be installed)
 
@@ -40,15 +40,18 @@ def run(options: Compare) -> None:
         elif _resume(options.out, checkpoints, run_identity):
             return
         try:
-            outcomes, found = _train_and_print(task, options, checkpoints)
-            out.write(
-                {
-                    "params.npz": results.params_to_npz(task.seeds, outcomes),
-                    **_pictures(found),
-                    "results.csv": results.to_csv(found),
-                    "results.json": results.to_json(found),
-                }
-            )
+            outcomes, found = _train(task, options, checkpoints)
+            try:
+                out.write(
+                    {
+                        "params.npz": results.params_to_npz(task.seeds, outcomes),
+                        **_pictures(found),
+                        "results.csv": results.to_csv(found),
+                        "results.json": results.to_json(found),
+                    }
+                )
+            finally:  # where either fails, a full disk or a closed pipe, there is still the other
+                _print(found)
         except KeyboardInterrupt:
             if checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
@@ -137,7 +140,7 @@ def _pictures(found: Mapping[str, Any]) -> dict[str, bytes]:
     return {"frontier.png": frontier_plot.frontier(found)}
 
 
-def _train_and_print(
+def _train(
     task: Task, options: Compare, checkpoints: Checkpoints | None = None
 ) -> tuple[dict[str, Outcome], Mapping[str, Any]]:
     chosen = options.chosen()
@@ -146,6 +149,4 @@ def _train_and_print(
         outcomes = training.train(
             task, chosen, progress, checkpoints, watch=options.out is not None
         )
-    found = results.collect(task, options.settings(), outcomes)
-    _print(found)
-    return outcomes, found
+    return outcomes, results.collect(task, options.settings(), outcomes)

@@ -5,6 +5,8 @@ import io
 import json
 import math
 import platform
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +17,7 @@ import jax
 import numpy as np
 
 import sam_optax
+from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.task import Task
 from sam_optax.experiments.training import Outcome
 
@@ -81,11 +84,6 @@ def _method(name: str, seeds: Sequence[int], outcome: Outcome) -> dict[str, Any]
     return {
         "name": name,
         "hyperparameters": outcome.hyperparameters,
-        "ascent_norm": "norm of the ascent gradient in a step after each epoch (with --out)",
-        "sharp_norm": "norm of the sharp gradient in that step",
-        "eps_norm": "norm of the perturbation in that step",
-        "cosine": "cosine of both gradients in that step",
-        "loss_rise": "nats, L(w + eps) - L(w) on the batch of that step, null where not known",
         "step_cost": outcome.cost,
         "epoch_seconds": float(np.median(outcome.seconds)),
         "diverged": int(np.sum(~finite)),
@@ -166,12 +164,19 @@ def params_to_npz(seeds: Sequence[int], outcomes: Mapping[str, Outcome]) -> byte
 
 
 def load_params(path: str | Path) -> dict[str, dict[int, Any]]:
-    """Reads what :func:`params_to_npz` wrote: method -> seed -> params."""
+    """Reads what :func:`params_to_npz` wrote: method -> seed -> params.
+
+    Raises:
+      UserError: the file is damaged.
+    """
     methods: dict[str, dict[int, dict[str, Any]]] = {}
-    with np.load(path) as archive:
-        for key in archive.files:
-            name, seed, leaf = key.split("/", 2)
-            methods.setdefault(name, {}).setdefault(int(seed), {})[leaf] = archive[key]
+    try:
+        with open(path, "rb") as file, np.load(file) as archive:
+            for key in archive.files:
+                name, seed, leaf = key.split("/", 2)
+                methods.setdefault(name, {}).setdefault(int(seed), {})[leaf] = archive[key]
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path}: is damaged ({error}); train again with compare --out.") from error
     return {
         name: {
             seed: flax.traverse_util.unflatten_dict(flat, sep="/") for seed, flat in runs.items()

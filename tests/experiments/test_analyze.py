@@ -1,6 +1,7 @@
 """``analyze``: measures of a run's networks, against the library's own and dense ones."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,14 @@ def test_files_and_table(run_dir, analyzed, capsys):
     assert (run_dir / "results.json").is_file()
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"PK\3\4"])
+def test_damaged_params(content, run_dir, tmp_path, capsys):
+    shutil.copytree(run_dir, tmp_path / "run")
+    (tmp_path / "run" / "params.npz").write_bytes(content)
+    assert main(["analyze", str(tmp_path / "run"), *STEPS]) == 2
+    assert "params.npz: is damaged" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "seed"), [("sgd", 0), ("sam", 1)])
 def test_sharpness_is_at_least_one_step_of_sam(archive, run_dir, analyzed, name, seed):
     loss, params = loss_and_params(archive, run_dir, name, seed)
@@ -96,7 +105,9 @@ def test_networks_that_diverged_are_said_to_have(archive, tmp_path, capsys):
     assert main(["compare", *arguments]) == 0
     capsys.readouterr()
     assert main(["analyze", str(out), *STEPS]) == 0
-    assert "diverged" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "diverged" in printed
+    assert "nan" not in printed
     assert (
         json.loads((out / "analysis.json").read_text())["methods"][0]["seeds"][0]["lambda_1"]
         is None

@@ -146,6 +146,18 @@ def test_the_params_are_those_of_the_results(run, archive):
     assert np.mean(x.argmax(1) == y) == pytest.approx(accuracy)
 
 
+def test_what_cannot_be_printed_is_written(monkeypatch, archive, tmp_path):
+    """As into ``| head``: a closed pipe ends the process."""
+
+    def close(found):
+        raise SystemExit(1)
+
+    monkeypatch.setattr(compare, "_print", close)
+    with pytest.raises(SystemExit):
+        main(small(archive, "--out", str(tmp_path)))
+    assert results.from_json(tmp_path / "results.json") is not None
+
+
 @pytest.mark.parametrize("moment", ["training", "writing"])
 def test_an_interrupt_leaves_nothing_behind(capsys, monkeypatch, archive, tmp_path, moment):
     def interrupt(*args, **options):
@@ -155,7 +167,8 @@ def test_an_interrupt_leaves_nothing_behind(capsys, monkeypatch, archive, tmp_pa
         monkeypatch.setattr(training, "train", interrupt)
     else:
         found = {"settings": {"frontier": False}}
-        monkeypatch.setattr(compare, "_train_and_print", lambda *args: ({}, found))
+        monkeypatch.setattr(compare, "_train", lambda *args: ({}, found))
+        monkeypatch.setattr(compare, "_print", lambda found: None)
         monkeypatch.setattr(results, "params_to_npz", lambda *args: b"")
         monkeypatch.setattr(results, "to_csv", interrupt)
         from sam_optax.experiments import plots

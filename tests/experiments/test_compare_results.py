@@ -88,6 +88,7 @@ def test_json_is_strict_and_complete(found, archive):
     assert [method["name"] for method in loaded["methods"]] == ["sgd", "sam", "asam"]
     for method in loaded["methods"]:
         assert (method["step_cost"], method["epoch_seconds"]) == (1.875, 2.0)
+        assert not set(method) & {"ascent_norm", "cosine"}  # they are of a seed's curves
         assert [run["seed"] for run in method["seeds"]] == list(SEEDS)
         for run in method["seeds"]:
             assert set(run) == {

@@ -119,6 +119,8 @@ def _parse_pickle(content: bytes, layout: Layout) -> tuple[np.ndarray, np.ndarra
     if not isinstance(found, Mapping):
         raise TypeError("not a dictionary")
     images, labels = found[b"data"], np.asarray(found[layout.labels])
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(f"{layout.labels.decode()} must be a list of integers")
     if getattr(images, "dtype", None) != np.uint8 or images.shape != (len(labels), PIXELS):
         raise ValueError(f"data must be uint8 of shape {(len(labels), PIXELS)}")
     return images, labels

@@ -1,5 +1,6 @@
 """The training: epochs of steps, an evaluation after each, checkpoints in between."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -86,17 +87,18 @@ class Training:
           after_epoch: is called with the number of epochs that are done.
 
         Raises:
-          UserError: the loss is no longer finite.
+          UserError: a loss is no longer finite.
         """
         for epoch in range(first_epoch, self._plan.epochs):
             point = self._epoch(epoch, progress)
-            metrics.add(point)
             progress.epoch(epoch + 1, point["train_loss"], point["test_accuracy"])
-            if not jnp.isfinite(point["train_loss"]):
-                raise UserError(
-                    f"The training loss is {point['train_loss']} in epoch {epoch + 1}: the "
-                    "training has diverged; give a smaller --lr or --rho, or --clip."
-                )
+            for part in ("train", "test"):
+                if not math.isfinite(loss := point[f"{part}_loss"]):
+                    raise UserError(
+                        f"The {part} loss is {loss} in epoch {epoch + 1}: the training has "
+                        "diverged; give a smaller --lr or --rho, or --clip."
+                    )
+            metrics.add(point)
             after_epoch(epoch + 1)
 
     def _epoch(self, epoch: int, progress: Progress) -> dict[str, float]:

@@ -42,15 +42,25 @@ class Metrics:
         try:
             path.write_bytes(start + b"".join(map(encode, self.points)))
         except OSError as error:
-            raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from error
+            raise _unwritable(path, error) from error
         self._files.append((path, encode))
 
     def add(self, point: Point) -> None:
         """Keeps a point and appends it to the files."""
         self.points.append(point)
         for path, encode in self._files:
-            with path.open("ab") as file:
-                file.write(encode(point))
+            try:
+                with path.open("ab") as file:
+                    file.write(encode(point))
+            except OSError as error:
+                raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    reason = (error.strerror or str(error)).lower()
+    return UserError(
+        f"--out: {path} cannot be written ({reason}); put that right, or choose another directory."
+    )
 
 
 def _line(point: Point) -> bytes:

@@ -25,7 +25,7 @@ def title(chosen: Settings) -> str:
     method = SUPPORTED[chosen["method"]].title
     name = method if chosen["method"] != "sgd" else chosen["optimizer"].upper()
     data = chosen["dataset"].partition(":")
-    label = data[0] if data[0] != "tfds" else Path(data[2]).parent.name
+    label = data[0] if data[0] != "tfds" else Path(data[2]).expanduser().resolve().parent.name
     return f"{name}: {chosen['model']} on {label}"
 
 
@@ -76,27 +76,43 @@ def cost(
     return table
 
 
+def rise(sharpness: Mapping[str, Any]) -> str:
+    """The sharpness, and of what."""
+    value = sharpness["value"]
+    text = "not finite" if value is None else f"{value:.4g} nats"
+    return f"{text} at ρ {sharpness['rho']:g}, on {sharpness['examples']:,} training examples"
+
+
 def show(console: Console, found: Mapping[str, Any]) -> None:
     """Prints the outcome."""
     last = found["points"][-1]
     console.print(f"{found['title']} ({found['parameters']:,} params)", soft_wrap=True)
     console.print(f"test accuracy  {100 * last['test_accuracy']:.2f} %")
     if found["sharpness"]:
-        rise = found["sharpness"]
-        text = f"{rise['value']:.4g} nats at ρ {rise['rho']:g}, on {rise['examples']:,}"
-        console.print(f"sharpness      {text} training examples")
+        console.print(f"sharpness      {rise(found['sharpness'])}", soft_wrap=True)
     console.print(f"speed          {found['cost']['images a second']} images/s")
+
+
+def read(directory: Path) -> dict[str, Any] | None:
+    """The ``results.json`` of a directory; ``None`` if there is none of a finished training."""
+    try:
+        found = json.loads((directory / "results.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "identity" in found else None
 
 
 def write(out: OutputDirectory, found: Mapping[str, Any], state: State) -> None:
     """Writes the trained params, the report and the results."""
     from sam_optax.experiments.papers import report  # matplotlib takes its time
 
+    # A path may hold what is no text; \\udc.. is how JSON writes that.
+    results_json = json.dumps(found, indent=1, ensure_ascii=False).encode(errors="backslashreplace")
     variables = jax.device_get({"params": state.params, "batch_stats": state.batch_stats})
     out.write(
         {
             "params.msgpack": flax.serialization.to_bytes(variables),
             "report.html": report.html_page(found),
-            "results.json": json.dumps(found, indent=1, ensure_ascii=False).encode(),
+            "results.json": results_json,
         }
     )

@@ -58,8 +58,11 @@ def index(path: Path) -> np.ndarray:
       UserError: the file is cut off or damaged.
     """
     found: list[tuple[int, int]] = []
-    size, position = path.stat().st_size, 0
-    with path.open("rb", buffering=0) as file:
+    try:
+        size, position, opened = path.stat().st_size, 0, path.open("rb", buffering=0)
+    except OSError as error:
+        raise UserError(f"--dataset: {path} cannot be read ({error.strerror}).") from error
+    with opened as file:
         while position < size:
             file.seek(position)
             header = file.read(_HEADER.size)

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from sam_optax.experiments.papers.outcome import rise
 from sam_optax.experiments.papers.progress import rate
 from sam_optax.experiments.plots import COLOURS, tidy
 
@@ -41,7 +42,7 @@ def html_page(results: Mapping[str, Any]) -> bytes:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>'
         f"{_e(results['title'])}</title><style>{_STYLE}</style></head>\n<body>\n"
     )
-    return (page + "\n".join(body) + "\n</body></html>\n").encode()
+    return (page + "\n".join(body) + "\n</body></html>\n").encode(errors="replace")
 
 
 def _summary(results: Mapping[str, Any]) -> Iterable[str]:
@@ -61,11 +62,7 @@ def _summary(results: Mapping[str, Any]) -> Iterable[str]:
         ("training loss, as trained on", f"{last['train_loss']:.4f} nats"),
     ]
     if results["sharpness"] is not None:
-        sharpness = results["sharpness"]
-        text = (
-            f"{sharpness['value']:.4g} nats, ρ {sharpness['rho']:g}, on {sharpness['examples']:,}"
-        )
-        rows.append(("sharpness L(w + ε) − L(w)", f"{text} training examples"))
+        rows.append(("sharpness L(w + ε) − L(w)", rise(results["sharpness"])))
     yield _table(("", ""), rows)
 
 

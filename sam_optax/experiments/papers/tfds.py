@@ -42,6 +42,7 @@ def load(path: Path, size: int) -> ImageDataset:
     try:
         features = json.loads((path / "features.json").read_text())["featuresDict"]["features"]
         shape = features["image"].get("image", {}).get("shape", {}).get("dimensions", [])
+        sides = [int(side) for side in shape if int(side) > 0]
         classes = int(features["label"]["classLabel"]["numClasses"])
     except FileNotFoundError as error:
         raise UserError(
@@ -56,11 +57,12 @@ def load(path: Path, size: int) -> ImageDataset:
         raise UserError(
             f"{spec}: there are no files of the split {'test' if found['train'] else 'train'}."
         )
+    for split in ("train", test):
+        _check_complete(found[split], spec)
     digest = hashlib.sha256((path / "features.json").read_bytes())
     for file in (*found["train"], *found[test]):
         digest.update(f"{file.name} {file.stat().st_size} ".encode())
     splits: list[Images] = []
-    sides = [int(side) for side in shape if int(side) > 0]
     small = len(sides) == 3 and sides[0] == sides[1] <= _SMALL
     for split in ("train", test):
         images = RecordImages(found[split], classes, size, spec)
@@ -73,6 +75,16 @@ def load(path: Path, size: int) -> ImageDataset:
     return ImageDataset(
         f"tfds:{path}", train_images, test_images, classes, size, mean, std, digest.hexdigest()
     )
+
+
+def _check_complete(files: list[Path], spec: str) -> None:
+    """Whether the files of a split are all there: each name says how many they are."""
+    stem, _, count = files[0].name.rpartition("-of-")
+    names = {file.name for file in files if file.stat().st_size}
+    width = len(stem) - len(stem.rstrip("0123456789"))
+    expected = {f"{stem[:-width]}{i:0{width}}-of-{count}" for i in range(int(count))}
+    if missing := sorted(expected - names):
+        raise UserError(f"{spec}: {missing[0]} is missing or empty; prepare the data set again.")
 
 
 _SPLITS = ("train", "validation", "test")

@@ -1,7 +1,7 @@
 """``python -m sam_optax train``: one method on one data set, as the papers do."""
 
 import dataclasses
-import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,9 +60,11 @@ def _check(options: Train) -> None:
         flag = "--resume" if options.resume else "--tensorboard"
         raise UserError(f"{flag}: needs --out DIR, the directory of the run's files.")
     for name in ("checkpoint_every", "sharpness_examples", "seed", "sharpness_rho"):
-        if not getattr(options, name) >= 0:
+        if not 0 <= getattr(options, name) < math.inf:
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} {getattr(options, name)}: use a number of at least 0.")
+    if options.seed >= 2**31:
+        raise UserError(f"--seed {options.seed}: use a number below 2^31.")
 
 
 def _run(options: Train, chosen: settings.Settings, out: OutputDirectory | None) -> None:
@@ -115,7 +117,8 @@ def _run(options: Train, chosen: settings.Settings, out: OutputDirectory | None)
         value = sharpness.measure(
             problem, extent, place, training.state, count, options.sharpness_rho
         )
-        rise = {"value": value, "rho": options.sharpness_rho, "examples": count}
+        finite = value if math.isfinite(value) else None  # JSON has no other numbers
+        rise = {"value": finite, "rho": options.sharpness_rho, "examples": count}
 
     found = {
         **outcome.description(options, chosen, extent, training.state.params),
@@ -124,11 +127,14 @@ def _run(options: Train, chosen: settings.Settings, out: OutputDirectory | None)
         "sharpness": rise,
         "identity": run_identity,
     }
-    if not jax.process_index():
-        outcome.show(Console(highlight=False), found)
+    try:
+        if out:
+            outcome.write(out, found, training.state)
+            (out.path / saved.NAME).unlink(missing_ok=True)
+    finally:  # where either fails, a full disk or a closed pipe, there is still the other
+        if not jax.process_index():
+            outcome.show(Console(highlight=False), found)
     if out:
-        outcome.write(out, found, training.state)
-        (out.path / saved.NAME).unlink(missing_ok=True)
         Console(highlight=False).print(f"The report is {out.path / 'report.html'}.", soft_wrap=True)
 
 
@@ -152,10 +158,9 @@ def _finished(options: Train, run_identity: Mapping[str, Any]) -> bool:
       UserError: another run has been finished there.
     """
     assert options.out is not None
-    path = options.out / "results.json"
-    if (options.out / saved.NAME).exists() or not path.exists():
+    found = None if (options.out / saved.NAME).exists() else outcome.read(options.out)
+    if found is None:
         return False
-    found = json.loads(path.read_bytes())
     if differing := identity.differences(found["identity"], run_identity):
         raise UserError(
             f"--resume: {options.out} holds the results of a run with other settings: {differing}. "

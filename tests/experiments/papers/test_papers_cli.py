@@ -1,15 +1,19 @@
 """``python -m sam_optax train``: what it prints, writes and returns."""
 
 import json
+import os
 import re
+import shutil
 import struct
 
 import archives
 import pytest
 
 from sam_optax.__main__ import main
+from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.output import OutputDirectory
-from sam_optax.experiments.papers import example, records, saved
+from sam_optax.experiments.papers import example, outcome, records, saved
+from sam_optax.experiments.papers.metrics import Metrics
 
 FILES = {"metrics.jsonl", "params.msgpack", "report.html", "results.json"}
 
@@ -132,6 +136,81 @@ def test_a_damaged_checkpoint(images, tmp_path, capsys):
     assert "Remove it to start again" in message
 
 
+def test_what_cannot_be_printed_is_written(images, tmp_path, monkeypatch):
+    """As into ``| head``: a closed pipe ends the process."""
+
+    def close(*args):
+        raise SystemExit(1)
+
+    monkeypatch.setattr(outcome, "show", close)
+    with pytest.raises(SystemExit):
+        main(small(images, "--out", str(tmp_path)))
+    assert {p.name for p in tmp_path.iterdir()} == FILES
+
+
+def test_what_cannot_be_written_is_printed(images, tmp_path, capsys):
+    (tmp_path / "report.html").mkdir()
+    assert main(small(images, "--out", str(tmp_path))) == 2
+    printed = capsys.readouterr()
+    assert "test accuracy" in printed.out
+    assert "cannot be written to" in printed.err
+    assert (tmp_path / saved.NAME).exists()
+
+
+def test_a_sharpness_that_is_not_finite(images, tmp_path, capsys):
+    more = ("--sharpness-examples", "8", "--sharpness-rho", "1e38", "--out", str(tmp_path))
+    assert main(small(images, *more)) == 0
+    text = "not finite at ρ 1e+38, on 8 training examples"
+    assert text in capsys.readouterr().out
+    assert text in (tmp_path / "report.html").read_text()
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    found = json.loads((tmp_path / "results.json").read_text(), parse_constant=refuse)
+    assert found["sharpness"]["value"] is None
+
+
+def test_a_training_that_diverges_in_its_last_step(images, tmp_path, capsys):
+    """The training loss is that before the step, and does not tell."""
+    more = ("--batch-size", "48", "--epochs", "1", "--lr", "1e38", "--momentum", "0")
+    assert main(small(images, *more, "--optimizer", "adamw", "--out", str(tmp_path))) == 2
+    assert "The test loss is nan in epoch 1: the training has diverged" in capsys.readouterr().err
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""  # nan is not JSON
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": "sam_optax.compare"}'])
+def test_results_of_something_else_are_no_finished_run(content, images, tmp_path):
+    (tmp_path / "results.json").write_text(content)
+    assert main(small(images, "--out", str(tmp_path), "--resume")) == 0
+    assert json.loads((tmp_path / "results.json").read_text())["title"] == "R-SAM: flat on bright"
+
+
+def test_paths_that_are_relative_or_no_text(images, tmp_path, monkeypatch):
+    odd = tmp_path / "ünï \udcff & <b>"
+    shutil.copytree(images.parent, odd)
+    monkeypatch.chdir(odd)
+    arguments = small(odd / images.name, "--out", str(tmp_path / "out"))
+    assert main(arguments) == 0
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "ünï ? &amp; &lt;b&gt;/1.0.0</td>" in report
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert found["settings"]["dataset"]["value"] == f"tfds:{odd / images.name}"
+
+    os.rename(odd, tmp_path / "bright")
+    assert main(small(images.name, "--out", str(tmp_path / "again"))) == 0
+    found = json.loads((tmp_path / "again" / "results.json").read_text())
+    assert found["title"] == "R-SAM: flat on bright"
+
+
+def test_a_full_disk_in_the_middle(tmp_path):
+    metrics = Metrics(tmp_path, tensorboard=False)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"--out: .*metrics.jsonl cannot be written \(is a dir"):
+        metrics.add({"epoch": 1})
+
+
 WRONG = {
     "dtype": (["--dtype", "float8"], "--dtype float8: use one of float32, bfloat16"),
     "resume": (["--resume"], "--resume: needs --out DIR"),
@@ -141,6 +220,8 @@ WRONG = {
     "size": (["--image-size", "64"], "--image-size 64: the images of .* all have 8 pixels"),
     "patches": (["--model", "vit_s16"], "images of 8×8 cannot be cut into patches"),
     "radius": (["--rho", "-1"], "--method rsam: rho must be in"),
+    "seed": (["--seed", str(2**31)], r"--seed 2147483648: use a number below 2\^31"),
+    "sharpness": (["--sharpness-rho", "inf"], "--sharpness-rho inf: use a number of at least 0"),
     "preset": (["--preset", "x"], "--preset x: unknown preset"),
 }
 

@@ -67,6 +67,12 @@ def broken(name):
         case "pickle of other shape":
             pixels = np.zeros((2, 7), np.uint8)
             contents["data_batch_1"] = archives.python2({"data": pixels, "labels": [0, 1]})
+        case "pickle of fractions":
+            pixels = np.zeros((2, 3072), np.uint8)
+            contents["data_batch_1"] = archives.python2({"data": pixels, "labels": [0.5, 1.0]})
+        case "pickle of columns":
+            pixels = np.zeros((2, 3072), np.uint8)
+            contents["data_batch_1"] = archives.python2({"data": pixels, "labels": [[0], [1]]})
     return contents
 
 
@@ -79,6 +85,8 @@ BROKEN = {
     "pickle cut off": r"data_batch_1 is malformed",
     "pickle of a list": r"data_batch_1 is malformed \(not a dictionary\)",
     "pickle of other shape": r"data must be uint8 of shape \(2, 3072\)",
+    "pickle of fractions": r"data_batch_1 is malformed \(labels must be a list of integers\)",
+    "pickle of columns": r"data_batch_1 is malformed \(labels must be a list of integers\)",
 }
 
 

@@ -112,6 +112,28 @@ def test_a_folder_without_a_split(tmp_path):
         datasets.load(f"tfds:{path}", 32)
 
 
+def test_a_folder_that_is_not_complete(tmp_path):
+    """Half of a data set would train without a word."""
+    splits = {name: small(np.random.default_rng(0), 4) for name in ("train", "test")}
+    path = archives.tfds(tmp_path / "x", splits, 5, (8, 8, 3))
+    missing = path / "some-test.tfrecord-00001-of-00002"
+    for leave in (lambda: missing.write_bytes(b""), missing.unlink):  # as a full disk does
+        leave()
+        with pytest.raises(UserError, match=f"{missing.name} is missing or empty; prepare the"):
+            datasets.load(f"tfds:{path}", 32)
+    missing.mkdir()
+    with pytest.raises(UserError, match=f"{missing.name} cannot be read"):
+        datasets.load(f"tfds:{path}", 32)
+
+
+def test_features_of_another_shape(tmp_path):
+    path = archives.tfds(tmp_path / "x", {"train": small(np.random.default_rng(0), 2)}, 5, (8, 8))
+    features = path / "features.json"
+    features.write_text(features.read_text().replace('"8"', '"eight"'))
+    with pytest.raises(UserError, match="has no image and class label"):
+        datasets.load(f"tfds:{path}", 32)
+
+
 def test_a_record_without_a_label(tmp_path):
     splits = {name: small(np.random.default_rng(0), 2) for name in ("train", "test")}
     path = archives.tfds(tmp_path / "x", splits, 5, shards=1)
