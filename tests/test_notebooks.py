@@ -74,10 +74,16 @@ def test_opens_in_colab(path):
     assert re.fullmatch(r"\d+ (CPU|GPU|TPU) device\(s\), jax [\d.]+\n", stream.text)
 
 
-def test_badges_lead_to_one_repository():
-    badges = [nbformat.read(path, as_version=4).cells[0].source for path in NOTEBOOKS]
-    links = {re.search(r"/github/(.*)/notebooks/", badge)[1] for badge in badges}
-    assert len(links) == 1
+def test_badges_and_installation_lead_to_one_repository():
+    repositories = set()
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        badge, install = notebook.cells[0].source, code_cells(notebook)[0].source
+        repositories |= {
+            re.search(r"/github/([^/]+/[^/]+)/blob/main/notebooks/", badge)[1],
+            re.search(r'"sam_optax\[experiments\] @ git\+https://github\.com/([^"]+)"', install)[1],
+        }
+    assert len(repositories) == 1
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/recipes.md"])

@@ -25,10 +25,16 @@ def _arg(help: str, metavar: str | None = None) -> Any:
     return tyro.conf.arg(help=help, metavar=metavar)
 
 
+def _setting(help: str, metavar: str) -> Any:
+    """An option whose default is not known before there is a preset."""
+    return tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint="(default: the preset's)")
+
+
 def _hyperparameter(name: str) -> Any:
     users = [m for m, method in SUPPORTED.items() if name in method.options]
     text = SUPPORTED[users[0]].options[name].help.rstrip(".")
-    return Annotated[float | None, _arg(f"{text} ({', '.join(users)}).", "FLOAT")]
+    kind = "INT" if isinstance(SUPPORTED[users[0]].options[name].default, int) else "FLOAT"
+    return Annotated[float | None, _setting(f"{text} ({', '.join(users)}).", kind)]
 
 
 _NAMES = list(dict.fromkeys(name for method in SUPPORTED.values() for name in method.options))
@@ -78,49 +84,66 @@ class Train:
     ] = 1.0
     model: Annotated[
         str | None,
-        _arg(
+        _setting(
             "The network: " + "; ".join(f"{n} ({a.title})" for n, a in ARCHITECTURES.items()),
             "NAME",
         ),
     ] = None
     method: Annotated[
         str | None,
-        _arg("; ".join(f"{n} ({m.title})" for n, m in SUPPORTED.items()), "METHOD"),
+        _setting("; ".join(f"{n} ({m.title})" for n, m in SUPPORTED.items()), "METHOD"),
     ] = None
-    epochs: Annotated[int | None, _arg("Passes over the training set.")] = None
-    batch_size: Annotated[int | None, _arg("Examples in a step, on all devices together.")] = None
+    epochs: Annotated[int | None, _setting("Passes over the training set.", "INT")] = None
+    batch_size: Annotated[
+        int | None, _setting("Examples in a step, on all devices together.", "INT")
+    ] = None
     m: Annotated[
         int | None,
-        _arg(
+        _setting(
             "Examples that share one perturbation (m-sharpness), a divisor of the batch size; the "
-            "whole batch by default."
+            "whole batch by default.",
+            "INT",
         ),
     ] = None
     optimizer: Annotated[
         str | None,
-        _arg("The base optimizer: sgd (weight decay added to the gradient) or adamw (decoupled)."),
+        _setting(
+            "The base optimizer: sgd (weight decay added to the gradient) or adamw (decoupled).",
+            "STR",
+        ),
     ] = None
-    lr: Annotated[float | None, _arg("Learning rate, after the warm-up.")] = None
+    lr: Annotated[float | None, _setting("Learning rate, after the warm-up.", "FLOAT")] = None
     schedule: Annotated[
-        str | None, _arg("What follows the warm-up: cosine (to 0) or constant.")
+        str | None, _setting("What follows the warm-up: cosine (to 0) or constant.", "STR")
     ] = None
-    warmup_steps: Annotated[int | None, _arg("Steps in which the rate rises from 0.")] = None
-    momentum: Annotated[float | None, _arg("Momentum of sgd; β₁ of adamw.")] = None
-    nesterov: Annotated[bool | None, _arg("Whether momentum is Nesterov's.", "True|False")] = None
-    weight_decay: Annotated[float | None, _arg("Weight decay, of all params.")] = None
-    clip: Annotated[float | None, _arg("Largest norm of the sharp gradient; 0: any.")] = None
-    label_smoothing: Annotated[float | None, _arg("Share of the label that all classes get.")] = (
+    warmup_steps: Annotated[
+        int | None, _setting("Steps in which the rate rises from 0.", "INT")
+    ] = None
+    momentum: Annotated[float | None, _setting("Momentum of sgd; β₁ of adamw.", "FLOAT")] = None
+    nesterov: Annotated[bool | None, _setting("Whether momentum is Nesterov's.", "True|False")] = (
         None
     )
-    label_noise: Annotated[float | None, _arg("Share of the training labels made wrong.")] = None
-    crop: Annotated[int | None, _arg("Pixels of padding before the random crop.")] = None
-    flip: Annotated[bool | None, _arg("Whether half of the images are mirrored.", "True|False")] = (
-        None
-    )
-    cutout: Annotated[int | None, _arg("Side of the square that is cut out; 0: none.")] = None
-    mixup: Annotated[float | None, _arg("α of mixup; 0: none.")] = None
+    weight_decay: Annotated[float | None, _setting("Weight decay, of all params.", "FLOAT")] = None
+    clip: Annotated[
+        float | None, _setting("Largest norm of the sharp gradient; 0: any.", "FLOAT")
+    ] = None
+    label_smoothing: Annotated[
+        float | None, _setting("Share of the label that all classes get.", "FLOAT")
+    ] = None
+    label_noise: Annotated[
+        float | None, _setting("Share of the training labels made wrong.", "FLOAT")
+    ] = None
+    crop: Annotated[int | None, _setting("Pixels of padding before the random crop.", "INT")] = None
+    flip: Annotated[
+        bool | None, _setting("Whether half of the images are mirrored.", "True|False")
+    ] = None
+    cutout: Annotated[
+        int | None, _setting("Side of the square that is cut out; 0: none.", "INT")
+    ] = None
+    mixup: Annotated[float | None, _setting("α of mixup; 0: none.", "FLOAT")] = None
     image_size: Annotated[
-        int | None, _arg("Side of the images, for data sets whose images differ in size.")
+        int | None,
+        _setting("Side of the images, for data sets whose images differ in size.", "INT"),
     ] = None
     hyperparameters: Annotated[Hyperparameters, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: Hyperparameters()

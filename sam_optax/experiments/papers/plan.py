@@ -72,6 +72,10 @@ def make(settings: Settings, dataset: ImageDataset, scale: float, seed: int, dev
         _some(len(images), scale, [7, i]) for i, images in enumerate((dataset.train, dataset.test))
     )
     asked = settings["batch_size"]
+    if scale == 1 and asked > len(train):
+        raise UserError(
+            f"--batch-size {asked}: there are {len(train)} training examples; use at most as many."
+        )
     groups = asked // settings["m"]
     share = devices * groups
     batch_size = asked if asked <= len(train) else max(1, len(train) // share) * share

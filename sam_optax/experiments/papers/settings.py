@@ -99,6 +99,8 @@ def resolve(options: Train) -> Settings:
         value = getattr(options.hyperparameters, name)
         setting = _hyperparameter(name, value, method, preset, same)
         kind = type(SUPPORTED[method].options[name].default)
+        if kind is int and not (float(setting.value).is_integer() and setting.value < 2**31):
+            raise UserError(f"{_flag(name)} {setting.value:g}: use an integer below 2^31.")
         hyperparameters[name] = kind(setting.value)
         table[name] = Setting(hyperparameters[name], setting.source)
     for name, value in vars(options.hyperparameters).items():

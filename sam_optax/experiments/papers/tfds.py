@@ -62,10 +62,19 @@ def load(path: Path, size: int) -> ImageDataset:
     digest = hashlib.sha256((path / "features.json").read_bytes())
     for file in (*found["train"], *found[test]):
         digest.update(f"{file.name} {file.stat().st_size} ".encode())
+    promised = _promised(path)
     splits: list[Images] = []
     small = len(sides) == 3 and sides[0] == sides[1] <= _SMALL
     for split in ("train", test):
         images = RecordImages(found[split], classes, size, spec)
+        for file, there, wanted in zip(
+            found[split], images.lengths, promised.get(split, images.lengths), strict=False
+        ):
+            if there != wanted:
+                raise UserError(
+                    f"{spec}: {file.name} has {there} of {wanted} records; prepare the data set "
+                    "again."
+                )
         splits.append(images.in_memory() if small else images)
     train_images, test_images = splits
     mean, std = IMAGENET_MEAN, IMAGENET_STD
@@ -85,6 +94,15 @@ def _check_complete(files: list[Path], spec: str) -> None:
     expected = {f"{stem[:-width]}{i:0{width}}-of-{count}" for i in range(int(count))}
     if missing := sorted(expected - names):
         raise UserError(f"{spec}: {missing[0]} is missing or empty; prepare the data set again.")
+
+
+def _promised(path: Path) -> dict[str, list[int]]:
+    """How many records each file of a split should have; empty for what is not known."""
+    try:
+        info = json.loads((path / "dataset_info.json").read_text())
+        return {split["name"]: [int(n) for n in split["shardLengths"]] for split in info["splits"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 _SPLITS = ("train", "validation", "test")
@@ -108,7 +126,9 @@ class RecordImages:
         self._spec = spec
         self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
         places = list(self._pool.map(records.index, files))
-        shards = np.repeat(np.arange(len(files)), [len(p) for p in places])
+        self.lengths = [len(p) for p in places]
+        """Records in each file."""
+        shards = np.repeat(np.arange(len(files)), self.lengths)
         self._places = np.column_stack([shards, np.concatenate(places)])
         if not len(self._places):
             raise UserError(f"{spec}: a split has no examples.")

@@ -165,13 +165,17 @@ def tfds(path, splits, classes, shape=(None, None, 3), kind="PNG", shards=2):
         "featuresDict": {"features": features},
     }
     (path / "features.json").write_text(json.dumps(whole))
+    info = {"name": "some", "splits": []}
     for split, (images, labels) in splits.items():
         examples = [
             tf_example({"id": b"x", "image": encoded(i, kind), "label": int(y)})
             for i, y in zip(images, labels, strict=True)
         ]
-        for shard in range(shards):
+        per_shard = -(-len(examples) // shards)
+        parts = [examples[i * per_shard : (i + 1) * per_shard] for i in range(shards)]
+        for shard, part in enumerate(parts):
             name = f"some-{split}.tfrecord-{shard:05d}-of-{shards:05d}"
-            per_shard = -(-len(examples) // shards)
-            records.write(path / name, examples[shard * per_shard : (shard + 1) * per_shard])
+            records.write(path / name, part)
+        info["splits"].append({"name": split, "shardLengths": [str(len(part)) for part in parts]})
+    (path / "dataset_info.json").write_text(json.dumps(info))
     return path

@@ -143,6 +143,12 @@ WRONG = {
     "no groups": ({"m": 0}, "--m 0: does not divide the batch size, 64; .*, such as 1"),
     "large groups": ({"m": 10**12}, "--m 10+: does not divide the batch size, 64; .*, such as 64"),
     "none to perturb": ({"method": "sgd", "m": 8}, "--m 8: sgd would perturb all groups"),
+    "half": ({"method": "every", "k": 2.5, "rho": 0.1}, "--k 2.5: use an integer below 2"),
+    "not a number": ({"method": "every", "k": float("nan"), "rho": 0.1}, "--k nan: use an integer"),
+    "wide": (
+        {"method": "every", "k": 2.0**31, "rho": 0.1},
+        "--k 2.14748e.09: use an int",
+    ),
     "no value": ({"method": "gsam"}, "--method gsam: has no value for rho_max; give --rho-max"),
 }
 
@@ -163,7 +169,7 @@ def test_options_are_documented():
     source = inspect.getsource(Train)
     for field in dataclasses.fields(Train):
         part = source[source.index(f"    {field.name}: ") :]
-        assert "_arg(" in part[:300] or '"""' in part[:300], field.name
+        assert re.search(r"_arg\(|_setting\(", part[:300]) or '"""' in part[:300], field.name
 
 
 @pytest.fixture
@@ -174,6 +180,12 @@ def data():
         for n in (1000, 100)
     )
     return ImageDataset("x", train, test, 5, 4, (0.5,) * 3, (0.2,) * 3, "")
+
+
+def test_a_batch_of_more_examples_than_there_are(data):
+    message = "--batch-size 1001: there are 1000 training examples; use at most as many"
+    with pytest.raises(UserError, match=message):
+        plan.make(resolve(batch_size=1001), data, 1.0, 0, 1)
 
 
 def test_full_size(data):

@@ -137,7 +137,7 @@ def test_features_of_another_shape(tmp_path):
 def test_a_record_without_a_label(tmp_path):
     splits = {name: small(np.random.default_rng(0), 2) for name in ("train", "test")}
     path = archives.tfds(tmp_path / "x", splits, 5, shards=1)
-    records.write(path / "some-train.tfrecord-00000-of-00001", [archives.tf_example({"a": 1})])
+    records.write(path / "some-train.tfrecord-00000-of-00001", [archives.tf_example({"a": 1})] * 2)
     with pytest.raises(UserError, match=r"record 0 \(some-train.* has no image and label"):
         datasets.load(f"tfds:{path}", 32).train.batch(np.array([0]), None)
 
@@ -148,3 +148,16 @@ def test_a_label_out_of_range(tmp_path):
     path = archives.tfds(tmp_path / "x", splits, 5, (8, 8, 3))
     with pytest.raises(UserError, match=r"record 0 .* has the label -1, outside 0 … 4"):
         datasets.load(f"tfds:{path}", 32)
+
+
+def test_a_file_that_ends_early_between_two_records(tmp_path):
+    """The format of the file cannot tell; ``dataset_info.json`` says how many there should be."""
+    splits = {name: small(np.random.default_rng(0), 8) for name in ("train", "test")}
+    path = archives.tfds(tmp_path / "some" / "1.0.0", splits, 5, (8, 8, 3))
+    file = sorted(path.glob("*-train.*"))[1]
+    kept = [records.read(file, *place) for place in records.index(file)[:3]]
+    records.write(file, kept)
+    with pytest.raises(UserError, match=f"{file.name} has 3 of 4 records; prepare the data set"):
+        datasets.load(f"tfds:{path}", 32)
+    (path / "dataset_info.json").unlink()  # folders without it are taken as they are
+    assert len(datasets.load(f"tfds:{path}", 32).train) == 7
