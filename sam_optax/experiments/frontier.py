@@ -23,6 +23,7 @@ RADII: dict[str, tuple[float, ...]] = {
     "part": (0.65, 0.8, 0.95, 1.0),
     "momentum": (0.2, 0.3, 0.35, 0.4),
     "msam": (1.5, 2.0, 2.4),
+    "m_asam": (4.0, 5.0, 6.0, 8.5, 9.0),
 }
 """Radii at which each method is trained."""
 

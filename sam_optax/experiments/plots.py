@@ -12,9 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's palette (grey for black), which colour-blind readers can tell apart. Line
 # styles and markers repeat the distinction for print without colour.
-COLOURS = ("#666666", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
+COLOURS = ("#666666", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#B3A000")
 _LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def curves(results: Mapping[str, Any]) -> bytes:

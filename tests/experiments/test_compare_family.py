@@ -87,12 +87,17 @@ BY_HAND = {
             when=sam_optax.every(5),
         )
     ),
-    "part": lambda: loop(sharp(sam_optax.sam(1.0)), with_part),
+    "part": lambda: loop(sharp(sam_optax.sam(0.95)), with_part),
     "sam_full": lambda: loop(sharp(SAM), with_all),
     "every": lambda: loop(sharp(sam_optax.sam(1.0), when=sam_optax.every(5))),
     "wsam_decoupled": lambda: loop(sharp(SAM, sam_optax.decoupled_sharpness(BASE.tx, 0.5, 9.0))),
     "msam": lambda: loop(
         sharp(sam_optax.momentum_start(optax.chain(sam_optax.sam(2.0), optax.scale(-1.0)), 0.9))
+    ),
+    "m_asam": lambda: loop(
+        sharp(
+            sam_optax.momentum_start(optax.chain(sam_optax.asam(5.0, 0.01), optax.scale(-1.0)), 0.9)
+        )
     ),
     "f_asam": lambda: loop(
         sharp(optax.chain(sam_optax.remove_full_gradient(1.0, 0.9), sam_optax.asam(2.0, 0.01)))

@@ -17,7 +17,7 @@ SUPPORTED = {
 }
 """The methods whose step needs the batch's gradients and nothing else."""
 
-UNGROUPED = ("sgd", "momentum", "msam")
+UNGROUPED = ("sgd", "momentum", "msam", "m_asam")
 """Those that would perturb all groups of a batch alike: not at all, or along past gradients."""
 
 
