@@ -24,7 +24,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options import Compare
 from sam_optax.experiments.output import OutputDirectory
 from sam_optax.experiments.plots import png
-from sam_optax.experiments.table import ruled, variation
+from sam_optax.experiments.table import counted, ruled, variation
 from sam_optax.experiments.task import Task, corrupted_labels
 
 FORMAT = "sam_optax.analyze"
@@ -256,8 +256,8 @@ def _print(
     known = [x for x in residuals if math.isfinite(x)]
     worst = f"; residuals at most {max(known):.1g} of λ₁" if known else ""
     legend = [
-        f"all on the training set, with the labels trained on; mean ± deviation of {count} "
-        f"seed{'s' if count > 1 else ''}",
+        f"all on the training set, with the labels trained on; mean ± deviation of "
+        f"{counted(count, 'seed')}",
         f"sharpness: largest rise of the loss found within ‖ε‖ ≤ {options.rho:g}",
         f"adaptive sharpness: within ‖ε/|w|‖ ≤ {options.adaptive_rho:g}, biases within their own "
         "units",

@@ -10,7 +10,7 @@ from rich.text import Text
 from scipy import stats
 
 from sam_optax.experiments.methods import Variant
-from sam_optax.experiments.table import heading, hyperparameters, ruled, variation
+from sam_optax.experiments.table import counted, heading, hyperparameters, ruled, variation
 
 CONFIDENCE = 0.95
 GOAL_SHARE, GOAL_COST = 0.95, 1.15
@@ -105,8 +105,8 @@ def print_frontier(console: Console, results: Mapping[str, Any]) -> None:
 
 def _legend(seeds: int) -> list[str]:
     return [
-        f"test accuracy: after the last epoch, on clean labels; mean of {seeds} "
-        f"seed{'s' if seeds > 1 else ''} ± {100 * CONFIDENCE:g} % confidence interval",
+        f"test accuracy: after the last epoch, on clean labels; mean of "
+        f"{counted(seeds, 'seed')} ± {100 * CONFIDENCE:g} % confidence interval",
         "gain kept:     share of the gain over SGD that SAM has at its best radius here",
         "step cost:     time of a training step, median ratio over interleaved epochs",
         f"goal:          {100 * GOAL_SHARE:g} % of the gain at {GOAL_COST:g} × the cost of SGD",

@@ -17,6 +17,7 @@ from sam_optax.experiments.frontier import (
     points,
 )
 from sam_optax.experiments.plots import COLOURS, MARKERS, png, setting, tidy
+from sam_optax.experiments.table import counted
 
 
 def frontier(results: Mapping[str, Any]) -> bytes:
@@ -52,10 +53,9 @@ def frontier(results: Mapping[str, Any]) -> bytes:
         tidy(axes)
         axes.margins(y=0)
         axes.grid(axis="x", alpha=0.3)
-    seeds = len(results["seeds"])
+    seeds = counted(len(results["seeds"]), "seed")
     figure.suptitle(
-        f"{setting(results)}; mean of {seeds} seed{'s' * (seeds > 1)} with {100 * CONFIDENCE:g} % "
-        "confidence intervals",
+        f"{setting(results)}; mean of {seeds} with {100 * CONFIDENCE:g} % confidence intervals",
         fontsize="medium",
     )
     figure.legend(

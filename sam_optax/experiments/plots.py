@@ -10,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from sam_optax.experiments.table import counted
+
 # Okabe and Ito's palette (grey for black), which colour-blind readers can tell apart. Line
 # styles and markers repeat the distinction for print without colour.
 COLOURS = ("#666666", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#B3A000")
@@ -146,8 +148,8 @@ def tidy(axes: Axes) -> None:
 
 
 def _title(results: Mapping[str, Any]) -> str:
-    seeds = len(results["seeds"])
-    return f"{setting(results)}; mean and standard deviation of {seeds} seed{'s' * (seeds > 1)}"
+    seeds = counted(len(results["seeds"]), "seed")
+    return f"{setting(results)}; mean and standard deviation of {seeds}"
 
 
 def setting(results: Mapping[str, Any]) -> str:

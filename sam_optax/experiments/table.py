@@ -61,13 +61,18 @@ def heading(results: Mapping[str, Any]) -> Text:
     lines = [
         f"{dataset['name']}: {dataset['train_examples']} training and "
         f"{dataset['test_examples']} test examples, {dataset['classes']} classes",
-        f"{labels}; {seeds} seed{'s' if seeds > 1 else ''}",
-        f"{settings['model']}; {settings['epochs']} epochs of {results['steps_per_epoch']} steps "
-        f"with batches of {settings['batch_size']}",
+        f"{labels}; {counted(seeds, 'seed')}",
+        f"{settings['model']}; {counted(settings['epochs'], 'epoch')} of "
+        f"{counted(results['steps_per_epoch'], 'step')} with batches of {settings['batch_size']}",
         f"SGD: learning rate {settings['lr']:g} (cosine to 0), momentum "
         f"{settings['momentum']:g}, weight decay {settings['weight_decay']:g}",
     ]
     return Text("\n" + "\n".join(lines) + "\n")
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _outcome(method: Mapping[str, Any], seeds: int) -> str:

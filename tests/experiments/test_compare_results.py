@@ -166,6 +166,11 @@ def printed(found, width=80):
     return file.getvalue()
 
 
+def test_one_of_a_thing_has_no_plural():
+    counted = [table.counted(n, "epoch") for n in (0, 1, 2)]
+    assert counted == ["0 epochs", "1 epoch", "2 epochs"]
+
+
 def test_the_table_says_what_was_trained_on_and_what_came_out(found):
     text = printed(found)
     assert "npz:small.npz: 40 training and 13 test examples, 3 classes" in text

@@ -28,6 +28,7 @@ from sam_optax.experiments.papers.loop import Training
 from sam_optax.experiments.papers.metrics import Metrics
 from sam_optax.experiments.papers.options import Train
 from sam_optax.experiments.papers.progress import Progress
+from sam_optax.experiments.table import counted
 
 __all__ = ["Train", "run"]
 
@@ -202,7 +203,8 @@ def _announce(
     console: Console, options: Train, chosen: settings.Settings, extent: plan.Plan
 ) -> None:
     console.print(
-        f"{outcome.title(chosen)}; {extent.epochs} epochs of {extent.steps_per_epoch} steps"
+        f"{outcome.title(chosen)}; {counted(extent.epochs, 'epoch')} of "
+        f"{counted(extent.steps_per_epoch, 'step')}"
     )
     stand_ins = [
         f"{name} {setting.value}"
