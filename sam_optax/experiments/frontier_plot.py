@@ -44,10 +44,10 @@ def frontier(results: Mapping[str, Any]) -> bytes:
     cost.set_ylabel("test accuracy (%)")
     cost.set_title("each method at its best radius, paler at the others", fontsize="medium")
     radius.set_xscale("log")
-    radius.set_xticks([0.2, 0.5, 1, 2, 5])
+    radius.set_xticks([0.2, 0.5, 1, 2, 5, 10])
     radius.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     radius.xaxis.set_minor_formatter(NullFormatter())
-    radius.set_xlabel("radius ρ, in units of the weights")
+    radius.set_xlabel("radius ρ, in units of the weights (m_asam: relative to them)")
     radius.set_title("how much the radius matters", fontsize="medium")
     for axes in (cost, radius):
         tidy(axes)
