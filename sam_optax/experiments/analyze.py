@@ -256,7 +256,7 @@ def _print(
     known = [x for x in residuals if math.isfinite(x)]
     worst = f"; residuals at most {max(known):.1g} of λ₁" if known else ""
     legend = [
-        f"all on the training set, with the labels trained on; mean ± deviation of "
+        "all on the training set, with the labels trained on; mean ± deviation of "
         f"{counted(count, 'seed')}",
         f"sharpness: largest rise of the loss found within ‖ε‖ ≤ {options.rho:g}",
         f"adaptive sharpness: within ‖ε/|w|‖ ≤ {options.adaptive_rho:g}, biases within their own "

@@ -60,11 +60,7 @@ class Checkpoints:
             raise self._unusable(f"it cannot be read ({_reason(error)})") from error
         except UnusableError as error:
             raise self._unusable(error) from error
-        if differing := identity.differences(run["identity"], self._identity):
-            raise UserError(
-                f"--resume: {self.path} is of a run with other settings: {differing}. Give the "
-                "same ones, choose another --out, or remove the file to start again."
-            )
+        identity.check_checkpoint(self.path, run["identity"], self._identity)
         self.epoch, self._found = run["epoch"], (run, arrays)
         then, now = run["versions"], results.versions()
         changed = [f"{k} {then.get(k)} (now {v})" for k, v in now.items() if then.get(k) != v]

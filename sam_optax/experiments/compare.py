@@ -78,11 +78,7 @@ def _resume(out: Path, checkpoints: Checkpoints, run_identity: Mapping[str, Any]
     if found is None:
         _say(f"There is no checkpoint in {out}: starting from the beginning.")
         return False
-    if differing := identity.differences(identity.of_results(found), run_identity):
-        raise UserError(
-            f"--resume: {out} holds the results of a run with other settings: {differing}. Choose "
-            "another --out, or leave out --resume to replace them."
-        )
+    identity.check_results(out, identity.of_results(found), run_identity)
     stdout = Console(highlight=False)
     _print(found)
     stdout.print(f"\nThis run is finished: its results are in {out}.", soft_wrap=True)

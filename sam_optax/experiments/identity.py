@@ -1,8 +1,10 @@
 """Which run it is: everything that the results depend on and a user can choose."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import Variant
 from sam_optax.experiments.task import Task
 
@@ -58,6 +60,24 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
         changed = f"{name} (now {now})" if name != now else f"{name} (its contents have changed)"
         differing.insert(0, f"--dataset {changed}")
     return ", ".join(differing)
+
+
+def check_checkpoint(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` if a checkpoint is not of the run that is to be continued."""
+    if differing := differences(theirs, ours):
+        raise UserError(
+            f"--resume: {path} is of a run with other settings: {differing}. Give the same ones, "
+            "choose another --out, or remove the file to start again."
+        )
+
+
+def check_results(out: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` if a directory's results are not of the run that was asked for."""
+    if differing := differences(theirs, ours):
+        raise UserError(
+            f"--resume: {out} holds the results of a run with other settings: {differing}. Choose "
+            "another --out, or leave out --resume to replace them."
+        )
 
 
 def _options(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,8 +159,8 @@ def setting(results: Mapping[str, Any]) -> str:
     return f"{results['dataset']['name']}, {labels}, {results['settings']['model']}"
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, dpi: int = 150) -> bytes:
     """The figure as a file."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150)
+    figure.savefig(file, format="png", dpi=dpi)
     return file.getvalue()

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from sam_optax.experiments.errors import UserError
@@ -73,10 +72,3 @@ def build(name: str, classes: int, size: int, dtype: Any = jnp.float32) -> nn.Mo
             f"{model.patch}×{model.patch}; give --image-size a multiple of {model.patch}."
         )
     return model
-
-
-def parameters(model: nn.Module, size: int) -> int:
-    """The number of params, without allocating any."""
-    image = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-    variables = jax.eval_shape(partial(model.init, train=False), jax.random.key(0), image)
-    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))

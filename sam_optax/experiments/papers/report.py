@@ -3,7 +3,6 @@
 
 import base64
 import html
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sam_optax.experiments.papers.outcome import rise
 from sam_optax.experiments.papers.progress import rate
-from sam_optax.experiments.plots import COLOURS, tidy
+from sam_optax.experiments.plots import COLOURS, png, tidy
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem;
@@ -120,9 +119,7 @@ def _image(points: Sequence[Mapping[str, float]]) -> str:
     accuracy.set_ylabel("accuracy (%)")
     loss.set_ylabel("loss (nats)")
     loss.legend(frameon=False)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=120)
-    data = base64.b64encode(file.getvalue()).decode()
+    data = base64.b64encode(png(figure, dpi=120)).decode()
     alt = "Accuracy and loss on training and test examples after each epoch"
     caption = "<p>Training curves are means over the epoch, on augmented images and the labels "
     caption += "trained on; the test curves are on clean images.</p>"

@@ -31,6 +31,13 @@ def conv(channels: int, size: int, stride: int = 1, dtype: Any = jnp.float32) ->
     )
 
 
+def batch_norm(train: bool, dtype: Any) -> Norm:
+    """Makes BatchNorms, which in training see the statistics of what they are given."""
+    return partial(
+        nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype
+    )
+
+
 class Basic(nn.Module):
     """Two 3×3 convolutions, of ResNet-18 and ResNet-20.
 
@@ -98,13 +105,7 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         """Logits of a batch of images, in float32."""
-        norm: Norm = partial(
-            nn.BatchNorm,
-            use_running_average=not train,
-            momentum=0.9,
-            epsilon=1e-5,
-            dtype=self.dtype,
-        )
+        norm = batch_norm(train, self.dtype)
         x = x.astype(self.dtype)
         large = self.stem == "imagenet"
         x = conv(self.width, 7 if large else 3, 2 if large else 1, self.dtype)(x)

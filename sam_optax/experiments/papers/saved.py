@@ -41,11 +41,7 @@ def load(path: Path, run: Mapping[str, Any], like: State) -> tuple[State, dict[s
     """
     try:
         found, arrays = checkpoint_file.decode(path.read_bytes(), FORMAT)
-        if differing := identity.differences(found["identity"], run):
-            raise UserError(
-                f"--resume: {path} is of a run with other settings: {differing}. Give the same "
-                "ones, choose another --out, or remove the file to start again."
-            )
+        identity.check_checkpoint(path, found["identity"], run)
         expected = _arrays(like)
         arrays = checkpoint_file.with_structure(arrays, expected)
     except FileNotFoundError:

@@ -23,6 +23,7 @@ def measure(
     some = plan.train[:: max(1, len(plan.train) // examples)][:examples]
     evaluate = eval_step(problem)
 
+    @jax.jit
     def loss(params: Any, batch: feed.Batch) -> jax.Array:
         return evaluate(params, state.batch_stats, *batch)["loss"] / len(some)
 
@@ -32,6 +33,6 @@ def measure(
         value, more = value_and_grad(state.params, batch)
         total, grads = total + value, jax.tree.map(jnp.add, grads, more)
     sam = sam_optax.sam(rho)
-    perturbed, _ = jax.jit(sam.perturb_fn)(state.params, grads, sam.init(state.params))
+    perturbed, _ = sam.perturb_fn(state.params, grads, sam.init(state.params))
     batches = feed.evaluation(problem.dataset.train, some, plan.batch_size, devices)
-    return float(sum(jax.jit(loss)(perturbed, batch) for batch in batches) - total)
+    return float(sum(loss(perturbed, batch) for batch in batches) - total)

@@ -162,11 +162,7 @@ def _finished(options: Train, run_identity: Mapping[str, Any]) -> bool:
     found = None if (options.out / saved.NAME).exists() else outcome.read(options.out)
     if found is None:
         return False
-    if differing := identity.differences(found["identity"], run_identity):
-        raise UserError(
-            f"--resume: {options.out} holds the results of a run with other settings: {differing}. "
-            "Choose another --out, or leave out --resume to replace them."
-        )
+    identity.check_results(options.out, found["identity"], run_identity)
     stdout = Console(highlight=False)
     stdout.quiet = bool(jax.process_index())
     outcome.show(stdout, found)

@@ -1,13 +1,12 @@
 """Wide residual networks (Zagoruyko & Komodakis 2016, arXiv 1605.07146)."""
 
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from sam_optax.experiments.papers.resnet import Norm, conv
+from sam_optax.experiments.papers.resnet import Norm, batch_norm, conv
 
 
 class PreActivation(nn.Module):
@@ -47,13 +46,7 @@ class WideResNet(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         """Logits of a batch of images, in float32."""
-        norm: Norm = partial(
-            nn.BatchNorm,
-            use_running_average=not train,
-            momentum=0.9,
-            epsilon=1e-5,
-            dtype=self.dtype,
-        )
+        norm = batch_norm(train, self.dtype)
         x = conv(16, 3, 1, self.dtype)(x.astype(self.dtype))
         for group in range(3):
             for i in range((self.depth - 4) // 6):
