@@ -1,36 +1,49 @@
 """Sharpness-aware minimization for JAX, as optax gradient transformations."""
 
-from sam_optax._alternating import AlternatingState, alternating, eval_params
-from sam_optax._asam import asam
-from sam_optax._examples import part_of_batch, reweighted_ascent, rising_samples
-from sam_optax._fisher_sam import fisher_sam
-from sam_optax._fsam import FullGradientState, fsam, remove_full_gradient
-from sam_optax._hyperparameters import ScheduleState
-from sam_optax._info import StepInfo
-from sam_optax._looksam import ReuseOrthogonalState, looksam, reuse_orthogonal
-from sam_optax._low_pass import low_pass
-from sam_optax._mix_gradients import decoupled_sharpness, mix_gradients
-from sam_optax._momentum_start import momentum_start
-from sam_optax._parallel import accumulate, local
-from sam_optax._passes import FirstPassState, pop_first_pass
-from sam_optax._perturb_only import perturb_only
-from sam_optax._perturbation import (
+from sam_optax._combinators.alternating import AlternatingState, alternating, eval_params
+from sam_optax._combinators.gradient_functions import FirstPassState, pop_first_pass
+from sam_optax._combinators.looksam import looksam
+from sam_optax._combinators.sharpness_aware import SharpnessAwareState, sharpness_aware
+from sam_optax._combinators.step_info import StepInfo
+from sam_optax._descent.mix_gradients import decoupled_sharpness, mix_gradients
+from sam_optax._descent.reuse_orthogonal import ReuseOrthogonalState, reuse_orthogonal
+from sam_optax._descent.surrogate_gap import surrogate_gap
+from sam_optax._gradients.accumulate import accumulate
+from sam_optax._gradients.part_of_batch import part_of_batch
+from sam_optax._gradients.reweighted_ascent import reweighted_ascent
+from sam_optax._gradients.rising_samples import rising_samples
+from sam_optax._internal.devices import local
+from sam_optax._internal.hyperparameters import ScheduleState
+from sam_optax._perturbations.asam import asam
+from sam_optax._perturbations.fisher_sam import fisher_sam
+from sam_optax._perturbations.fsam import fsam
+from sam_optax._perturbations.low_pass import low_pass
+from sam_optax._perturbations.momentum_start import momentum_start
+from sam_optax._perturbations.perturb_only import perturb_only
+from sam_optax._perturbations.perturbation import (
     MomentumStartState,
     Perturbation,
     RandomStartState,
     as_perturbation,
 )
-from sam_optax._precision import PerturbationSurvival, perturbation_survival
-from sam_optax._project_out import project_out
-from sam_optax._random_mask import RandomMaskState, random_mask
-from sam_optax._rounding import StochasticRoundingState, stochastic_rounding
-from sam_optax._rsam import random_start, rsam
-from sam_optax._sam import sam
-from sam_optax._sharpness_aware import SharpnessAwareState, sharpness_aware
-from sam_optax._smooth_gradient import SmoothGradientState, smooth_gradient
-from sam_optax._sparsify import SparsifyState, sparsify
-from sam_optax._surrogate_gap import rho_from_learning_rate, surrogate_gap
-from sam_optax._when import RandomWhen, after, bernoulli, every
+from sam_optax._perturbations.perturbation_survival import (
+    PerturbationSurvival,
+    perturbation_survival,
+)
+from sam_optax._perturbations.project_out import project_out
+from sam_optax._perturbations.random_mask import RandomMaskState, random_mask
+from sam_optax._perturbations.random_start import random_start
+from sam_optax._perturbations.remove_full_gradient import FullGradientState, remove_full_gradient
+from sam_optax._perturbations.rsam import rsam
+from sam_optax._perturbations.sam import sam
+from sam_optax._perturbations.smooth_gradient import SmoothGradientState, smooth_gradient
+from sam_optax._perturbations.sparsify import SparsifyState, sparsify
+from sam_optax._perturbations.stochastic_rounding import (
+    StochasticRoundingState,
+    stochastic_rounding,
+)
+from sam_optax._schedules.rho_from_learning_rate import rho_from_learning_rate
+from sam_optax._schedules.when import RandomWhen, after, bernoulli, every
 
 __version__ = "0.1.0"
 

@@ -21,7 +21,7 @@ from helpers import (
 )
 
 import sam_optax
-from sam_optax._alternating import AlternatingState, alternating, eval_params
+from sam_optax._combinators.alternating import AlternatingState, alternating, eval_params
 
 KEY = jax.random.key(3)
 STEPS = 10

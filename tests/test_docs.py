@@ -117,7 +117,11 @@ def skeleton(tmp_path):
         assert found
         path.write_text(before + line + found + after)
 
-    insert("sam_optax/__init__.py", "from sam_optax._looksam ", blocks.pop("sam_optax/__init__.py"))
+    insert(
+        "sam_optax/__init__.py",
+        "from sam_optax._combinators.looksam ",
+        blocks.pop("sam_optax/__init__.py"),
+    )
     insert("sam_optax/__init__.py", '    "local",\n', '    "layerwise_sam",\n')
     insert("tests/methods.py", '    ("by_hand",', blocks.pop("tests/methods.py"))
     for name, block in blocks.items():

@@ -9,7 +9,7 @@ import scipy.stats
 from helpers import assert_same, leaves
 
 import sam_optax
-from sam_optax import _noise
+from sam_optax._internal import noise
 
 DRAWS = 20_000
 
@@ -109,8 +109,8 @@ def quantiles(monkeypatch):
     high = sums - low - middle
     words = (high << 22) | (middle << 11) | low
     with monkeypatch.context() as patched:
-        patched.setattr(_noise, "_hash", lambda x, words_: jnp.asarray(words))
-        return np.float64(_noise.normal(jnp.zeros(2, jnp.uint32), sums.shape))
+        patched.setattr(noise, "_hash", lambda x, words_: jnp.asarray(words))
+        return np.float64(noise.normal(jnp.zeros(2, jnp.uint32), sums.shape))
 
 
 def probabilities():
@@ -136,7 +136,7 @@ def test_exact_distribution_is_normal(monkeypatch):
 def test_a_million_draws(seed):
     """Kolmogorov–Smirnov, moments, and the frequency of each sum against its probability."""
     count = 1_000_000
-    z = np.float64(_noise.normal(_noise.first_key(jax.random.key(seed)), (count,)))
+    z = np.float64(noise.normal(noise.first_key(jax.random.key(seed)), (count,)))
     assert scipy.stats.kstest(z, "norm").statistic < 4e-4 + 1.9 / np.sqrt(count)
     assert z.mean() == pytest.approx(0, abs=4.5 / np.sqrt(count))
     assert z.var() == pytest.approx(1, abs=4.5 * np.sqrt(2 / count))
@@ -148,7 +148,7 @@ def test_a_million_draws(seed):
 def test_values_repeat_as_often_as_chance_has_it(monkeypatch, seed):
     count = 1_000_000
     values, pmf = quantiles(monkeypatch), probabilities()
-    z = np.float64(_noise.normal(_noise.first_key(jax.random.key(seed)), (count,)))
+    z = np.float64(noise.normal(noise.first_key(jax.random.key(seed)), (count,)))
     index = np.searchsorted((values[1:] + values[:-1]) / 2, z)
     expected, observed = count * pmf, np.bincount(index, minlength=len(pmf))
     common = expected > 20
@@ -166,7 +166,7 @@ def test_values_repeat_as_often_as_chance_has_it(monkeypatch, seed):
 
 
 def random_bits(words, shape):
-    return np.asarray(_noise._hash(_noise._index(shape), words))
+    return np.asarray(noise._hash(noise._index(shape), words))
 
 
 def planes(bits):
@@ -175,7 +175,7 @@ def planes(bits):
     return 2 * columns.astype(np.float32) - 1
 
 
-WORDS = [_noise.first_key(jax.random.key(seed)) for seed in range(2)] + [
+WORDS = [noise.first_key(jax.random.key(seed)) for seed in range(2)] + [
     jnp.array(pair, jnp.uint32) for pair in ((0, 0), (0, 1), (2**32 - 1, 2**32 - 1))
 ]
 SIZE = 2**16
@@ -203,15 +203,15 @@ def test_no_two_elements_have_the_same_bits():
 
 
 def test_different_keys_are_independent():
-    x = [planes(random_bits(_noise.first_key(jax.random.key(s)), (SIZE,))) for s in range(4)]
+    x = [planes(random_bits(noise.first_key(jax.random.key(s)), (SIZE,))) for s in range(4)]
     for i, a in enumerate(x):
         for b in x[:i]:
             assert np.abs(a.T @ b / SIZE).max() < 5.5 / np.sqrt(SIZE)
 
 
 def test_successive_keys_are_independent_and_do_not_cycle():
-    key = _noise.first_key(jax.random.key(0))
-    _, keys = jax.lax.scan(lambda k, _: (_noise.next_key(k), k), key, length=SIZE)
+    key = noise.first_key(jax.random.key(0))
+    _, keys = jax.lax.scan(lambda k, _: (noise.next_key(k), k), key, length=SIZE)
     keys = np.asarray(keys)
     assert len(np.unique(keys, axis=0)) == SIZE
     x = np.concatenate([planes(keys[:, 0]), planes(keys[:, 1])], axis=1)
@@ -225,15 +225,15 @@ def test_draws_within_a_step_are_independent():
     """Keys of devices and of groups of the batch, beside the next step's key and their own."""
     key = WORDS[0]
     indices = jnp.arange(SIZE // 8)
-    folded = np.asarray(jax.vmap(lambda i: _noise.fold_in(key, i))(indices))
-    several = np.concatenate([folded, np.asarray([key, _noise.next_key(key)])])
+    folded = np.asarray(jax.vmap(lambda i: noise.fold_in(key, i))(indices))
+    several = np.concatenate([folded, np.asarray([key, noise.next_key(key)])])
     assert len(np.unique(several, axis=0)) == len(several)
     assert len(np.unique(folded)) == folded.size  # no word is shared either
     x = np.concatenate([planes(folded[:, 0]), planes(folded[:, 1])], axis=1)
     bound = 5.5 / np.sqrt(len(x))
     assert np.abs(x.mean(0)).max() < bound
     assert np.abs(x.T @ x / len(x) - np.eye(64)).max() < bound
-    assert_same(_noise.fold_in(key, None), key)
+    assert_same(noise.fold_in(key, None), key)
 
 
 def test_complex_noise_has_the_variance_in_both_parts():
@@ -253,6 +253,6 @@ def test_either_word_decides_the_noise():
     rng = np.random.default_rng(0)
     flipped = [words ^ np.array([1 << bit, 0], np.uint32) for bit in range(32)]
     second = [np.array([words[0], rng.integers(2**32)], np.uint32) for _ in range(32)]
-    draw_many = jax.jit(jax.vmap(lambda w: _noise.normal(w, (SIZE,))))
+    draw_many = jax.jit(jax.vmap(lambda w: noise.normal(w, (SIZE,))))
     z, *others = np.float64(draw_many(np.stack([words, *flipped, *second])))
     assert np.abs(np.asarray(others) @ z / SIZE).max() < 5 / np.sqrt(SIZE)

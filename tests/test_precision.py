@@ -10,7 +10,7 @@ import pytest
 from helpers import assert_same, batches, init_mlp, leaves, mlp_loss, same, vector
 
 import sam_optax
-from sam_optax._precision import perturbation_survival
+from sam_optax._perturbations.perturbation_survival import perturbation_survival
 
 KEY = jax.random.key(5)
 LOW = [jnp.bfloat16, jnp.float16]

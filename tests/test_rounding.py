@@ -10,8 +10,12 @@ import pytest
 from helpers import assert_same, same, signature, vector
 
 import sam_optax
-from sam_optax._precision import perturbation_survival
-from sam_optax._rounding import StochasticRoundingState, round_to, stochastic_rounding
+from sam_optax._perturbations.perturbation_survival import perturbation_survival
+from sam_optax._perturbations.stochastic_rounding import (
+    StochasticRoundingState,
+    round_to,
+    stochastic_rounding,
+)
 
 KEY = jax.random.key(11)
 LOW = [jnp.bfloat16, jnp.float16]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from helpers import vector
 
-from sam_optax import _noise, _select
+from sam_optax._internal import largest_elements, noise
 
 
 @jax.jit
 def largest(scores, among, k, key):
-    return _select.largest(jax.tree.map(_select.rank, scores), among, k, key)
+    return largest_elements.largest(jax.tree.map(largest_elements.rank, scores), among, k, key)
 
 
 def cut(values):
@@ -20,7 +20,7 @@ def cut(values):
 
 def choose(values, k, seed=0, among=None):
     among = np.ones(30, bool) if among is None else among
-    key = _noise.first_key(jax.random.key(seed))
+    key = noise.first_key(jax.random.key(seed))
     return vector(largest(cut(values.astype(np.float32)), cut(among), k, key)) == 1
 
 

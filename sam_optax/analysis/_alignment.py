@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax import _hyperparameters as hp
+from sam_optax._internal import hyperparameters as hp
 from sam_optax.analysis import _vectors
 from sam_optax.analysis._dataset import DatasetLoss
 

@@ -10,7 +10,7 @@ import optax
 from jax import lax
 
 import sam_optax
-from sam_optax import _moves, _noise, _trees
+from sam_optax._internal import noise, trees
 from sam_optax.analysis._ball import p_norm, project
 from sam_optax.analysis._loss import Loss
 from sam_optax.analysis._random import normal_like
@@ -59,7 +59,7 @@ def maximize(
     gradient is not zero even if it is at w.
     """
     zero = jax.tree.map(
-        lambda w: jnp.zeros(jnp.shape(w), _trees.compute_dtype(w)), _moves.inexact_only(params)
+        lambda w: jnp.zeros(jnp.shape(w), trees.compute_dtype(w)), trees.inexact_only(params)
     )
     method = sam_optax.sam(1.0, p=p)
 
@@ -69,11 +69,11 @@ def maximize(
         )
 
     def point(u: Any) -> Any:
-        return _trees.add(params, scaled(u))
+        return trees.add(params, scaled(u))
 
     def evaluate(u: Any) -> tuple[jax.Array, Any]:
         value, grads = loss.value_and_grad(point(u))
-        return value, scaled(jax.tree.map(_trees.widen, grads))
+        return value, scaled(jax.tree.map(trees.widen, grads))
 
     def proposal(at: _Point) -> Any:
         direction, _ = method.update(at.grad, method.init(at.grad))
@@ -109,7 +109,7 @@ def maximize(
     def start(i: jax.Array) -> Any:
         # Random ones in pairs of opposite points: near a minimum the loss rises on both sides of
         # the sharpest direction, and on one side more.
-        draw = normal_like(_noise.fold_in(words, (i + 1) // 2), zero)
+        draw = normal_like(noise.fold_in(words, (i + 1) // 2), zero)
         norm = p_norm(draw, p)
         factor = jnp.asarray(rho).astype(norm.dtype) / jnp.where(norm > 0, norm, 1)
         factor = jnp.where(i > 0, jnp.where(i % 2 == 1, factor, -factor), 0)
@@ -117,7 +117,7 @@ def maximize(
 
     indices = jnp.arange(1 + restarts, dtype=jnp.int32)
     (u, value), (starts, base, first) = lax.scan(climb, (zero, nothing.loss), indices)
-    eps = jax.tree.map(lambda w, e: _trees.cast_like(e, w), _moves.inexact_only(params), scaled(u))
+    eps = jax.tree.map(lambda w, e: trees.cast_like(e, w), trees.inexact_only(params), scaled(u))
     return Ascent(eps, value - base[0], base[0], first[0] - base[0], starts - base[0])
 
 

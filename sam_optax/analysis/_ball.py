@@ -7,22 +7,22 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from sam_optax import _norms, _trees
+from sam_optax._internal import norms, trees
 
 
 def p_norm(tree: Any, p: float) -> jax.Array:
     """‖·‖_p over all inexact leaves, of float32 or wider."""
-    leaves = _trees.inexact_leaves(tree)
+    leaves = trees.inexact_leaves(tree)
     if p == 2:
-        norm = _norms.l2_norm(lambda: leaves, full_range=False)
+        norm = norms.l2_norm(lambda: leaves, full_range=False)
         return norm.value / norm.scale
-    largest = _norms.max_norm(leaves)
+    largest = norms.max_norm(leaves)
     if math.isinf(p):
         return largest
     # Powers of elements relative to the largest neither overflow nor all vanish.
     unit = jnp.where(largest > 0, largest, 1)
     powers = [(jnp.abs(x) / unit.astype(jnp.finfo(x.dtype).dtype)) ** p for x in leaves]
-    return largest * _norms.total(powers, largest.dtype) ** (1 / p)
+    return largest * norms.total(powers, largest.dtype) ** (1 / p)
 
 
 def project(tree: Any, rho: chex.Numeric, p: float) -> Any:
@@ -32,9 +32,9 @@ def project(tree: Any, rho: chex.Numeric, p: float) -> Any:
     rescaled onto the sphere, which stays within the ball but is not the nearest point.
     """
     if math.isinf(p):
-        return _trees.map_inexact(lambda x: _shrink(x, jnp.abs(x), rho), tree)
+        return trees.map_inexact(lambda x: _shrink(x, jnp.abs(x), rho), tree)
     norm = p_norm(tree, p)
-    return _trees.map_inexact(lambda x: _shrink(x, norm, rho), tree)
+    return trees.map_inexact(lambda x: _shrink(x, norm, rho), tree)
 
 
 def _shrink(x: jax.Array, magnitude: jax.Array, rho: chex.Numeric) -> jax.Array:

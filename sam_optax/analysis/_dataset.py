@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sam_optax import _hyperparameters as hp
-from sam_optax import _trees
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import trees
 from sam_optax.analysis._loss import Loss, scalar
 
 
@@ -124,7 +124,7 @@ class DatasetLoss(Loss):
 
         first = self.remainder if not self._count else jax.tree.map(lambda a: a[0], self.batches)
         shapes = jax.eval_shape(term, first)
-        total = jax.tree.map(lambda s: jnp.zeros(s.shape, _trees.compute_dtype(s)), shapes)
+        total = jax.tree.map(lambda s: jnp.zeros(s.shape, trees.compute_dtype(s)), shapes)
         if self._count:
             total, _ = lax.scan(
                 lambda t, xs: (add(t, *xs), None),

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax import _trees
-from sam_optax._structure import AxisOverride, unit_axes, unit_norm
+from sam_optax._internal import trees
+from sam_optax._internal.leaf_roles import AxisOverride, unit_axes, unit_norm
 from sam_optax.analysis import _vectors
 from sam_optax.analysis._loss import LossLike, as_loss
 from sam_optax.analysis._random import first_words, normal_like
@@ -67,7 +67,7 @@ def filter_normalized(
             return None
         if w.ndim < 2 and vectors == "zero":
             return jnp.zeros_like(w)
-        d = _trees.widen(d)
+        d = trees.widen(d)
         length = unit_norm(jnp.abs(d), axis)
         factor = unit_norm(jnp.abs(w), axis) / jnp.where(length > 0, length, 1)
         return d * factor.astype(d.dtype)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from sam_optax import _hyperparameters as hp
-from sam_optax import _moves, _noise
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import noise, trees
 from sam_optax.analysis import _krylov
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
@@ -143,7 +143,7 @@ def _iterate(
         # What has converged is set aside; what has not is where the run starts, beside a random
         # vector in which there is something of every eigenvector.
         found = jnp.asarray(residuals <= converged * np.max(np.abs(values)))[:, None]
-        random = _noise.normal(_noise.fold_in(words, run), (n,)).astype(dtype)
+        random = noise.normal(noise.fold_in(words, run), (n,)).astype(dtype)
         start = random / jnp.linalg.norm(random) + jnp.sum(jnp.where(found, 0, known), axis=0)
         settled = jnp.where(found, known, 0)
         krylov = _krylov.deflated_lanczos(loss, params, start, settled, shift, steps)
@@ -181,7 +181,7 @@ def _project(
 
 def _stacked(vectors: jax.Array, params: optax.Params) -> Any:
     """Rows of an array as trees like the params, stacked."""
-    leaves, structure = jax.tree.flatten(_moves.inexact_only(params))
+    leaves, structure = jax.tree.flatten(trees.inexact_only(params))
     parts = jnp.split(vectors, np.cumsum([np.size(leaf) for leaf in leaves])[:-1], axis=1)
     shaped = [
         part.reshape(len(vectors), *jnp.shape(leaf))

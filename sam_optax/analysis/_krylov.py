@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from matfree import decomp
 from scipy.linalg import eigh_tridiagonal
 
-from sam_optax import _moves, _norms, _trees
+from sam_optax._internal import norms, trees
 from sam_optax.analysis._loss import Loss
 
 NOT_FINITE = "the Hessian is not finite: check the loss at these params."
@@ -42,11 +42,11 @@ def flatten(params: optax.Params) -> tuple[jax.Array, Callable[[jax.Array], Any]
     The vector is replicated, and goes back to the devices that the leaves came from, where
     shardings are part of the types (meshes with explicit axes).
     """
-    leaves, structure = jax.tree.flatten(_moves.inexact_only(params))
+    leaves, structure = jax.tree.flatten(trees.inexact_only(params))
     if any(jnp.iscomplexobj(leaf) for leaf in leaves):
         raise ValueError("params must be real: the Hessian of complex params is not supported.")
-    wide = [_replicated(_trees.widen(leaf)) for leaf in leaves]
-    dtype = _norms.accumulator_dtype(wide)
+    wide = [_replicated(trees.widen(leaf)) for leaf in leaves]
+    dtype = norms.accumulator_dtype(wide)
     ends = np.cumsum([leaf.size for leaf in wide])
     flat = jnp.concatenate([jnp.zeros(0, dtype), *(x.astype(dtype).reshape(-1) for x in wide)])
 
@@ -83,7 +83,7 @@ def _placed_as(leaf: jax.Array, other: Any) -> jax.Array:
 
 def size(params: optax.Params) -> int:
     """The number of weights."""
-    return sum(np.size(leaf) for leaf in jax.tree.leaves(_moves.inexact_only(params)))
+    return sum(np.size(leaf) for leaf in jax.tree.leaves(trees.inexact_only(params)))
 
 
 def hessian(loss: Loss, params: optax.Params) -> Callable[[jax.Array], jax.Array]:

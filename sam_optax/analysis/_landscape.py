@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sam_optax import _moves, _trees
+from sam_optax._internal import trees
 from sam_optax.analysis import _vectors
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 
@@ -121,7 +121,7 @@ def _along(
         point = wide
         for alpha, direction in zip(position, directions, strict=True):
             point = _vectors.add(point, _vectors.scale(direction, alpha))
-        point = jax.tree.map(_trees.cast_like, point, _moves.inexact_only(params))
-        return loss(_moves.merge(point, params))
+        point = jax.tree.map(trees.cast_like, point, trees.inexact_only(params))
+        return loss(trees.merge(point, params))
 
     return lax.map(at, positions)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax import _moves
+from sam_optax._internal import trees
 
 
 class Loss:
@@ -71,10 +71,10 @@ def _value(loss: Loss, params: optax.Params) -> jax.Array:
 
 @jax.jit
 def _value_and_grad(loss: Loss, params: optax.Params) -> tuple[jax.Array, optax.Updates]:
-    moving = _moves.inexact_only(params)
+    moving = trees.inexact_only(params)
 
     def of_batch(f: Callable[[Any], jax.Array]) -> tuple[jax.Array, Any]:
-        return jax.value_and_grad(lambda m: f(_moves.merge(m, params)))(moving)
+        return jax.value_and_grad(lambda m: f(trees.merge(m, params)))(moving)
 
     value, grads = loss.mean(of_batch)
     return value, jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grads)
@@ -82,11 +82,11 @@ def _value_and_grad(loss: Loss, params: optax.Params) -> tuple[jax.Array, optax.
 
 @jax.jit
 def _hvp(loss: Loss, params: optax.Params, vector: optax.Params) -> optax.Params:
-    moving = _moves.inexact_only(params)
+    moving = trees.inexact_only(params)
     tangent = jax.tree.map(lambda m, v: jnp.asarray(v).astype(jnp.result_type(m)), moving, vector)
 
     def of_batch(f: Callable[[Any], jax.Array]) -> Any:
-        grad_fn = jax.grad(lambda m: f(_moves.merge(m, params)))
+        grad_fn = jax.grad(lambda m: f(trees.merge(m, params)))
         return jax.jvp(grad_fn, (moving,), (tangent,))[1]
 
     return loss.mean(of_batch)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 
 import sam_optax
-from sam_optax import _hyperparameters as hp
-from sam_optax import _moves, _trees
-from sam_optax._asam import Normalization
-from sam_optax._ascent import check_p
-from sam_optax._structure import AxisOverride, BiasMask
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import trees
+from sam_optax._internal.leaf_roles import AxisOverride, BiasMask
+from sam_optax._internal.steepest_ascent import check_p
+from sam_optax._perturbations.asam import Normalization
 from sam_optax.analysis._ascent import Ascent, maximize
 from sam_optax.analysis._dataset import DatasetLoss
 from sam_optax.analysis._loss import LossLike, as_loss
@@ -178,7 +178,7 @@ def adaptive_sharpness(
         bias_mask=bias_mask,
         filter_axis=filter_axis,
     )
-    wide = _trees.map_inexact(_trees.widen, _moves.inexact_only(params))
+    wide = trees.map_inexact(trees.widen, trees.inexact_only(params))
     ones = jax.tree.map(lambda w: jnp.ones(w.shape, w.real.dtype), wide)
     scaling, _ = method.update(ones, method.init(wide), wide)
     return _measure(loss, params, scaling, rho, p, steps, restarts, key, group_size)

@@ -12,9 +12,9 @@ import optax
 from jax import lax
 
 import sam_optax
-from sam_optax import _hyperparameters as hp
-from sam_optax import _moves
-from sam_optax._structure import AxisOverride
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import trees
+from sam_optax._internal.leaf_roles import AxisOverride
 from sam_optax.analysis import _vectors
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
@@ -136,7 +136,7 @@ def _curves(
     kernel_axis: AxisOverride,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Cosines and losses (pairs, radii), and losses at the starts (pairs,)."""
-    moving = _moves.inexact_only(params)
+    moving = trees.inexact_only(params)
 
     def of_pair(pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         gamma, draw = pair
@@ -148,7 +148,7 @@ def _curves(
             kernel_axis=kernel_axis,
         )
         state = method.init(moving)._replace(key=words)
-        start = _moves.merge(method.start_fn(moving, state, draw_index=draw), params)
+        start = trees.merge(method.start_fn(moving, state, draw_index=draw), params)
         start_loss, grads = loss.value_and_grad(start)
 
         def of_radius(rho: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 import sam_optax
-from sam_optax import _hyperparameters as hp
+from sam_optax._internal import hyperparameters as hp
 
 PAPER_STARTS = ((0.2, 0.05), (0.3, 0.033))
 """Initial weights of figure 3 of the ASAM paper."""

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import sam_optax
-from sam_optax import _hyperparameters as hp
+from sam_optax._internal import hyperparameters as hp
 from sam_optax.analysis import _style
 from sam_optax.analysis._sharpness import adaptive_sharpness, sharpness
 from sam_optax.analysis._toy import PAPER_STARTS, toy_loss, toy_trajectory

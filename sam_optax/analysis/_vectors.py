@@ -6,13 +6,13 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from sam_optax import _moves, _norms, _trees
+from sam_optax._internal import norms, trees
 from sam_optax.analysis._ball import p_norm
 
 
 def widened(tree: Any) -> Any:
     """The inexact leaves in their compute dtype, ``None`` for others."""
-    return _moves.inexact_only(_trees.map_inexact(_trees.widen, tree))
+    return trees.inexact_only(trees.map_inexact(trees.widen, tree))
 
 
 def norm(tree: Any) -> jax.Array:
@@ -22,9 +22,9 @@ def norm(tree: Any) -> jax.Array:
 
 def inner(a: Any, b: Any) -> jax.Array:
     """Re⟨a, b⟩ over all inexact leaves."""
-    a, b = (_trees.inexact_leaves(widened(tree)) for tree in (a, b))
+    a, b = (trees.inexact_leaves(widened(tree)) for tree in (a, b))
     terms = [jnp.real(jnp.conj(x) * y) for x, y in zip(a, b, strict=True)]
-    return _norms.total(terms, _norms.accumulator_dtype(terms))
+    return norms.total(terms, norms.accumulator_dtype(terms))
 
 
 def scale(tree: Any, factor: chex.Numeric) -> Any:

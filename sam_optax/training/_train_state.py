@@ -9,8 +9,8 @@ import optax
 from flax.training import train_state
 
 from sam_optax import SharpnessAwareState, pop_first_pass
-from sam_optax._passes import trace_once
-from sam_optax._perturbation import START_STATES
+from sam_optax._combinators.gradient_functions import trace_once
+from sam_optax._perturbations.perturbation import START_STATES
 from sam_optax.training._differentiable import require_differentiable
 from sam_optax.training._overwritten import (
     has_overwritten,

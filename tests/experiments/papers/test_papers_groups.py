@@ -9,7 +9,7 @@ import pytest
 from trainings import prepare, train
 
 import sam_optax
-from sam_optax._perturbation import MomentumStartState
+from sam_optax._perturbations.perturbation import MomentumStartState
 from sam_optax.experiments.collectives import collectives
 from sam_optax.experiments.papers import architectures, feed, optimizer, step
 from sam_optax.experiments.papers.loop import Training

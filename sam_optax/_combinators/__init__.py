@@ -1,0 +1,1 @@
+"""What evaluates gradients and drives a base optimizer with them."""

@@ -1,0 +1,298 @@
+"""The combinator for loops that cannot pass ``grad_fn``: one gradient a call, two calls a step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from sam_optax._internal import control_flow, trees
+from sam_optax._internal.hyperparameters import check_transformation
+from sam_optax._perturbations.perturbation import as_perturbation
+from sam_optax._schedules import when as when_rule
+from sam_optax._schedules.when import When
+
+# What the gradient of the next call is; the last two do not always occur.
+_ASCENT, _SHARP, _PLAIN, _UNUSED = range(4)
+
+
+class AlternatingState(NamedTuple):
+    """State of :func:`sam_optax.alternating`.
+
+    Attributes:
+      step: int32 scalar, the number of training steps taken (not of calls).
+      skipped: int32 scalar, the number of steps skipped by ``skip_nonfinite``, not in ``step``.
+      phase: int32 scalar, what the next call's gradient is. 0: the ascent gradient; 1: the sharp
+        gradient, at the perturbed params; 2: the gradient of a step that does not perturb;
+        3: of no use, as the params have yet to move to the first random start.
+      params: the unperturbed params w, exactly; ``None`` in place of leaves that are not inexact.
+      ascent_grads: with ``keep_ascent_grads``, the last ascent gradient, in the structure and
+        dtypes of w, else ``optax.EmptyState``.
+      perturbation_state: state of the perturbation.
+      other_perturbation_state: with ``skip_nonfinite``, in phase 1 the perturbation's state before
+        this step, else ``optax.EmptyState``.
+      base_state: state of the base optimizer.
+      when_state: raw uint32 key of :func:`sam_optax.bernoulli`, else ``optax.EmptyState``.
+    """
+
+    step: chex.Array
+    skipped: chex.Array
+    phase: chex.Array
+    params: optax.Params
+    ascent_grads: Any
+    perturbation_state: optax.OptState
+    other_perturbation_state: Any
+    base_state: optax.OptState
+    when_state: Any
+
+
+def alternating(
+    base_tx: optax.GradientTransformation,
+    perturbation: optax.GradientTransformation,
+    *,
+    when: When | None = None,
+    skip_nonfinite: bool = False,
+    keep_ascent_grads: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r""":func:`sharpness_aware` for a training loop that cannot pass ``grad_fn``.
+
+    Each call of ``update(grads, state, params)`` takes one gradient, at the params that the last
+    call has led to, and two calls are one training step:
+
+    .. math::
+        w \;\to\; w + \varepsilon \;\to\; w + \mathrm{base\_tx}(\nabla L(w + \varepsilon)).
+
+    Between the two the params are not w: evaluate, save and finish with :func:`eval_params`. With
+    a random start, the second call leads on to the next start, and the very first call, whose
+    gradient is at w and of no use, to the first.
+
+    A perturbation that takes its only gradient at its start (:func:`momentum_start`,
+    :func:`low_pass`) takes one call a step, and one more at the beginning.
+
+    Two calls with gradients on one batch are one step of ``sharpness_aware``, to the bit where the
+    moves are exact. The loop *adds* an update to the params, and no update takes a floating-point
+    number to every other: where a move halves or doubles an element or changes its sign, the
+    element may end (machine epsilon) × (length of the move) away from where it should. Such errors
+    do not add up: w is kept in the state, and each call aims from wherever the params are.
+
+    In the training loop:
+
+    * Give every batch to two calls in turn (the first batch to three, with a random start; the
+      batch of a step that does not perturb to one). Another batch for the sharp gradient is
+      another algorithm. BatchNorm statistics, if the loop keeps them, see both passes.
+    * Nothing may change the updates behind this transformation: they are moves. Weight decay and
+      clipping belong inside ``base_tx``, where they act on w and on the sharp gradient.
+    * ``optax.MultiSteps(alternating(...), k)`` averages both gradients over ``k`` microbatches.
+    * Schedules in ``base_tx`` and ``perturbation`` and ``when`` count training steps; what is
+      outside, such as ``optax.inject_hyperparams``, counts calls.
+
+    Args:
+      base_tx: the base optimizer, any optax transformation.
+      perturbation: maps the ascent gradient to ε, as in :func:`sharpness_aware`.
+      when: as in :func:`sharpness_aware`. A step that does not perturb takes one call.
+      skip_nonfinite: whether a step whose perturbed params or sharp gradient are not finite is
+        dropped: the params go back to w, and all state to what it was before the step but for
+        ``state.skipped``. Costs a second state of the perturbation.
+      keep_ascent_grads: whether ``base_tx`` receives ``ascent_grads``, as from
+        ``sharpness_aware``. Costs a copy of the gradient.
+
+    Returns:
+      An ``optax.GradientTransformationExtraArgs`` with an :class:`AlternatingState`, which holds a
+      copy of the params beside the states of its parts. Updates have the dtypes of the params;
+      leaves that are not inexact stay. Further keyword arguments of a call go to the
+      perturbation or to ``base_tx``, whichever it is for.
+
+    Raises:
+      TypeError: an argument is not a gradient transformation, or of the wrong kind.
+      ValueError: the perturbation averages over several samples; in ``update``, ``params`` or
+        ``grads`` is missing; in ``init``, a wrapper has cut a random start off.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sam_optax
+      >>> tx = sam_optax.alternating(optax.sgd(0.125), sam_optax.sam(rho=1.0))
+      >>> params = jnp.array(3.0)
+      >>> state = tx.init(params)
+      >>> for _ in range(2):
+      ...     updates, state = tx.update(jax.grad(lambda x: x**2)(params), state, params)
+      ...     params = optax.apply_updates(params, updates)
+      ...     print(params, sam_optax.eval_params(params, state))
+      4.0 3.0
+      2.0 2.0
+    """
+    check_transformation("base_tx", base_tx)
+    base = optax.with_extra_args_support(base_tx)
+    method = as_perturbation(perturbation)
+    if method.samples > 1:
+        raise ValueError(
+            "alternating takes one gradient a call, and the perturbation averages over "
+            f"{method.samples} samples: use samples=1."
+        )
+    when_rule.check(when)
+
+    def first_point(
+        w: optax.Params, perturbation_state: optax.OptState, when_state: Any, step: chex.Array
+    ) -> tuple[optax.Params, chex.Array]:
+        """Where a training step takes its first gradient, and what that gradient is."""
+
+        def start() -> optax.Params:
+            return method.start_fn(w, perturbation_state, training_step=step)
+
+        perturbed = when_rule.decide(when, step, when_state)
+        point = control_flow.cond(perturbed, start, lambda: w) if method.has_start else w
+        return point, jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
+
+    def init_fn(params: optax.Params) -> AlternatingState:
+        step = jnp.zeros((), jnp.int32)
+        first = _UNUSED if method.has_start else _ASCENT
+        w = jax.tree.map(jnp.copy, trees.inexact_only(params))
+        none = optax.EmptyState()
+        when_state = when_rule.init(when)
+        return AlternatingState(
+            step=step,
+            skipped=jnp.zeros((), jnp.int32),
+            phase=jnp.where(when_rule.decide(when, step, when_state), first, _PLAIN).astype(
+                jnp.int32
+            ),
+            params=w,
+            ascent_grads=jax.tree.map(jnp.zeros_like, w) if keep_ascent_grads else none,
+            perturbation_state=method.init(params),
+            other_perturbation_state=method.init(params) if skip_nonfinite else none,
+            base_state=base.init(params),
+            when_state=when_state,
+        )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: AlternatingState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, AlternatingState]:
+        if updates is None or params is None:
+            raise ValueError(
+                "alternating needs a gradient and the params that it was taken at: call "
+                f"update(grads, state, params). Got grads={'...' if updates is not None else None}"
+                f", params={'...' if params is not None else None}."
+            )
+        step = state.step + state.skipped
+        w = trees.merge(state.params, params)
+
+        def to(point: optax.Params, new_state: AlternatingState) -> Any:
+            return trees.displacement(updates, params, point), new_state
+
+        def unless_nonfinite(tree: Any, proceed: Callable[[], Any], back: AlternatingState) -> Any:
+            def skip() -> Any:
+                point, phase = first_point(w, back.perturbation_state, state.when_state, step + 1)
+                skipped = optax.safe_increment(state.skipped)
+                return to(point, back._replace(skipped=skipped, phase=phase))
+
+            if not skip_nonfinite:
+                return proceed()
+            return control_flow.cond(control_flow.all_finite(tree), proceed, skip)
+
+        def ascend() -> Any:
+            point, perturbation_state = method.perturb(
+                w, updates, state.perturbation_state, None, {"training_step": step, **extra}
+            )
+            changes = {"phase": jnp.asarray(_SHARP, jnp.int32)}
+            if keep_ascent_grads:
+                changes["ascent_grads"] = trees.cast_tree_like(updates, state.ascent_grads)
+            if skip_nonfinite:
+                changes["other_perturbation_state"] = state.perturbation_state
+            new_state = state._replace(perturbation_state=perturbation_state, **changes)
+            return unless_nonfinite(point, lambda: to(point, new_state), state)
+
+        def descend(
+            ascent_grads: optax.Updates, perturbation_state: optax.OptState, perturbed: bool
+        ) -> Any:
+            given = {"ascent_grads": ascent_grads} if keep_ascent_grads else {}
+            base_updates, base_state = base.update(
+                updates, state.base_state, w, **{"perturbed": perturbed, **given, **extra}
+            )
+            new_w = trees.add(w, base_updates)
+            point, phase = first_point(new_w, perturbation_state, state.when_state, step + 1)
+            new_state = state._replace(
+                step=optax.safe_increment(state.step),
+                phase=phase,
+                params=trees.inexact_only(new_w),
+                perturbation_state=perturbation_state,
+                base_state=base_state,
+            )
+            return to(point, new_state)
+
+        def single_pass() -> Any:
+            """Ascent and descent with the gradient at the start."""
+            _, perturbation_state = method.perturb(
+                w, updates, state.perturbation_state, None, {"training_step": step, **extra}
+            )
+            return unless_nonfinite(
+                (updates, perturbation_state),
+                lambda: descend(updates, perturbation_state, True),
+                state,
+            )
+
+        def sharp() -> Any:
+            # The two states of the perturbation change places, so that no buffer is in both.
+            undone = state._replace(
+                perturbation_state=state.other_perturbation_state,
+                other_perturbation_state=state.perturbation_state,
+            )
+            ascent_grads = trees.merge(state.ascent_grads, updates) if keep_ascent_grads else None
+            return unless_nonfinite(
+                updates, lambda: descend(ascent_grads, state.perturbation_state, True), undone
+            )
+
+        def plain() -> Any:
+            return unless_nonfinite(
+                updates, lambda: descend(updates, state.perturbation_state, False), state
+            )
+
+        def move_to_start() -> Any:
+            point, phase = first_point(w, state.perturbation_state, state.when_state, step)
+            return to(point, state._replace(phase=phase))
+
+        branches = [single_pass if method.single_pass else ascend, sharp, plain, move_to_start]
+        if not method.has_start:
+            branches = branches[:2] if when is None else branches[:3]
+        if control_flow.is_traced(state.phase):
+            moves, new_state = lax.switch(state.phase, branches)
+        else:
+            moves, new_state = branches[int(state.phase)]()
+        # What does not move stays out of the branches, which not every kind of leaf can leave.
+        return trees.merge(moves, jax.tree.map(trees.zeros_like, updates)), new_state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def eval_params(params: optax.Params, state: optax.OptState) -> optax.Params:
+    """The unperturbed params, exactly, whatever :func:`alternating` has done to ``params``.
+
+    Args:
+      params: the params of the training loop.
+      state: state of :func:`alternating`, or of an optimizer that contains it once.
+
+    Returns:
+      w, what the model has learnt. Leaves that are not inexact are those of ``params``.
+
+    Raises:
+      ValueError: ``state`` does not hold exactly one :class:`AlternatingState`.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, sam_optax
+      >>> tx = sam_optax.alternating(optax.sgd(0.1), sam_optax.sam(rho=1.0))
+      >>> params = jnp.array(3.0)
+      >>> updates, state = tx.update(2 * params, tx.init(params), params)
+      >>> params = optax.apply_updates(params, updates)
+      >>> print(params, sam_optax.eval_params(params, state))
+      4.0 3.0
+    """
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AlternatingState))
+    found = [node for node in nodes if isinstance(node, AlternatingState)]
+    if len(found) != 1:
+        raise ValueError(
+            "eval_params needs the state of an optimizer that contains alternating(...) once, "
+            f"found it {len(found)} times."
+        )
+    return trees.merge(found[0].params, params)

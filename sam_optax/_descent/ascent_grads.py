@@ -1,0 +1,37 @@
+"""What the pieces of the base optimizer share: the ascent gradient that they are handed."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import trees
+
+
+def require_ascent_grads(
+    who: str, ascent_grads: optax.Updates | None, updates: optax.Updates, extra: dict[str, Any]
+) -> optax.Updates:
+    """The gradient that ``sharpness_aware`` hands to its base optimizer, or an error."""
+    if "training_step" in extra:
+        raise ValueError(
+            f"{who} is no perturbation: it belongs in the base optimizer, "
+            f"sharpness_aware(optax.chain({who}(...), base), perturbation)."
+        )
+    if ascent_grads is None:
+        raise ValueError(
+            f"{who} needs ascent_grads, which sharpness_aware hands to its base optimizer: put it "
+            f"there, sharpness_aware(optax.chain({who}(...), base), perturbation), in front of a "
+            "wrapper that drops extra arguments (optax.MultiSteps). With alternating, set "
+            "keep_ascent_grads=True."
+        )
+    remedy = "Inside optax.masked and optax.partition, set mask_compatible_extra_args=True."
+    trees.require_like("ascent_grads", ascent_grads, updates, remedy)
+    return ascent_grads
+
+
+def where_perturbed(perturbed: chex.Numeric, value: chex.Numeric, otherwise: float) -> jax.Array:
+    """A hyperparameter of perturbing steps, and its value at the others."""
+    value = jnp.asarray(value)
+    return jnp.where(perturbed, value, jnp.full_like(value, otherwise))

@@ -1,0 +1,118 @@
+"""LookSAM's piece: what SAM adds to the gradient, reused between the steps that perturb."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._descent.ascent_grads import require_ascent_grads
+from sam_optax._internal import control_flow, projection, trees
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.devices import AxisName
+
+
+class ReuseOrthogonalState(NamedTuple):
+    """State of :func:`sam_optax.reuse_orthogonal`.
+
+    Attributes:
+      g_v: the sharp gradient's part that is orthogonal to the ascent gradient, at the last step
+        that perturbed: structure, shapes and dtypes of the params; ``None`` in place of leaves
+        that are not inexact. 0 before the first such step.
+      norm: ‖g_v‖, float32 (or wider) scalar.
+      schedule: :class:`~sam_optax.ScheduleState` if ``alpha`` is a schedule, else
+        ``optax.EmptyState``.
+    """
+
+    g_v: optax.Updates
+    norm: chex.Array
+    schedule: Any
+
+
+def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransformationExtraArgs:
+    r"""Reuses the part of the sharp gradient that leads to flat regions, between SAM steps.
+
+    .. math::
+        g_v = g_s - \frac{\langle g_s, g \rangle}{\|g\|^2}\, g
+        \quad \text{at a step that perturbs;} \qquad
+        g + \alpha\, \frac{\|g\|}{\|g_v\|}\, g_v \quad \text{at the others,}
+
+    with inner products and norms over the whole tree as one vector. Steps that perturb keep their
+    sharp gradient g_s. Where g_v is as small as rounding, or no step has perturbed yet, the
+    others keep g.
+
+    It belongs first in the base optimizer's chain of a ``sharpness_aware`` with ``when``:
+    :func:`looksam` is the usual composition.
+
+    Args:
+      alpha: α ≥ 0, the size of the reused part relative to the gradient. Default .7, as in the
+        public implementations of LookSAM. 0 is SAM every k steps.
+
+    Returns:
+      An ``optax.GradientTransformationExtraArgs`` with a :class:`ReuseOrthogonalState`.
+
+    Raises:
+      ValueError: ``alpha`` < 0; in ``update``, there are no ``ascent_grads``.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> tx = sam_optax.reuse_orthogonal(alpha=0.5)
+      >>> g, g_sharp = jnp.array([1.0, 1.0]), jnp.array([2.0, 0.0])
+      >>> _, state = tx.update(g_sharp, tx.init(g), ascent_grads=g, perturbed=True)
+      >>> print(state.g_v.round(4))
+      [ 1. -1.]
+      >>> updates, state = tx.update(g, state, ascent_grads=g, perturbed=False)
+      >>> print(updates.round(4))
+      [1.5 0.5]
+
+    References:
+      Liu et al., `Towards Efficient and Scalable Sharpness-Aware Minimization
+      <https://arxiv.org/abs/2203.02714>`_, 2022.
+    """
+    hp.check("alpha", alpha, lower=0)
+
+    def init_fn(params: optax.Params) -> ReuseOrthogonalState:
+        g_v = trees.inexact_zeros(params)
+        return ReuseOrthogonalState(
+            g_v=g_v,
+            norm=jnp.zeros((), projection.norm_of(g_v).dtype),
+            schedule=hp.init_schedules(alpha),
+        )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: ReuseOrthogonalState,
+        params: optax.Params | None = None,
+        *,
+        ascent_grads: optax.Updates | None = None,
+        perturbed: chex.Numeric = True,
+        norm_axis_name: AxisName | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, ReuseOrthogonalState]:
+        del params
+        g = require_ascent_grads("reuse_orthogonal", ascent_grads, updates, extra)
+        step = hp.step_of(state.schedule, None)
+
+        def remember() -> tuple[Any, Any, jax.Array]:
+            rest, norm = projection.reject(updates, g, norm_axis_name)
+            g_v = jax.tree.map(
+                lambda old, new: None if old is None else trees.cast_like(new, old),
+                state.g_v,
+                rest,
+                is_leaf=lambda leaf: leaf is None,
+            )
+            return updates, g_v, norm.astype(state.norm.dtype)
+
+        def reuse() -> tuple[Any, Any, jax.Array]:
+            share = projection.norm_of(updates, norm_axis_name) / jnp.where(
+                state.norm > 0, state.norm, 1
+            )
+            share = share * jnp.asarray(hp.evaluate(alpha, step)).astype(share.dtype)
+            mixed = projection.combine(updates, state.g_v, share)
+            return trees.map_inexact(trees.cast_like, mixed, updates), state.g_v, state.norm
+
+        new_updates, g_v, norm = control_flow.cond(perturbed, remember, reuse)
+        return new_updates, ReuseOrthogonalState(g_v, norm, hp.advance(state.schedule, step))
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,87 @@
+"""GSAM: descent that lowers the surrogate gap."""
+
+from typing import Any
+
+import chex
+import jax.numpy as jnp
+import optax
+
+from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import projection, trees
+from sam_optax._internal.devices import AxisName
+
+
+def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformationExtraArgs:
+    r"""GSAM's change of the sharp gradient, first in the base optimizer's chain.
+
+    .. math::
+        g_s - \alpha\, g_\perp, \qquad
+        g_\perp = g - \frac{\langle g, g_s \rangle}{\|g_s\|^2}\, g_s,
+
+    with g the ascent gradient and g_s the sharp one, each as one vector over the whole tree. It
+    descends on the perturbed loss and, orthogonally to that, ascends on the loss itself, which
+    lowers their difference, the surrogate gap.
+
+    GSAM is ``sharpness_aware(optax.chain(surrogate_gap(alpha), base), sam(rho))``, with ``rho``
+    from :func:`rho_from_learning_rate` in the paper; with :func:`rsam` in place of ``sam`` it is
+    R-GSAM, whose g is the gradient at the random start. Steps that do not perturb have g_⊥ = 0.
+    Under ``axis_name`` both gradients are means over the devices; the public code takes the parts
+    of each device's own.
+
+    Args:
+      alpha: α ≥ 0. Default .4, that of the public code. 0 is SAM.
+
+    Returns:
+      An ``optax.GradientTransformationExtraArgs``. It holds no state but for a step count if
+      ``alpha`` is a schedule.
+
+    Raises:
+      ValueError: ``alpha`` < 0; in ``update``, there are no ``ascent_grads``.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> tx = sam_optax.surrogate_gap(alpha=0.4)
+      >>> g, g_sharp = jnp.array([2.0, 0.0]), jnp.array([1.0, 1.0])
+      >>> updates, _ = tx.update(g_sharp, tx.init(g_sharp), ascent_grads=g)
+      >>> print(f"{updates[0]:.1f} {updates[1]:.1f}")
+      0.6 1.4
+
+    References:
+      Zhuang et al., `Surrogate Gap Minimization Improves Sharpness-Aware Training
+      <https://arxiv.org/abs/2203.08065>`_, 2022.
+    """
+    hp.check("alpha", alpha, lower=0)
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        del params
+        return hp.init_schedules(alpha)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        ascent_grads: optax.Updates | None = None,
+        perturbed: chex.Numeric = True,
+        norm_axis_name: AxisName | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params
+        g = require_ascent_grads("surrogate_gap", ascent_grads, updates, extra)
+        step = hp.step_of(state, None)
+        a = where_perturbed(perturbed, hp.evaluate(alpha, step), 0)
+        # g_s − α (g − c g_s) = (1 + α c) g_s − α g.
+        c = projection.coefficient(g, updates, norm_axis_name)
+        own = 1 + a.astype(c.dtype) * c
+
+        def gap(g_s: Any, g: Any) -> Any:
+            wide = trees.widen(g_s)
+            other = jnp.zeros_like(wide) if g is None else jnp.asarray(g).astype(wide.dtype)
+            return trees.cast_like(
+                own.astype(wide.dtype) * wide - a.astype(wide.dtype) * other, g_s
+            )
+
+        return trees.map_inexact(gap, updates, g), hp.advance(state, step)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

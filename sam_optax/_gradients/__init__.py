@@ -1,0 +1,1 @@
+"""Gradient functions: over microbatches, on part of a batch, on chosen examples."""

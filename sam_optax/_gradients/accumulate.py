@@ -1,0 +1,49 @@
+"""Gradients over microbatches."""
+
+from collections.abc import Callable
+
+import chex
+import optax
+
+from sam_optax._internal.averages import scan_mean
+from sam_optax._internal.hyperparameters import check_integer
+
+
+def accumulate(
+    grad_fn: Callable[[optax.Params, chex.Numeric], optax.Updates], n: int
+) -> Callable[[optax.Params], optax.Updates]:
+    r"""A gradient function that averages over n microbatches, one after the other.
+
+    .. math::
+        g(w) = \frac{1}{n} \sum_{i=0}^{n-1} \mathrm{grad\_fn}(w, i).
+
+    With it, both passes of a sharpness-aware step are taken over the whole batch in the memory
+    of one microbatch. ``optax.MultiSteps`` around ``sharpness_aware`` is something else: its
+    ascent gradient is the average, but its second pass sees the last microbatch alone.
+    ``MultiSteps`` *inside*, as the base optimizer, averages n complete sharpness-aware
+    gradients (m-sharpness over time), and is right.
+
+    Args:
+      grad_fn: ``(params, i) -> grads``, the gradient on microbatch i (int32 scalar), a mean over
+        its examples. Microbatches have the same size.
+      n: number of microbatches, an integer ≥ 1.
+
+    Returns:
+      ``params -> grads``, for ``update(..., grad_fn=...)``. Sums are taken in float32 or wider.
+
+    Raises:
+      ValueError: ``n`` < 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sam_optax
+      >>> a = jnp.array([1.0, 3.0])
+      >>> grad_fn = sam_optax.accumulate(jax.grad(lambda w, i: 0.5 * a[i] * w**2), 2)
+      >>> print(grad_fn(jnp.array(1.0)))
+      2.0
+    """
+    check_integer("n", n, lower=1)
+
+    def mean_grad(params: optax.Params) -> optax.Updates:
+        return scan_mean(lambda i: grad_fn(params, i), n, lambda _: params)
+
+    return mean_grad

@@ -1,0 +1,45 @@
+"""What gradient functions that choose among examples share."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import hyperparameters as hp
+
+LossesFn: TypeAlias = Callable[[optax.Params, Any], chex.Array]
+"""``(params, batch) -> losses``, one for each example, of shape (batch,)."""
+
+
+def gradient(loss: Callable[[optax.Params], chex.Array], params: optax.Params) -> optax.Updates:
+    """The gradient as optax wants it, which for complex params is the conjugate of JAX's."""
+    return jax.tree.map(lambda g: jnp.conj(g) if jnp.iscomplexobj(g) else g, jax.grad(loss)(params))
+
+
+def check_fraction(fraction: float) -> None:
+    interval = {"lower": 0, "upper": 1, "lower_allowed": False, "upper_allowed": True}
+    hp.check_number("fraction", fraction, **interval)
+
+
+def batch_size(batch: Any) -> int:
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
+    sizes = {shape[0] if shape else 0 for shape in shapes}
+    if len(sizes) != 1 or 0 in sizes:
+        raise ValueError(
+            "batch must be a pytree of arrays with the same number of examples, at least one, "
+            f"along their first axis, got shapes {shapes}."
+        )
+    return int(sizes.pop())
+
+
+def losses_of(losses_fn: LossesFn, params: optax.Params, batch: Any, n: int) -> chex.Array:
+    losses = losses_fn(params, batch)
+    if jnp.shape(losses) != (n,):
+        raise ValueError(
+            f"losses_fn must return one loss for each of the {n} examples, shape ({n},), got shape "
+            f"{jnp.shape(losses)}: leave the mean out."
+        )
+    return losses

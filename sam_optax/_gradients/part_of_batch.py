@@ -1,0 +1,41 @@
+"""An evenly spaced part of a batch."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sam_optax._gradients.examples import batch_size, check_fraction
+
+
+def part_of_batch(batch: Any, fraction: float) -> Any:
+    """Evenly spaced examples of a batch, for an ascent gradient at a fraction of the price.
+
+    ``update(None, state, params, grad_fn=grad_fn, ascent_grad_fn=lambda p: jax.grad(loss)(p,
+    part_of_batch(batch, 0.1)))`` makes a step of about 1.1 gradients: the ascent needs a direction
+    only, and the noise of a small batch is no disadvantage there (it is what m-sharpness and F-SAM
+    seek). Examples are spaced evenly, so that each device keeps its share of a sharded batch.
+
+    Args:
+      batch: a pytree of arrays, all with the examples along their first axis.
+      fraction: share of the examples, in (0, 1].
+
+    Returns:
+      The same pytree with ``max(1, round(fraction * n))`` of the n examples.
+
+    Raises:
+      ValueError: ``fraction`` out of range, or the leaves differ in their number of examples.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> print(sam_optax.part_of_batch(jnp.arange(10), 0.2))
+      [0 5]
+    """
+    check_fraction(fraction)
+    n = batch_size(batch)
+    kept = max(1, round(float(fraction) * n))
+    if n % kept == 0:
+        return jax.tree.map(lambda leaf: leaf[:: n // kept], batch)
+    index = np.arange(kept) * n // kept
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], batch)

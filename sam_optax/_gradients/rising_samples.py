@@ -1,0 +1,61 @@
+"""ESAM's selection of examples for the sharp gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._gradients.examples import LossesFn, batch_size, check_fraction, gradient, losses_of
+
+
+def rising_samples(
+    losses_fn: LossesFn, params: optax.Params, batch: Any, fraction: float = 0.5
+) -> Callable[[optax.Params], optax.Updates]:
+    r"""ESAM's selection: the sharp gradient on the examples whose loss rises most.
+
+    .. math::
+        \frac{1}{|B^+|} \sum_{i \in B^+} \nabla \ell_i(w + \varepsilon), \qquad
+        B^+ = \text{the } \lceil \gamma |B| \rfloor \text{ largest }
+        \ell_i(w + \varepsilon) - \ell_i(w).
+
+    The sharp pass costs a forward pass over the batch and a gradient on part of it. The ascent
+    gradient is that of the whole batch: give it as ``grads``, or as ``ascent_grad_fn``, since at
+    w itself no loss has risen. The first half of ESAM is :func:`random_mask`.
+
+    Args:
+      losses_fn: ``(params, batch) -> losses``, of shape (batch,).
+      params: w, where the losses are compared to.
+      batch: a pytree of arrays, all with the examples along their first axis.
+      fraction: γ in (0, 1], the share of the examples. Default .5, the paper's.
+
+    Returns:
+      ``params -> grads``, for ``update(..., grad_fn=...)``.
+
+    Raises:
+      ValueError: ``fraction`` out of range, or the leaves differ in their number of examples.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sam_optax
+      >>> losses_fn = lambda w, x: 0.5 * x * w**2
+      >>> grad_fn = sam_optax.rising_samples(losses_fn, jnp.array(1.0), jnp.array([1.0, 3.0]))
+      >>> print(grad_fn(jnp.array(2.0)))  # the loss of the second example rises most
+      6.0
+
+    References:
+      Du et al., `Efficient Sharpness-Aware Minimization for Improved Training of Neural Networks
+      <https://arxiv.org/abs/2110.03141>`_, 2022.
+    """
+    check_fraction(fraction)
+    n = batch_size(batch)
+    kept = max(1, round(float(fraction) * n))
+    before = losses_of(losses_fn, params, batch, n)
+
+    def grad_fn(point: optax.Params) -> optax.Updates:
+        rises = jax.lax.stop_gradient(losses_of(losses_fn, point, batch, n) - before)
+        _, index = jax.lax.top_k(rises, kept)
+        risen = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], batch)
+        return gradient(lambda p: jnp.mean(losses_fn(p, risen)), point)
+
+    return grad_fn

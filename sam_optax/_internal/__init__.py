@@ -1,0 +1,1 @@
+"""What every other folder builds on: trees, vectors, noise, hyperparameters, devices."""

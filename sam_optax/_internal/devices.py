@@ -1,0 +1,96 @@
+"""Axes of devices: averages over them, and values that are one device's own."""
+
+from typing import Any, TypeAlias
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from sam_optax._internal import trees
+
+AxisName: TypeAlias = str | tuple[str, ...]
+
+
+def pmean(tree: Any, axis_name: AxisName | None) -> Any:
+    """The mean over the axis of the inexact leaves."""
+    if axis_name is None:
+        return tree
+    return trees.map_inexact(lambda leaf: lax.pmean(leaf, axis_name), tree)
+
+
+def _axes(axis_name: AxisName | None) -> tuple[str, ...]:
+    if axis_name is None:
+        return ()
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def draw_index(
+    axis_name: AxisName | None, groups: int | None, group: tuple[chex.Numeric, ...]
+) -> chex.Numeric | None:
+    """Tells the devices' and the groups' random draws apart; ``None`` where there is one draw."""
+    if not _axes(axis_name) and not group:
+        return None
+    index = jnp.zeros((), jnp.int32)
+    for axis in _axes(axis_name):
+        index = index * lax.psum(1, axis) + lax.axis_index(axis)
+    for i in group:
+        index = index * (groups or 1) + i
+    return index
+
+
+def local(tree: Any, axis_name: AxisName | None) -> Any:
+    """The tree, marked as a device's own, so that gradients with respect to it are local.
+
+    Under ``jax.shard_map`` with ``check_vma=True``, the gradient with respect to a replicated
+    value is summed over the axis. ``jax.grad(loss)(sam_optax.local(params, axis_name))`` is this
+    device's gradient. Elsewhere (``jax.pmap``, ``check_vma=False``) gradients are local anyway,
+    and this is the identity.
+
+    Args:
+      tree: a pytree of arrays.
+      axis_name: the axis or axes of the devices.
+
+    Returns:
+      The same values.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sam_optax
+      >>> jax.pmap(lambda w: sam_optax.local(w, "batch"), axis_name="batch")(jnp.ones(1))
+      Array([1.], dtype=float32)
+    """
+
+    def cast(leaf: Any) -> Any:
+        for axis in _axes(axis_name):
+            leaf = _vary(leaf, axis)
+        return leaf
+
+    return trees.map_inexact(cast, tree)
+
+
+def _vary(leaf: Any, axis: str) -> Any:
+    try:
+        if hasattr(lax, "pcast"):
+            return lax.pcast(leaf, axis, to="varying")
+        return lax.pvary(leaf, axis) if hasattr(lax, "pvary") else leaf
+    except ValueError:  # it varies already, or the axis is not one of shard_map's
+        return leaf
+
+
+def is_replicated(leaf: Any, axis_name: AxisName | None) -> bool:
+    """Whether the type system knows that all devices hold the same value."""
+    if not hasattr(jax, "typeof") or not isinstance(leaf, jax.Array):
+        return False
+    return any(jax.typeof(_vary(leaf, axis)) != jax.typeof(leaf) for axis in _axes(axis_name))
+
+
+def check_local(grads: optax.Updates, axis_name: AxisName | None) -> None:
+    """Raises for a gradient that ``shard_map`` has summed over the axis."""
+    if any(is_replicated(leaf, axis_name) for leaf in trees.inexact_leaves(grads)):
+        raise ValueError(
+            f"grads must be each device's own gradient, but is the same on all devices of "
+            f"axis_name={axis_name!r}: under jax.shard_map with check_vma=True the gradient with "
+            "respect to replicated params is summed over the axis. Pass None, or the gradient "
+            "at sam_optax.local(params, axis_name)."
+        )

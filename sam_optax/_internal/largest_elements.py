@@ -1,0 +1,77 @@
+"""The k largest of all elements of a tree, by counting: nothing is sorted, gathered or moved.
+
+Elements are compared as unsigned integers, and the k-th largest is found bit by bit, each bit with
+one count over the tree. A sharded tree stays where it is.
+"""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sam_optax._internal import noise, trees
+
+
+def rank(score: Any) -> jax.Array:
+    """uint32 in the order of a score ≥ 0; NaN counts as 0."""
+    x = jnp.abs(jnp.asarray(score)).astype(jnp.float32)
+    # The order of floats that are not negative is that of their bits.
+    # (The compiler takes |x| ≥ 0 for true, whatever x is.)
+    return lax.bitcast_convert_type(jnp.where(jnp.isnan(x), 0, x), jnp.uint32)
+
+
+def largest(ranks: Any, among: Any, k: chex.Numeric, key: chex.Array) -> Any:
+    """Marks the ``k`` elements of highest rank, ties at random.
+
+    Args:
+      ranks: uint32 arrays, ``None`` in place of leaves that do not take part.
+      among: Boolean arrays: which elements may be chosen.
+      k: how many, at most as many as may be chosen.
+      key: two uint32 words for the ties.
+
+    Returns:
+      Boolean arrays of which exactly ``k`` elements are true (but for ties of 32 random bits).
+    """
+    k = jnp.asarray(k).astype(jnp.uint32)
+    threshold = _threshold(ranks, among, k)
+    above = jax.tree.map(lambda r, a: a & (r > threshold), ranks, among)
+    tied = jax.tree.map(lambda r, a: a & (r == threshold), ranks, among)
+    chance = noise.bits_tree(key, ranks)
+    lot = _threshold(chance, tied, k - _count(above))
+    drawn = jax.tree.map(lambda c, t: t & (c >= lot), chance, tied)
+    return jax.tree.map(lambda a, d: (a | d) & (k > 0), above, drawn)
+
+
+def _threshold(ranks: Any, among: Any, k: jax.Array) -> jax.Array:
+    """The largest t with at least ``k`` chosen elements of rank ≥ t."""
+
+    def with_bit(i: chex.Array, threshold: jax.Array) -> jax.Array:
+        candidate = threshold | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        enough = _count(jax.tree.map(lambda r, a: a & (r >= candidate), ranks, among)) >= k
+        return jnp.where(enough, candidate, threshold)
+
+    return lax.fori_loop(0, 32, with_bit, jnp.zeros((), jnp.uint32))
+
+
+def _count(marked: Any) -> jax.Array:
+    total = jnp.zeros((), jnp.uint32)
+    for leaf in jax.tree.leaves(marked):
+        total += jnp.sum(leaf, dtype=jnp.uint32)
+    return total
+
+
+def everywhere(tree: Any, value: bool) -> Any:
+    """A Boolean array for each inexact leaf, else ``None``."""
+    return jax.tree.map(
+        lambda leaf: jnp.full(jnp.shape(leaf), value) if trees.is_inexact(leaf) else None,
+        tree,
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+def size(tree: Any) -> int:
+    """Number of elements of the inexact leaves."""
+    return sum(int(np.prod(jnp.shape(leaf))) for leaf in trees.inexact_leaves(tree))

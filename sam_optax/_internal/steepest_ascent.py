@@ -1,0 +1,116 @@
+"""The steepest ascent step within a (normalized) p-norm ball, which SAM and ASAM share."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import norms, trees
+from sam_optax._internal.devices import AxisName
+
+
+def check_p(p: float) -> None:
+    """Raises unless ``p`` is a static norm order, 1 ≤ p ≤ ∞."""
+    if callable(p) or isinstance(p, jax.core.Tracer):
+        raise TypeError(
+            "p must be a static number in [1, inf] (name it in static_args inside "
+            f"optax.inject_hyperparams), got {p!r}."
+        )
+    hp.check("p", p, lower=1, upper_allowed=True)
+
+
+def steepest_ascent(
+    grads: optax.Updates,
+    scaling: Callable[[], optax.Params] | None,
+    rho: chex.Numeric,
+    p: float,
+    axis_name: AxisName | None = None,
+) -> optax.Updates:
+    """The argmax of ⟨g, ε⟩ over ‖T⁻¹ε‖_p ≤ ρ, with T the diagonal ``scaling()`` (None: identity).
+
+    The solution is ε = T ε̃, where ε̃ solves the same problem for T g in the plain ball. Norms span
+    the devices of ``axis_name``, if the tree is sharded over them.
+    """
+
+    def scaled() -> optax.Updates:
+        return trees.map_inexact(lambda g, *t: _scale(trees.widen(g), *t), grads, *diagonal())
+
+    def diagonal() -> tuple[optax.Params, ...]:
+        return () if scaling is None else (scaling(),)
+
+    if p == 2:
+        direction = _direction_2(
+            lambda: trees.inexact_leaves(scaled()), rho, norms.squares_overflow(grads), axis_name
+        )
+    else:
+        direction = _direction_p(trees.inexact_leaves(scaled()), rho, p, axis_name)
+    return trees.map_inexact(
+        lambda g, x, *t: trees.cast_like(_scale(direction(x), *t), g),
+        grads,
+        scaled(),
+        *diagonal(),
+    )
+
+
+def _scale(x: jax.Array, *factors: Any) -> jax.Array:
+    for factor in factors:
+        x = x * jnp.asarray(factor).astype(x.dtype)
+    return x
+
+
+def _direction_2(
+    leaves: Callable[[], Sequence[jax.Array]],
+    rho: chex.Numeric,
+    full_range: bool,
+    axis_name: AxisName | None,
+) -> Callable[[jax.Array], jax.Array]:
+    """ρ x/‖x‖₂; ‖x‖ = 0 only where every x is 0, so dividing by 1 instead gives 0."""
+    norm = norms.l2_norm(leaves, full_range=full_range, axis_name=axis_name)
+    inverse = jnp.asarray(rho).astype(norm.value.dtype) / jnp.where(norm.value > 0, norm.value, 1)
+    return lambda x: _scale(x, norm.scale, inverse)
+
+
+def _direction_p(
+    leaves: Sequence[jax.Array], rho: chex.Numeric, p: float, axis_name: AxisName | None
+) -> Callable[[jax.Array], jax.Array]:
+    """ρ sign(x) (|x|/‖x‖_q)^(q−1), with its limits at p = ∞ (q = 1) and p = 1 (q = ∞)."""
+    if math.isinf(p):
+        return lambda x: _scale(jnp.sign(x), rho)
+    largest = norms.max_norm(leaves, axis_name)
+    largest = jnp.where(largest > 0, largest, 1)
+
+    # Compilers divide by a scalar by multiplying with its reciprocal, which must not underflow.
+    safe = jnp.where(largest > 1, 2.0**-64, 2.0**64).astype(largest.dtype)
+
+    def relative(x: jax.Array) -> jax.Array:
+        magnitude = jnp.abs(x)
+        return _scale(magnitude, safe) / (largest * safe).astype(magnitude.dtype)
+
+    if p == 1:
+        # A few units of rounding below the largest count as ties: two kernels that compute the
+        # same x may round it differently, and the largest must not be missed.
+        tie = 1 - 4 * jnp.finfo(largest.dtype).eps
+
+        def is_largest(x: jax.Array) -> jax.Array:
+            return relative(x) >= tie
+
+        count = norms.total(
+            [jnp.where(is_largest(x), 1, 0) for x in leaves], largest.dtype, axis_name
+        )
+        share = jnp.asarray(rho).astype(largest.dtype) / jnp.maximum(count, 1)
+        return lambda x: _scale(jnp.where(is_largest(x), jnp.sign(x), 0), share)
+    q = p / (p - 1)
+    powers = norms.total([relative(x) ** q for x in leaves], largest.dtype, axis_name)
+    # (|x|/‖x‖)^(q−1) as |x|^(q−1) and one power of the sum: a power of the quotient would magnify
+    # the rounding of the norm by q − 1, which is large for p near 1.
+    inverse = jnp.where(powers > 0, powers, 1) ** (-1 / p)
+
+    def direction(x: jax.Array) -> jax.Array:
+        return _scale(jnp.sign(x), relative(x) ** (q - 1), inverse, rho)
+
+    return direction

@@ -1,0 +1,208 @@
+"""Leaf-wise arithmetic that keeps dtypes and passes everything else through."""
+
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_inexact(leaf: Any) -> bool:
+    """Whether a leaf is a floating-point or complex array (or Python number)."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return isinstance(leaf, (float, complex))
+    return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is a number or an array of numbers or keys, not of strings or objects."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_
+    return isinstance(leaf, (jax.Array, bool, int, float, complex))
+
+
+def all_arrays(tree: Any) -> bool:
+    """Whether all leaves are :func:`is_array`."""
+    return all(is_array(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def require_arrays(params: Any) -> None:
+    """Raises for a tree with leaves that are no arrays, such as the functions of a module."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, (bool, int, float, complex)):
+            name = jax.tree_util.keystr(path)
+            raise TypeError(
+                f"the params have a leaf that is no array, {name or 'the tree itself'}: {leaf!r}. "
+                "Filter the model and pass what is to be trained: for Equinox "
+                "eqx.filter(model, eqx.is_inexact_array), or eqx.partition in its place."
+            )
+
+
+def require_like(name: str, tree: Any, like: Any, remedy: str) -> None:
+    """Raises unless a tree lines up with another leaf by leaf; ``None`` lines up with anything."""
+
+    def lines_up(a: Any, b: Any) -> bool:
+        return a is None or b is None or jax.tree_util.all_leaves([b])
+
+    try:
+        same = jax.tree.map(lines_up, like, tree, is_leaf=lambda leaf: leaf is None)
+    except (TypeError, ValueError):
+        same = False
+    if not all(jax.tree.leaves(same)):
+        raise ValueError(
+            f"{name} must have the structure of the gradient, {jax.tree.structure(like)}, got "
+            f"{jax.tree.structure(tree)}. {remedy}"
+        )
+
+
+def map_inexact(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """``jax.tree.map`` over the inexact leaves of ``tree``; other leaves stay as they are.
+
+    ``None`` counts as a leaf, so that a tree with holes (``equinox.filter``) lines up with one
+    without. Integer, boolean, ``float0`` and key leaves pass through.
+    """
+    return jax.tree.map(
+        lambda leaf, *others: f(leaf, *others) if is_inexact(leaf) else leaf,
+        tree,
+        *rest,
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+def inexact_leaves(tree: Any) -> list[chex.Array]:
+    """The floating-point and complex leaves of a tree."""
+    return [leaf for leaf in jax.tree.leaves(tree) if is_inexact(leaf)]
+
+
+def promote(a: Any, b: Any) -> np.dtype:
+    """The narrowest dtype for both; NumPy's rule, which JAX's strict promotion leaves alone."""
+    a, b = np.dtype(a), np.dtype(b)
+    return a if a == b else np.promote_types(np.promote_types(a, np.float32), b)
+
+
+def compute_dtype(leaf: Any) -> np.dtype:
+    """float32 or wider: what arithmetic on a leaf is carried out in."""
+    return promote(jnp.result_type(leaf), np.float32)
+
+
+def widen(leaf: Any) -> jax.Array:
+    """The leaf in its compute dtype."""
+    return jnp.asarray(leaf).astype(compute_dtype(leaf))
+
+
+def cast_like(value: jax.Array, leaf: Any) -> jax.Array:
+    """``value`` with the dtype and the weak type of ``leaf``."""
+    leaf = jnp.asarray(leaf)
+    value = value.astype(leaf.dtype)
+    # Indexed updates are the public operation that keeps the weak type of its operand.
+    return leaf.at[...].set(value) if leaf.weak_type else value
+
+
+def cast_if_range_allows(value: jax.Array, leaf: Any) -> jax.Array:
+    """``value`` as :func:`cast_like`, but not in a dtype of narrower range (float16).
+
+    For what is on its way to ε: a difference of gradients may leave the range that both keep.
+    """
+    narrow = jnp.finfo(jnp.result_type(leaf)).maxexp < jnp.finfo(value.dtype).maxexp
+    return value if narrow else cast_like(value, leaf)
+
+
+def zeros_like(leaf: Any) -> Any:
+    """Zeros of the leaf's shape and dtype; a ``float0`` leaf is its own zero."""
+    if getattr(leaf, "dtype", None) == jax.dtypes.float0:
+        return np.zeros(leaf.shape, jax.dtypes.float0)
+    return jnp.zeros_like(leaf)
+
+
+def inexact_zeros(tree: Any, dtype: Any | None = None) -> Any:
+    """Zeros for the inexact leaves, in ``dtype`` or each leaf's own; ``None`` for the others."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros_like(leaf, dtype=dtype) if is_inexact(leaf) else None, tree
+    )
+
+
+def no_update(leaf: Any) -> Any:
+    """An update of the leaf's shape and dtype that leaves every number as it is.
+
+    That is minus zero: adding zero would make a plus of minus zero.
+    """
+    if not is_inexact(leaf):
+        return zeros_like(leaf)
+    return jnp.full(leaf.shape, -0.0, leaf.dtype)
+
+
+def as_dtype_of(leaf: Any, other: Any) -> jax.Array:
+    """The leaf in the dtype of another."""
+    return jnp.asarray(leaf).astype(other.dtype)
+
+
+def same_dtypes(a: Any, b: Any) -> bool:
+    """Whether the inexact leaves of two trees have the same dtypes, in order."""
+    dtypes = [[jnp.result_type(leaf) for leaf in inexact_leaves(tree)] for tree in (a, b)]
+    return dtypes[0] == dtypes[1]
+
+
+def as_perturbed(params: Any, dtype: Any) -> Any:
+    """The params in the dtype that ``add`` gives perturbed params."""
+
+    def cast(p: Any) -> jax.Array:
+        p = jnp.asarray(p)
+        return p.astype(promote(dtype, p.dtype) if jnp.iscomplexobj(p) else dtype)
+
+    return map_inexact(cast, params)
+
+
+def add(params: Any, eps: Any, dtype: Any | None = None) -> Any:
+    """``params + eps`` leaf by leaf, in the dtype of the params (or in ``dtype``).
+
+    Leaves of ``params`` that are not inexact, or that ``eps`` has nothing for, are returned
+    as they are.
+    """
+
+    def add_leaf(e: Any, p: Any) -> Any:
+        if not (is_inexact(e) and is_inexact(p)):
+            return p
+        p = jnp.asarray(p)
+        target = dtype if dtype is None or not jnp.iscomplexobj(p) else promote(dtype, p.dtype)
+        common = promote(p.dtype if target is None else target, jnp.result_type(e))
+        total = p.astype(common) + jnp.asarray(e).astype(common)
+        return cast_like(total, p) if target is None else total.astype(target)
+
+    return jax.tree.map(add_leaf, eps, params, is_leaf=lambda leaf: leaf is None)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def inexact_only(tree: Any) -> Any:
+    """The tree with ``None`` in place of leaves that are not inexact."""
+    return jax.tree.map(lambda leaf: leaf if is_inexact(leaf) else None, tree)
+
+
+def merge(inexact: Any, tree: Any) -> Any:
+    """The leaves of ``inexact``, and of ``tree`` where that has ``None``."""
+    return jax.tree.map(lambda a, b: b if a is None else a, inexact, tree, is_leaf=_is_none)
+
+
+def cast_tree_like(tree: Any, inexact: Any) -> Any:
+    """``tree`` in the structure and dtypes of ``inexact``, whose leaves stay where it has none."""
+
+    def cast(old: Any, new: Any) -> Any:
+        return cast_like(new, old) if is_inexact(new) and old is not None else old
+
+    return jax.tree.map(cast, inexact, tree, is_leaf=_is_none)
+
+
+def displacement(grads: Any, params: Any, point: Any) -> Any:
+    """``point − params`` where there is a gradient, else ``None``."""
+
+    def subtract(g: Any, p: Any, q: Any) -> jax.Array | None:
+        if not (is_inexact(g) and is_inexact(p)):
+            return None
+        return jnp.asarray(q) - jnp.asarray(p)
+
+    return jax.tree.map(subtract, grads, params, point, is_leaf=_is_none)

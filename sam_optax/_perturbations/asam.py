@@ -1,0 +1,134 @@
+"""ASAM: ascent in a neighbourhood that scales with the weights."""
+
+from typing import Any, Literal
+
+import chex
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import trees
+from sam_optax._internal.devices import AxisName
+from sam_optax._internal.leaf_roles import AxisOverride, BiasMask, bias_leaves, unit_axes, unit_norm
+from sam_optax._internal.steepest_ascent import check_p, steepest_ascent
+from sam_optax._perturbations.perturbation import Perturbation
+
+Normalization = Literal["elementwise", "filterwise"]
+
+
+def asam(
+    rho: hp.Hyperparameter = 0.5,
+    eta: hp.Hyperparameter = 0.01,
+    *,
+    p: float = hp.static_default(2),
+    normalization: Normalization = "elementwise",
+    bias_mask: BiasMask | None = None,
+    filter_axis: AxisOverride = hp.static_default(-1),
+) -> Perturbation:
+    r"""Adaptive SAM: the neighbourhood is measured in units of the weights.
+
+    With the normalization operator T_w and q = p/(p − 1),
+
+    .. math::
+        \varepsilon = \rho\, T\, \mathrm{sign}(g)\, |T g|^{q-1} / \|T g\|_q^{q-1},
+        \qquad T = T_w + \eta I,
+
+    so ‖T⁻¹ε‖_p = ρ (in float32 for elements of T g between 1e−18 and 1e18); for p = 2,
+    ε = ρ T² g/‖T g‖₂, and for p = ∞, ε = ρ T sign(g). As η → 0
+    the perturbed loss does not change when weights are rescaled in a way that leaves the loss
+    as it was (theorem 1).
+
+    * ``"elementwise"``: T_w = ``|w|``.
+    * ``"filterwise"``: T_w = ‖f‖₂ for every element of a convolution filter f, ``|w|`` elsewhere.
+    * Biases: T = 1, without η, so that translations change nothing either.
+
+    Args:
+      rho: radius ρ ≥ 0, relative to the weights. Default .5, the paper's for CIFAR-10 (1 for
+        CIFAR-100 and ImageNet, .2 for IWSLT'14).
+      eta: η ≥ 0, in units of the weights. Default .01, the paper's.
+      p: norm of the neighbourhood, 1 ≤ p ≤ ∞. Default 2, the paper's for training.
+      normalization: ``"elementwise"`` (the paper's choice) or ``"filterwise"``.
+      bias_mask: which leaves are biases: a pytree of booleans (a prefix of the params) or a
+        function of the params that returns one, as in ``optax.masked``. Default: leaves whose
+        last path entry is ``bias`` or ``b``. ``bias_mask=False`` normalizes every leaf.
+      filter_axis: the axis of a filter's index, for leaves with three or more axes, which count
+        as convolution kernels. Default −1, the layout of Flax and Haiku; Equinox and PyTorch
+        need 0. A function ``(path, leaf) -> axis | None`` decides leaf by leaf (``None``: not
+        filters).
+
+    Returns:
+      A :class:`~sam_optax.Perturbation` whose ``update`` needs ``params``. Its state is empty but
+      for a step count if a hyperparameter is a schedule.
+
+    Raises:
+      ValueError: a hyperparameter out of range, an unknown ``normalization``, or ``params``
+        missing in ``update``.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> method = sam_optax.asam(rho=0.5, eta=0.0)
+      >>> params = {"kernel": jnp.array([2.0, -0.5])}
+      >>> grads = {"kernel": jnp.array([1.0, 1.0])}
+      >>> eps, _ = method.update(grads, method.init(params), params)
+      >>> print(eps["kernel"].round(4))
+      [0.9701 0.0606]
+
+    References:
+      Kwon et al., `ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of
+      Deep Neural Networks <https://arxiv.org/abs/2102.11600>`_, 2021.
+    """
+    hp.check("rho", rho, lower=0)
+    hp.check("eta", eta, lower=0)
+    check_p(p)
+    if normalization not in ("elementwise", "filterwise"):
+        raise ValueError(
+            f"normalization must be 'elementwise' or 'filterwise', got {normalization!r}."
+        )
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        del params
+        return hp.init_schedules(rho, eta)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        training_step: chex.Numeric | None = None,
+        norm_axis_name: AxisName | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del extra
+        if params is None:
+            raise ValueError(
+                "asam needs the params: call update(grads, state, params) with the params that "
+                "the gradient was taken at."
+            )
+        if norm_axis_name is not None and normalization == "filterwise":
+            raise ValueError(
+                f"norm_axis_name={norm_axis_name!r} does not go with normalization='filterwise': "
+                "a filter may be cut into several shards. Shard the params under jit instead."
+            )
+        step = hp.step_of(state, training_step)
+        eta_t = hp.evaluate(eta, step)
+        biases = bias_leaves(params, bias_mask)
+        axes = unit_axes(params, filter_axis, min_ndim=3)
+
+        def normalization_operator(w: Any, is_bias: bool, axis: int | None) -> Any:
+            magnitude = jnp.abs(trees.widen(w))
+            if is_bias:
+                return jnp.ones((), magnitude.dtype)
+            if normalization == "filterwise" and axis is not None:
+                magnitude = unit_norm(magnitude, axis)
+            return magnitude + jnp.asarray(eta_t).astype(magnitude.dtype)
+
+        eps = steepest_ascent(
+            updates,
+            lambda: trees.map_inexact(normalization_operator, params, biases, axes),
+            hp.evaluate(rho, step),
+            p,
+            norm_axis_name,
+        )
+        return eps, hp.advance(state, step)
+
+    return Perturbation(init_fn, update_fn)

@@ -1,0 +1,106 @@
+"""Fisher SAM: the neighbourhood is measured by the diagonal of the empirical Fisher matrix."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import trees
+from sam_optax._internal.devices import AxisName
+from sam_optax._internal.steepest_ascent import steepest_ascent
+from sam_optax._perturbations.perturbation import Perturbation
+
+
+def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Perturbation:
+    r"""Ascent in an ellipsoid of the Fisher metric in place of a ball.
+
+    .. math::
+        \varepsilon = \rho\, \frac{T_w^2\, g}{\|T_w\, g\|_2},
+        \qquad T_w^2 = (1 + \eta f)^{-1},
+
+    where f is the diagonal empirical Fisher information. ε solves the ascent problem in
+    ‖T_w⁻¹ε‖₂ ≤ ρ: where f is large, and the output sensitive, it moves less. η = 0 is SAM.
+
+    f is the square of the mini-batch gradient, as in the paper's experiments. The mean over
+    examples of squared gradients, which it stands for, can be given instead:
+    ``update(grads, state, params, grad_fn=grad_fn, fisher=f)`` with a tree like the params.
+
+    ``as_perturbation(optax.chain(remove_full_gradient(), fisher_sam()))`` is F-FisherSAM, equation
+    (51) of the F-SAM supplement: f stays the square of the whole mini-batch gradient there.
+
+    Args:
+      rho: radius ρ ≥ 0 (the Fisher SAM paper's γ). Default .1, as in public implementations.
+      eta: η ≥ 0, the weight of the Fisher information. Default 1.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation`. Its state is empty but for a step count if a
+      hyperparameter is a schedule.
+
+    Raises:
+      ValueError: a hyperparameter out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> method = sam_optax.fisher_sam(rho=1.0, eta=1.0)
+      >>> g = jnp.array([1.0, 0.0])
+      >>> eps, _ = method.update(g, method.init(g), g)
+      >>> print(eps.round(4))  # (1 · 1/2) / (1 · √½)
+      [0.7071 0.    ]
+
+    References:
+      Kim et al., `Fisher SAM: Information Geometry and Sharpness Aware Minimisation
+      <https://arxiv.org/abs/2206.04920>`_, 2022.
+    """
+    hp.check("rho", rho, lower=0)
+    hp.check("eta", eta, lower=0)
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        del params
+        return hp.init_schedules(rho, eta)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        fisher: optax.Params | None = None,
+        ascent_grads: optax.Updates | None = None,
+        training_step: chex.Numeric | None = None,
+        norm_axis_name: AxisName | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params, extra
+        if fisher is not None:
+            remedy = "It is the mean over examples of squared gradients."
+            trees.require_like("fisher", fisher, updates, remedy)
+        step = hp.step_of(state, training_step)
+        eta_t = hp.evaluate(eta, step)
+        grads = updates if ascent_grads is None else ascent_grads
+
+        def normalization_operator(x: Any) -> jax.Array:
+            """(1 + η f)^(−1/2)."""
+            if fisher is not None:
+                f = trees.widen(x)
+                return lax.rsqrt(1 + jnp.asarray(eta_t).astype(f.dtype) * f)
+            magnitude = jnp.abs(trees.widen(x))
+            root = jnp.sqrt(jnp.asarray(eta_t).astype(magnitude.dtype)) * magnitude
+            # Where the square might overflow, the 1 is far below rounding.
+            return jnp.where(
+                root > 2.0**30, 1 / jnp.maximum(root, 1), lax.rsqrt(1 + jnp.square(root))
+            )
+
+        source = grads if fisher is None else fisher
+        eps = steepest_ascent(
+            updates,
+            lambda: trees.map_inexact(normalization_operator, source),
+            hp.evaluate(rho, step),
+            2,
+            norm_axis_name,
+        )
+        return eps, hp.advance(state, step)
+
+    return Perturbation(init_fn, update_fn)

@@ -1,0 +1,80 @@
+"""LPF-SGD: the gradient of the loss as smoothed by a Gaussian kernel."""
+
+from typing import Any
+
+import chex
+import optax
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import trees
+from sam_optax._internal.leaf_roles import AxisOverride
+from sam_optax._perturbations.perturbation import Perturbation, RandomStartState
+from sam_optax._perturbations.random_start import random_start
+
+
+def low_pass(
+    gamma: hp.Hyperparameter = 0.002,
+    samples: int = hp.static_default(1),
+    *,
+    key: chex.PRNGKey,
+    norm_power: float = 1.0,
+    kernel_axis: AxisOverride = hp.static_default(-1),
+) -> Perturbation:
+    r"""Smoothing without ascent: the mean gradient at random points near the params.
+
+    .. math::
+        \frac{1}{M} \sum_{i=1}^{M} \nabla L(w + \delta_i), \qquad
+        \delta_i \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|^{2k})),
+
+    for kernels j as in :func:`random_start`. Each sample costs a gradient on the whole batch. The
+    paper splits the batch into M parts, each with a sample of its own, at the price of one
+    gradient: that is ``sharpness_aware(base_tx, low_pass(gamma, key=key), groups=M)``.
+
+    ``grads`` given to ``update`` are not used: give ``None``.
+
+    Args:
+      gamma: scale γ ≥ 0 of the noise. No value is standard, .002 is this library's. The public
+        code raises γ during training, for which a schedule will do.
+      samples: M, an integer ≥ 1.
+      key: a JAX PRNG key, typed or raw.
+      norm_power: power k of the kernel norm in the standard deviation γ ‖w_j‖^k. Default 1, as in
+        the public code of LPF-SGD, where the noise scales with the weights.
+      kernel_axis: see :func:`random_start`.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation` with a ``start_fn`` that is the perturbed point. Its state
+      is one key.
+
+    Raises:
+      TypeError: ``key`` is not a single PRNG key, or ``samples`` is no integer.
+      ValueError: a hyperparameter out of range.
+
+    Example:
+      >>> import jax, optax, sam_optax
+      >>> tx = sam_optax.sharpness_aware(
+      ...     optax.sgd(0.1), sam_optax.low_pass(gamma=0.01, samples=4, key=jax.random.key(0)))
+
+    References:
+      Bisla et al., `Low-Pass Filtering SGD for Recovering Flat Optima in the Deep Learning
+      Optimization Landscape <https://arxiv.org/abs/2201.08025>`_, 2022.
+    """
+    hp.check_integer("samples", samples, lower=1)
+    # λ = 0 leaves the noise alone of δ₀ + λĝ.
+    noise = random_start(
+        optax.identity(), gamma, 0.0, key=key, norm_power=norm_power, kernel_axis=kernel_axis
+    )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: RandomStartState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, RandomStartState]:
+        if params is None:
+            raise ValueError("low_pass needs the params: call update(grads, state, params).")
+        zeros = trees.map_inexact(trees.zeros_like, updates)
+        return noise.update(zeros, state, params, **extra)
+
+    return Perturbation(
+        noise.init, update_fn, noise.start_fn, single_pass=True, samples=int(samples)
+    )

@@ -1,0 +1,105 @@
+"""Ascent along past gradients, which leaves one gradient to a step."""
+
+from typing import Any
+
+import chex
+import optax
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import trees
+from sam_optax._perturbations.perturbation import MomentumStartState, Perturbation, as_perturbation
+from sam_optax._perturbations.smooth_gradient import average
+
+
+def momentum_start(
+    perturbation: optax.GradientTransformation, decay: hp.Hyperparameter = 0.9
+) -> Perturbation:
+    r"""Perturbs along an average of past gradients: one gradient a step.
+
+    .. math::
+        \varepsilon_t = \mathrm{perturbation}(m_{t-1}), \qquad
+        \hat g_t = \nabla L(w_t + \varepsilon_t), \qquad
+        m_t = \beta\, m_{t-1} + (1 - \beta)\, \hat g_t.
+
+    The gradient at the perturbed point is the only one that a step evaluates: it drives the base
+    optimizer and enters the average that the next step ascends along. m₀ = 0, so the first step is
+    the base optimizer's.
+
+    * ``momentum_start(sam(rho), 0.9)`` ascends along the momentum of SGD with the same decay.
+    * ``momentum_start(sam(rho), 0.0)`` ascends along the last step's gradient.
+    * ``momentum_start(optax.chain(sam(rho), optax.scale(-1.0)), 0.9)`` is Momentum-SAM (Becker et
+      al.), which perturbs by −ρ v/‖v‖, ahead of where the momentum is about to lead.
+
+    ``grads`` given to ``update`` are not used: give ``None``. With ``when``, only steps that
+    perturb enter the average.
+
+    Args:
+      perturbation: maps the average to ε, such as :func:`sam` or :func:`asam`.
+      decay: β, 0 ≤ β < 1. Default .9, the usual momentum.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation` with a ``start_fn`` that is the perturbed point. Its state
+      is one copy of the gradient beside that of ``perturbation``. Wrapping it in ``optax.chain``
+      would lose the start, and raises.
+
+    Raises:
+      ValueError: ``decay`` out of range, or ``perturbation`` has a start of its own.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sam_optax
+      >>> tx = sam_optax.sharpness_aware(
+      ...     optax.sgd(0.1), sam_optax.momentum_start(sam_optax.sam(rho=1.0)))
+      >>> x = jnp.array(3.0)
+      >>> state = tx.init(x)
+      >>> for _ in range(2):
+      ...     updates, state = tx.update(None, state, x, grad_fn=jax.grad(lambda x: x**2))
+      ...     print(f"{updates:.2f}")  # 2 · 3, then 2 · (3 + 1)
+      -0.60
+      -0.80
+
+    References:
+      Becker et al., `Momentum-SAM: Sharpness Aware Minimization without Computational Overhead
+      <https://arxiv.org/abs/2401.12033>`_, 2024.
+    """
+    hp.check("decay", decay, lower=0, upper=1)
+    inner = as_perturbation(perturbation)
+    if inner.has_start:
+        raise ValueError(
+            "perturbation has a start of its own (random_start, low_pass, momentum_start): use "
+            "one of them only."
+        )
+
+    def init_fn(params: optax.Params) -> MomentumStartState:
+        return MomentumStartState(
+            trees.inexact_zeros(params), inner.init(params), hp.init_schedules(decay)
+        )
+
+    def displacement(
+        params: optax.Params, state: MomentumStartState, extra: dict[str, Any]
+    ) -> tuple[optax.Updates, optax.OptState]:
+        return inner.update(
+            state.ema, state.inner_state, params, **{**extra, "ascent_grads": state.ema}
+        )
+
+    def start_fn(params: optax.Params, state: MomentumStartState, **extra: Any) -> optax.Params:
+        return trees.add(params, displacement(params, state, extra)[0])
+
+    def update_fn(
+        updates: optax.Updates,
+        state: MomentumStartState,
+        params: optax.Params | None = None,
+        *,
+        training_step: chex.Numeric | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, MomentumStartState]:
+        step = hp.step_of(state.schedule, training_step)
+        given = extra if training_step is None else {"training_step": training_step, **extra}
+        eps, inner_state = displacement(params, state, given)
+        share = 1 - trees.widen(hp.evaluate(decay, step))
+        ema = average(state.ema, updates, share)
+        eps = trees.map_inexact(
+            lambda g, e: trees.zeros_like(g) if e is None else trees.cast_like(e, g), updates, eps
+        )
+        return eps, MomentumStartState(ema, inner_state, hp.advance(state.schedule, step))
+
+    return Perturbation(init_fn, update_fn, start_fn, single_pass=True)

@@ -1,0 +1,87 @@
+"""Restricting a perturbation to some leaves."""
+
+from typing import Any
+
+import jax
+import optax
+
+from sam_optax._internal import trees
+from sam_optax._internal.leaf_roles import BiasMask, expand_mask
+from sam_optax._perturbations.perturbation import TREE_EXTRAS, Perturbation, as_perturbation
+
+
+def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> Perturbation:
+    """Displaces the chosen leaves only, and takes norms over them only.
+
+    ε is that of ``perturbation`` on the tree of the chosen leaves, and 0 elsewhere, so ‖ε‖ = ρ
+    over the chosen leaves. The gradient function still sees, and differentiates, the full tree.
+
+    Args:
+      perturbation: any perturbation, random starts included (noise is then drawn for the chosen
+        leaves only).
+      mask: which leaves to perturb: a pytree of booleans (a prefix of the params) or a function
+        of the params that returns one, as in ``optax.masked``.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation`. Its state is that of ``perturbation`` for the chosen
+      leaves.
+
+    Raises:
+      ValueError: the mask does not fit the params.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> method = sam_optax.perturb_only(sam_optax.sam(rho=0.1), {"a": True, "b": False})
+      >>> params = {"a": jnp.array(1.0), "b": jnp.array(1.0)}
+      >>> perturbed, _ = method.perturb_fn(
+      ...     params, {"a": jnp.array(3.0), "b": jnp.array(4.0)}, method.init(params))
+      >>> print(perturbed["a"], perturbed["b"])
+      1.1 1.0
+    """
+    inner = as_perturbation(perturbation)
+
+    def split(tree: Any, params: optax.Params) -> Any:
+        """The chosen leaves; a gradient may have ``None`` in place of a leaf or of a subtree."""
+
+        def pick(leaf: Any, chosen: Any) -> Any:
+            return leaf if leaf is None or chosen else optax.MaskedNode()
+
+        chosen = expand_mask("mask", mask, params)
+        return jax.tree.map(pick, tree, chosen, is_leaf=lambda leaf: leaf is None)
+
+    def split_extra(extra: dict[str, Any], params: optax.Params) -> dict[str, Any]:
+        return {
+            name: split(value, params) if name in TREE_EXTRAS else value
+            for name, value in extra.items()
+        }
+
+    def merge(chosen: Any, full: Any) -> Any:
+        """The chosen leaves from ``chosen``, the others from ``full``."""
+        return jax.tree.map(
+            lambda c, f: f if isinstance(c, optax.MaskedNode) else c,
+            chosen,
+            full,
+            is_leaf=lambda leaf: leaf is None or isinstance(leaf, optax.MaskedNode),
+        )
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        return inner.init(split(params, params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        # As in optax.masked, the structure may be read off the updates where params are missing.
+        structure = updates if params is None else params
+        chosen_params = None if params is None else split(params, params)
+        given = split_extra(extra, structure)
+        eps, state = inner.update(split(updates, structure), state, chosen_params, **given)
+        return merge(eps, jax.tree.map(trees.zeros_like, updates)), state
+
+    def start_fn(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
+        given = split_extra(extra, params)
+        return merge(inner.start_fn(split(params, params), state, **given), params)
+
+    return Perturbation(init_fn, update_fn).with_start_of(start_fn, inner)

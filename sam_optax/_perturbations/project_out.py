@@ -1,0 +1,74 @@
+"""SAM-noise: ascent along what the full gradient does not explain."""
+
+from typing import Any
+
+import optax
+
+from sam_optax._internal import projection, trees
+from sam_optax._internal.devices import AxisName
+from sam_optax._perturbations.perturbation import Perturbation
+
+
+def project_out() -> Perturbation:
+    r"""Removes the projection of the ascent gradient on the full gradient.
+
+    .. math::
+        \mathrm{Proj}^\perp_{\nabla L}\, g
+        = g - \frac{\langle g, \nabla L \rangle}{\|\nabla L\|^2}\, \nabla L,
+
+    with both as one vector over the whole tree. ∇L, over the whole training set, is an argument of
+    the step: ``update(grads, state, params, grad_fn=grad_fn, full_grads=full_grads)``.
+
+    ``optax.chain(project_out(), sam(rho))`` is SAM-noise of the F-SAM supplement (section A5). Its
+    SAM-full and SAM-db need no piece: give the full gradient, or another batch's, as ``grads``.
+    :func:`remove_full_gradient` is what F-SAM makes of it without the full gradient.
+
+    What remains is 0 where it is as small as the rounding of g, so that ``sam`` does not blow
+    rounding errors up to its radius.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation` without state, in the dtypes of the gradient, for use in
+      ``optax.chain``.
+
+    Raises:
+      ValueError: (from ``update``) there are no ``full_grads``.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, sam_optax
+      >>> method = sam_optax.as_perturbation(
+      ...     optax.chain(sam_optax.project_out(), sam_optax.sam(rho=1.0)))
+      >>> g, full = jnp.array([3.0, 4.0]), jnp.array([1.0, 0.0])
+      >>> eps, _ = method.update(g, method.init(g), g, full_grads=full)
+      >>> print(eps)
+      [0. 1.]
+
+    References:
+      Li et al., `Friendly Sharpness-Aware Minimization <https://arxiv.org/abs/2403.12350>`_,
+      2024, supplement A5.
+    """
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        del params
+        return optax.EmptyState()
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        full_grads: optax.Updates | None = None,
+        norm_axis_name: AxisName | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params, extra
+        if full_grads is None:
+            raise ValueError(
+                "project_out needs the full gradient: call update(grads, state, params, "
+                "grad_fn=grad_fn, full_grads=full_grads)."
+            )
+        remedy = "It is the gradient of the loss over the whole training set."
+        trees.require_like("full_grads", full_grads, updates, remedy)
+        rest, _ = projection.reject(updates, full_grads, norm_axis_name)
+        return trees.map_inexact(trees.cast_like, rest, updates), state
+
+    return Perturbation(init_fn, update_fn)

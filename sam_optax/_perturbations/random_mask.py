@@ -1,0 +1,99 @@
+"""ESAM's stochastic weight perturbation: a random part of ε, as large in the mean."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import noise, trees
+from sam_optax._perturbations.perturbation import Perturbation
+
+
+class RandomMaskState(NamedTuple):
+    """State of :func:`sam_optax.random_mask`.
+
+    Attributes:
+      key: uint32 key data of the next draw (raw, so that every serializer takes it).
+      schedule: :class:`~sam_optax.ScheduleState` if ``beta`` is a schedule, else
+        ``optax.EmptyState``.
+    """
+
+    key: chex.Array
+    schedule: Any
+
+
+def random_mask(
+    beta: hp.Hyperparameter = 0.6, *, key: chex.PRNGKey, whole_leaves: bool = False
+) -> Perturbation:
+    r"""Keeps each element of ε with probability β, enlarged so that its expectation stays.
+
+    .. math::
+        \varepsilon' = \frac{1}{\beta}\, b \odot \varepsilon, \qquad b_i \sim
+        \mathrm{Bernoulli}(\beta), \qquad \mathbb{E}\, \varepsilon' = \varepsilon.
+
+    It goes behind a perturbation: ``as_perturbation(optax.chain(sam(rho), random_mask(beta,
+    key=key)))``. The expected squared norm is ρ²/β. In front of one it makes a random subset of
+    the weights ascend at the full radius. ESAM's other half is :func:`rising_samples`.
+
+    Args:
+      beta: β in (0, 1], the share that is kept. Default .6; published settings are .5 and .6.
+        1 keeps all.
+      key: a JAX PRNG key, typed or raw.
+      whole_leaves: whether a leaf is kept or dropped as a whole, as in ESAM's public code.
+        Default False: element by element, as the paper writes it.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation` with a :class:`RandomMaskState`, for use in
+      ``optax.chain``. Under ``axis_name`` and with ``groups``, each device and group has a mask
+      of its own.
+
+    Raises:
+      TypeError: ``key`` is not a single PRNG key.
+      ValueError: ``beta`` outside (0, 1].
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sam_optax
+      >>> mask = sam_optax.random_mask(beta=0.5, key=jax.random.key(0))
+      >>> eps = jnp.ones(1000)
+      >>> kept, _ = mask.update(eps, mask.init(eps))
+      >>> sorted(set(kept.tolist()))
+      [0.0, 2.0]
+
+    References:
+      Du et al., `Efficient Sharpness-Aware Minimization for Improved Training of Neural Networks
+      <https://arxiv.org/abs/2110.03141>`_, 2022.
+    """
+    hp.check("beta", beta, lower=0, upper=1, lower_allowed=False, upper_allowed=True)
+    noise.check_key(key)
+
+    def init_fn(params: optax.Params) -> RandomMaskState:
+        del params
+        return RandomMaskState(noise.first_key(key), hp.init_schedules(beta))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: RandomMaskState,
+        params: optax.Params | None = None,
+        *,
+        training_step: chex.Numeric | None = None,
+        draw_index: chex.Numeric | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, RandomMaskState]:
+        del params, extra
+        step = hp.step_of(state.schedule, training_step)
+        share = jnp.asarray(hp.evaluate(beta, step)).astype(jnp.float32)
+        words = noise.fold_in(state.key, draw_index)
+        bits = noise.bits_tree(words, updates, whole_leaves)
+
+        def keep(e: Any, b: jax.Array) -> jax.Array:
+            wide, u = trees.widen(e), noise.uniform(b)
+            scaled = wide / share.astype(wide.dtype)
+            return trees.cast_like(jnp.where(u < share, scaled, jnp.zeros_like(scaled)), e)
+
+        masked = trees.map_inexact(keep, updates, bits)
+        return masked, RandomMaskState(noise.next_key(state.key), hp.advance(state.schedule, step))
+
+    return Perturbation(init_fn, update_fn)

@@ -1,0 +1,66 @@
+"""R-SAM: SAM from a random start."""
+
+import chex
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import trees
+from sam_optax._internal.leaf_roles import AxisOverride
+from sam_optax._perturbations.perturbation import Perturbation
+from sam_optax._perturbations.random_start import random_start_cast
+from sam_optax._perturbations.sam import sam
+
+
+def rsam(
+    rho: hp.Hyperparameter = 0.05,
+    gamma: hp.Hyperparameter = 0.1,
+    lmbda: hp.Hyperparameter = 1.0,
+    *,
+    key: chex.PRNGKey,
+    norm_power: float = 0.5,
+    kernel_axis: AxisOverride = hp.static_default(-1),
+    normalize_gradient: bool = False,
+) -> Perturbation:
+    r"""Random SAM: :func:`sam` with a kernel-wise :func:`random_start`.
+
+    .. math::
+        \varepsilon = \rho\, (\delta_0 + \lambda \hat g) / \|\delta_0 + \lambda \hat g\|_2,
+        \qquad \hat g = \nabla L(w + \delta_0),
+        \qquad \delta_0 \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|)).
+
+    γ = 0 is SAM, to the bit for λ = 1.
+
+    Args:
+      rho: radius ρ ≥ 0 of the whole perturbation, noise included. Default .05, SAM's.
+      gamma: see :func:`random_start`.
+      lmbda: see :func:`random_start`.
+      key: see :func:`random_start`.
+      norm_power: see :func:`random_start`.
+      kernel_axis: see :func:`random_start`.
+      normalize_gradient: see :func:`random_start`.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation` with a ``start_fn``; its state is one key.
+
+    Raises:
+      TypeError: ``key`` is not a single PRNG key.
+      ValueError: a hyperparameter out of range.
+
+    Example:
+      >>> import jax, optax, sam_optax
+      >>> tx = sam_optax.sharpness_aware(
+      ...     optax.adamw(1e-3), sam_optax.rsam(rho=0.05, key=jax.random.key(0)))
+
+    References:
+      Liu et al., `Random Sharpness-Aware Minimization
+      <https://openreview.net/forum?id=htUvh7xPoa>`_, 2022.
+    """
+    return random_start_cast(
+        sam(rho),
+        gamma,
+        lmbda,
+        key,
+        norm_power,
+        kernel_axis,
+        normalize_gradient,
+        trees.cast_if_range_allows,
+    )

@@ -1,0 +1,184 @@
+"""Sparse SAM: a perturbation of the elements that matter, chosen anew now and then."""
+
+from typing import Any, Literal, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import control_flow, devices, largest_elements, noise, trees
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.devices import AxisName
+from sam_optax._perturbations.perturbation import Perturbation
+
+_FISHER = "It is the mean over examples of squared gradients."
+Choice = Literal["fisher", "dynamic"]
+
+
+class SparsifyState(NamedTuple):
+    """State of :func:`sam_optax.sparsify`.
+
+    Attributes:
+      count: int32 scalar, the number of perturbations so far.
+      mask: Boolean arrays like the params: which elements are perturbed; ``None`` in place of
+        leaves that are not inexact.
+      key: uint32 key data of the next draw (raw, so that every serializer takes it).
+      schedule: :class:`~sam_optax.ScheduleState` if ``drop`` is a schedule, else
+        ``optax.EmptyState``.
+    """
+
+    count: chex.Array
+    mask: Any
+    key: chex.Array
+    schedule: Any
+
+
+def sparsify(
+    sparsity: float = 0.5,
+    *,
+    key: chex.PRNGKey,
+    choice: Choice = "fisher",
+    every: int = hp.static_default(100),
+    drop: hp.Hyperparameter = 0.5,
+) -> Perturbation:
+    r"""Sets the given share of ε to zero: all but the elements that a mask chooses.
+
+    .. math::
+        \varepsilon' = m \odot \varepsilon, \qquad m_i \in \{0, 1\}, \qquad
+        \textstyle\sum_i m_i = (1 - s)\, n.
+
+    The mask spans the whole tree and is chosen anew at every ``every``-th perturbation:
+
+    * ``"fisher"`` (SSAM-F): the elements of largest empirical Fisher information, for which the
+      squared gradient of the step's batch stands. Its mean over examples of squared gradients, as
+      in the paper, can be given: ``update(grads, state, params, grad_fn=grad_fn, fisher=f)``.
+    * ``"dynamic"`` (SSAM-D): starts at random; then, of the elements in the mask, the share
+      ``drop`` with the smallest gradients leaves it, and as many others join at random.
+
+    It goes behind a perturbation, ``as_perturbation(optax.chain(sam(rho), sparsify(s,
+    key=key)))``, where ‖ε'‖ ≤ ρ as in the paper. In front of it, it chooses the elements that may
+    ascend, at the full radius. Nothing is saved in computing: the mask acts on dense arrays.
+
+    Args:
+      sparsity: share s of the elements that is not perturbed, 0 ≤ s < 1. Default .5; the paper
+        goes up to .9 and more.
+      key: a JAX PRNG key, typed or raw, for the dynamic mask and for ties.
+      choice: ``"fisher"`` or ``"dynamic"``.
+      every: number of perturbations between choices, an integer ≥ 1. The paper chooses once an
+        epoch.
+      drop: share of the mask that a dynamic choice exchanges, in [0, 1). Default .5. The paper
+        lets it decay, ``optax.cosine_decay_schedule(0.5, steps)``.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation` with a :class:`SparsifyState`, for use in
+      ``optax.chain``: one Boolean an element. Under ``axis_name`` the choice is by the mean of
+      the devices' scores, so that all have one mask. With ``groups`` each group chooses its own,
+      and the last one's is kept until the next choice.
+
+    Raises:
+      TypeError: ``key`` is not a single PRNG key.
+      ValueError: a hyperparameter out of range, or an unknown ``choice``; in ``update``, the
+        params are sharded over ``norm_axis_name``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sam_optax
+      >>> method = sam_optax.as_perturbation(optax.chain(
+      ...     sam_optax.sam(rho=1.0), sam_optax.sparsify(0.5, key=jax.random.key(0))))
+      >>> g = jnp.array([3.0, 0.1, -4.0, 0.2])
+      >>> eps, _ = method.update(g, method.init(g), g)
+      >>> print(eps != 0)
+      [ True False  True False]
+
+    References:
+      Mi et al., `Make Sharpness-Aware Minimization Stronger: A Sparsified Perturbation Approach
+      <https://arxiv.org/abs/2210.05177>`_, 2022.
+    """
+    hp.check_number("sparsity", sparsity, lower=0, upper=1)
+    hp.check("drop", drop, lower=0, upper=1)
+    hp.check_integer("every", every, lower=1)
+    noise.check_key(key)
+    if choice not in ("fisher", "dynamic"):
+        raise ValueError(f"choice must be 'fisher' or 'dynamic', got {choice!r}.")
+
+    def kept(tree: Any) -> int:
+        """Number of elements in the mask, at least one."""
+        n = largest_elements.size(tree)
+        return min(n, max(1, round((1 - float(sparsity)) * n)))
+
+    def init_fn(params: optax.Params) -> SparsifyState:
+        words = noise.first_key(key)
+        everything = largest_elements.everywhere(params, True)
+        mask = everything
+        if choice == "dynamic":
+            chance = noise.bits_tree(words, everything)
+            mask = largest_elements.largest(chance, everything, kept(params), words)
+        return SparsifyState(
+            jnp.zeros((), jnp.int32), mask, noise.next_key(words), hp.init_schedules(drop)
+        )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: SparsifyState,
+        params: optax.Params | None = None,
+        *,
+        fisher: optax.Params | None = None,
+        ascent_grads: optax.Updates | None = None,
+        training_step: chex.Numeric | None = None,
+        norm_axis_name: AxisName | None = None,
+        state_axis_name: AxisName | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, SparsifyState]:
+        del params, extra
+        if norm_axis_name is not None:
+            raise ValueError(
+                f"norm_axis_name={norm_axis_name!r} does not go with sparsify, whose mask spans "
+                "the whole tree. Shard the params under jit instead."
+            )
+        if fisher is not None:
+            trees.require_like("fisher", fisher, updates, _FISHER)
+        step = hp.step_of(state.schedule, training_step)
+        grads = updates if ascent_grads is None else ascent_grads
+        given = choice == "fisher" and fisher is not None
+
+        def score(m: Any, leaf: Any) -> jax.Array | None:
+            if m is None:
+                return None
+            x = jnp.zeros(m.shape) if leaf is None else jnp.abs(trees.widen(leaf))
+            # Squares of gradients would leave the range of float32; their means do not.
+            return devices.pmean(jnp.sqrt(x) if given else x, state_axis_name)
+
+        def choose() -> Any:
+            source = fisher if given else grads
+            scores = jax.tree.map(score, state.mask, source, is_leaf=lambda leaf: leaf is None)
+            ranks = jax.tree.map(largest_elements.rank, scores)
+            if choice == "fisher":
+                everything = largest_elements.everywhere(scores, True)
+                return largest_elements.largest(ranks, everything, kept(scores), state.key)
+            n, k = largest_elements.size(scores), kept(scores)
+            share = jnp.asarray(hp.evaluate(drop, step)).astype(jnp.float32)
+            exchanged = jnp.minimum(jnp.round(share * k), n - k).astype(jnp.uint32)
+            stay = largest_elements.largest(ranks, state.mask, k - exchanged, state.key)
+            outside = jax.tree.map(jnp.logical_not, state.mask)
+            chance = noise.bits_tree(state.key, ranks)
+            join = largest_elements.largest(chance, outside, exchanged, state.key)
+            return jax.tree.map(jnp.logical_or, stay, join)
+
+        due = state.count % every == 0
+        if choice == "dynamic":
+            due &= state.count > 0  # the first mask is random
+        mask = control_flow.cond(due, choose, lambda: state.mask)
+        masked = jax.tree.map(
+            lambda e, m: jnp.where(m, e, jnp.zeros_like(e)) if trees.is_inexact(e) else e,
+            updates,
+            mask,
+            is_leaf=lambda leaf: leaf is None,
+        )
+        return masked, SparsifyState(
+            optax.safe_increment(state.count),
+            mask,
+            noise.next_key(state.key),
+            hp.advance(state.schedule, step),
+        )
+
+    return Perturbation(init_fn, update_fn)

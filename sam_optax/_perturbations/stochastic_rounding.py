@@ -1,0 +1,137 @@
+"""Stochastic rounding of the perturbed point, for params in low precision."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from sam_optax._internal import noise, trees
+from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
+
+
+class StochasticRoundingState(NamedTuple):
+    """State of :func:`sam_optax.stochastic_rounding`.
+
+    Attributes:
+      key: uint32 key data of the next draw (raw, so that every serializer takes it).
+      inner_state: state of the perturbation.
+    """
+
+    key: chex.Array
+    inner_state: optax.OptState
+
+
+def stochastic_rounding(
+    perturbation: optax.GradientTransformation, *, key: chex.PRNGKey
+) -> Perturbation:
+    r"""Rounds the perturbed point up or down at random, so that ε survives on average.
+
+    .. math::
+        \varepsilon' = \mathrm{SR}(w + \varepsilon) - w, \qquad
+        \mathbb{E}\,\varepsilon' = \varepsilon,
+
+    where SR rounds to the dtype of each leaf of the params, to either neighbour with the
+    probability that makes the mean right. Rounding to nearest loses every element of ε that is
+    smaller than half the distance s between neighbours at w. What is kept on average comes with
+    noise, of variance ``|ε|(s − |ε|)`` an element.
+
+    It is for params that are stored in low precision *and* must be computed with in it. If the
+    model can compute in float32, ``sharpness_aware(..., perturb_dtype=jnp.float32)`` keeps ε
+    exactly; if the params are float32 and the model casts them, rounding already takes some up and
+    some down. Leaves of float32 and wider are not rounded.
+
+    Args:
+      perturbation: any perturbation, random starts included.
+      key: a JAX PRNG key, typed or raw.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation`. Its state is one key beside that of ``perturbation``.
+
+    Raises:
+      ValueError: ``params`` missing in ``update``, or ``perturbation`` takes its only gradient at
+        its start, which is not rounded.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sam_optax
+      >>> params, grads = jnp.ones(10_000, jnp.bfloat16), jnp.ones(10_000, jnp.bfloat16)
+      >>> for method in (sam_optax.sam(0.05),
+      ...                sam_optax.stochastic_rounding(sam_optax.sam(0.05), key=jax.random.key(0))):
+      ...     perturbed, _ = method.perturb_fn(params, grads, method.init(params))
+      ...     print(f"{jnp.mean(perturbed.astype(jnp.float32) - 1):.4f}")  # ε = .0005
+      0.0000
+      0.0005
+    """
+    inner = as_perturbation(perturbation)
+    if inner.single_pass:
+        raise ValueError(
+            "perturbation takes its only gradient at its start (momentum_start, low_pass), which "
+            "stochastic_rounding does not round: use sharpness_aware(..., perturb_dtype="
+            "jnp.float32) without it."
+        )
+
+    def init_fn(params: optax.Params) -> StochasticRoundingState:
+        return StochasticRoundingState(noise.first_key(key), inner.init(params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: StochasticRoundingState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, StochasticRoundingState]:
+        if params is None:
+            raise ValueError(
+                "stochastic_rounding needs the params: call update(grads, state, params)."
+            )
+        eps, inner_state = inner.update(updates, state.inner_state, params, **extra)
+        words = jax.random.wrap_key_data(state.key, impl="threefry2x32")
+        next_key, now = jax.random.split(words)
+        leaves, structure = jax.tree.flatten(params, is_leaf=lambda leaf: leaf is None)
+        keys = jax.tree.unflatten(structure, list(jax.random.split(now, max(len(leaves), 1))))
+
+        def round_leaf(e: Any, w: Any, leaf_key: Any) -> Any:
+            w = jnp.asarray(w)
+            if jnp.iscomplexobj(w) or not trees.is_inexact(w) or jnp.finfo(w.dtype).bits >= 32:
+                return e
+            wide = trees.widen(w)
+            target = wide + jnp.asarray(e).astype(wide.dtype)
+            rounded = _round_at_random(target, w.dtype, leaf_key)
+            return trees.cast_like(rounded - wide, e)
+
+        rounded = trees.map_inexact(round_leaf, eps, params, keys)
+        return rounded, StochasticRoundingState(jax.random.key_data(next_key), inner_state)
+
+    def start_fn(
+        params: optax.Params, state: StochasticRoundingState, **extra: Any
+    ) -> optax.Params:
+        return inner.start_fn(params, state.inner_state, **extra)
+
+    return Perturbation(init_fn, update_fn).with_start_of(start_fn, inner)
+
+
+def _round_at_random(x: jax.Array, dtype: Any, key: chex.PRNGKey) -> jax.Array:
+    """``x`` (float32) at one of its two neighbours in ``dtype``, and at ``x`` in the mean."""
+    info = jnp.finfo(dtype)
+    bits = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F800000)
+    # The power of two below |x|, and below it a grid of 2^nmant steps; all of this is exact.
+    power = jnp.maximum(lax.bitcast_convert_type(bits, jnp.float32), float(info.smallest_normal))
+    steps = x / power * 2.0**info.nmant
+    below = jnp.floor(steps)
+    up = jax.random.uniform(key, x.shape) < steps - below
+    return (below + up.astype(x.dtype)) * 2.0**-info.nmant * power
+
+
+def round_to(x: jax.Array, dtype: Any) -> jax.Array:
+    """The nearest number of ``dtype``, in the dtype of ``x`` (float32 or wider).
+
+    A compiler may drop a pair of casts; this it has to do.
+    """
+    info = jnp.finfo(dtype)
+    rounded = lax.reduce_precision(x, info.nexp, info.nmant)
+    if info.nexp >= 8:
+        return rounded
+    # Below the normal range the operation gives 0, where float16 still has numbers.
+    step = float(info.smallest_subnormal)
+    return jnp.where(jnp.abs(x) < float(info.smallest_normal), jnp.round(x / step) * step, rounded)

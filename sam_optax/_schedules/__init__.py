@@ -1,0 +1,1 @@
+"""When a step perturbs, and how far."""

@@ -1,0 +1,69 @@
+"""A radius that follows the learning rate."""
+
+import chex
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import hyperparameters as hp
+
+
+def rho_from_learning_rate(
+    schedule: optax.Schedule,
+    rho_min: float,
+    rho_max: float,
+    lr_min: float,
+    lr_max: float,
+) -> optax.Schedule:
+    r"""A schedule for the radius that follows the learning rate's.
+
+    .. math::
+        \rho_t = \rho_{\min} + (\rho_{\max} - \rho_{\min})\,
+        \frac{\eta_t - \eta_{\min}}{\eta_{\max} - \eta_{\min}},
+
+    clamped to [ρ_min, ρ_max], so that a warm-up below ``lr_min`` has the radius ρ_min and not a
+    negative one. Where ``lr_min == lr_max`` the radius is ρ_max from that learning rate on.
+
+    Args:
+      schedule: the learning rate, a function of the training step.
+      rho_min: radius at the lowest learning rate, ≥ 0.
+      rho_max: radius at the highest, ≥ ``rho_min``.
+      lr_min: lowest learning rate, ≥ 0.
+      lr_max: highest learning rate, ≥ ``lr_min``.
+
+    Returns:
+      A schedule for ``rho`` of any perturbation.
+
+    Raises:
+      TypeError: ``schedule`` is no function.
+      ValueError: a number out of range.
+
+    Example:
+      >>> import optax, sam_optax
+      >>> lr = optax.cosine_decay_schedule(1e-3, 100, alpha=0.1)
+      >>> rho = sam_optax.rho_from_learning_rate(lr, 0.0, 0.1, 1e-4, 1e-3)
+      >>> print(f"{rho(0):.2f} {rho(50):.2f} {rho(100):.2f}")
+      0.10 0.05 0.00
+
+    References:
+      Zhuang et al., `Surrogate Gap Minimization Improves Sharpness-Aware Training
+      <https://arxiv.org/abs/2203.08065>`_, 2022.
+    """
+    if not callable(schedule):
+        raise TypeError(
+            f"schedule must be a function of the training step, got {schedule!r}: for a constant "
+            "learning rate use a constant rho."
+        )
+    hp.check_number("rho_min", rho_min, lower=0)
+    hp.check_number("rho_max", rho_max, lower=rho_min)
+    hp.check_number("lr_min", lr_min, lower=0)
+    hp.check_number("lr_max", lr_max, lower=lr_min)
+
+    def rho(step: chex.Numeric) -> chex.Numeric:
+        lr = jnp.asarray(schedule(step))
+        if lr_max > lr_min:
+            share = jnp.clip((lr - lr_min) / (lr_max - lr_min), 0, 1)
+        else:
+            share = jnp.where(lr >= lr_max, jnp.ones_like(lr), jnp.zeros_like(lr))
+        return rho_min + (rho_max - rho_min) * share
+
+    return rho

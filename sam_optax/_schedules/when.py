@@ -1,0 +1,131 @@
+"""Ready-made answers to when a step perturbs, for ``sharpness_aware(when=...)``."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import chex
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import noise
+from sam_optax._internal.hyperparameters import check_integer
+
+
+class RandomWhen(NamedTuple):
+    """A ``when`` that reads a state: what :func:`sam_optax.bernoulli` returns.
+
+    Attributes:
+      init: ``() -> state``, which the optimizer keeps as ``when_state`` and which does not change.
+      decide: ``(training_step, state) -> bool``.
+    """
+
+    init: Callable[[], Any]
+    decide: Callable[[chex.Array, Any], chex.Numeric]
+
+
+When: TypeAlias = Callable[[chex.Array], chex.Numeric] | RandomWhen
+"""A function of the training step (int32 scalar, from 0) that says whether it perturbs."""
+
+
+def check(when: Any) -> None:
+    """Raises unless ``when`` is a :data:`When` or ``None``."""
+    if when is not None and not callable(when) and not isinstance(when, RandomWhen):
+        raise TypeError(
+            "when must be a function of the training step, such as sam_optax.every(2), got "
+            f"{when!r}."
+        )
+
+
+def init(when: When | None) -> Any:
+    """The state of a ``when``."""
+    return when.init() if isinstance(when, RandomWhen) else optax.EmptyState()
+
+
+def decide(when: When | None, training_step: chex.Array, state: Any) -> chex.Numeric:
+    """Whether a training step perturbs: True for all without a ``when``."""
+    if when is None:
+        return True
+    if isinstance(when, RandomWhen):
+        return when.decide(training_step, state)
+    return when(training_step)
+
+
+def every(k: int) -> When:
+    """Perturbs at steps 0, k, 2k, …: one in ``k`` costs a second gradient.
+
+    Args:
+      k: period, an integer ≥ 1.
+
+    Returns:
+      A function for ``sharpness_aware(..., when=...)``.
+
+    Raises:
+      ValueError: ``k`` < 1.
+
+    Example:
+      >>> import sam_optax
+      >>> [bool(sam_optax.every(3)(step)) for step in range(5)]
+      [True, False, False, True, False]
+    """
+    check_integer("k", k, lower=1)
+    return lambda step: jnp.asarray(step) % k == 0
+
+
+def after(n: int) -> When:
+    """Perturbs from step ``n`` on: the first ``n`` steps are the base optimizer's.
+
+    Args:
+      n: number of steps, an integer ≥ 0.
+
+    Returns:
+      A function for ``sharpness_aware(..., when=...)``.
+
+    Raises:
+      ValueError: ``n`` < 0.
+
+    Example:
+      >>> import sam_optax
+      >>> [bool(sam_optax.after(2)(step)) for step in range(4)]
+      [False, False, True, True]
+    """
+    check_integer("n", n, lower=0)
+    return lambda step: jnp.asarray(step) >= n
+
+
+def bernoulli(p: hp.Hyperparameter, *, key: chex.PRNGKey) -> RandomWhen:
+    """Perturbs at random, each step with probability ``p``: SS-SAM.
+
+    The decision is a function of the key, which the optimizer's state holds (``when_state``), and
+    of the training step: a run that is resumed goes on as it would have, and all devices agree.
+
+    Args:
+      p: probability that a step perturbs, 0 ≤ p ≤ 1, or an optax schedule of it. A step costs
+        1 + p gradients in the mean. The SS-SAM paper compares constant, stepwise and smooth
+        schedules.
+      key: a JAX PRNG key, typed or raw.
+
+    Returns:
+      For ``sharpness_aware(..., when=...)`` and ``alternating(..., when=...)``.
+
+    Raises:
+      TypeError: ``key`` is not a single PRNG key.
+      ValueError: ``p`` outside [0, 1].
+
+    Example:
+      >>> import jax, optax, sam_optax
+      >>> tx = sam_optax.sharpness_aware(
+      ...     optax.sgd(0.1), sam_optax.sam(), when=sam_optax.bernoulli(0.5, key=jax.random.key(0)))
+
+    References:
+      Zhao et al., `SS-SAM: Stochastic Scheduled Sharpness-Aware Minimization for Efficiently
+      Training Deep Neural Networks <https://arxiv.org/abs/2203.09962>`_, 2022.
+    """
+    hp.check("p", p, lower=0, upper=1, upper_allowed=True)
+    noise.check_key(key)
+
+    def decide(training_step: chex.Array, state: chex.Array) -> chex.Numeric:
+        uniform = noise.uniform(noise.fold_in(state, training_step)[0])
+        return uniform < jnp.asarray(hp.evaluate(p, training_step)).astype(uniform.dtype)
+
+    return RandomWhen(lambda: noise.first_key(key), decide)
