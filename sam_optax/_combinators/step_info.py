@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._internal import norms, projection, trees
+from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
 
 
@@ -42,7 +42,7 @@ class Climb(NamedTuple):
 
 def dtype_of(params: optax.Params) -> Any:
     """The dtype of all numbers."""
-    return norms.accumulator_dtype([trees.widen(x) for x in trees.inexact_leaves(params)])
+    return vectors.accumulator_dtype([trees.widen(x) for x in trees.inexact_leaves(params)])
 
 
 def initial(params: optax.Params) -> StepInfo:
@@ -70,7 +70,7 @@ def climb(
         q = trees.widen(q)
         return q - jnp.asarray(p).astype(q.dtype)
 
-    distance = projection.norm_of(trees.map_inexact(difference, params, point), axis_name)
+    distance = vectors.norm(trees.map_inexact(difference, params, point), axis_name)
     before, after = values
     rise = jnp.nan if before is None or after is None else after - before
     return Climb(distance.astype(dtype), jnp.asarray(rise).astype(dtype))
@@ -81,9 +81,9 @@ def collect(
 ) -> StepInfo:
     """The step in numbers."""
     dtype = climbed.eps_norm.dtype
-    ascent_norm = projection.norm_of(ascent_grads, axis_name).astype(dtype)
-    sharp_norm = projection.norm_of(grads, axis_name).astype(dtype)
-    share = projection.coefficient(ascent_grads, grads, axis_name).astype(dtype)
+    ascent_norm = vectors.norm(ascent_grads, axis_name).astype(dtype)
+    sharp_norm = vectors.norm(grads, axis_name).astype(dtype)
+    share = vectors.coefficient(ascent_grads, grads, axis_name).astype(dtype)
     # ⟨g, g_s⟩/‖g_s‖² times ‖g_s‖/‖g‖.
     safe = jnp.where(ascent_norm > 0, ascent_norm, 1)
     cosine = jnp.where(ascent_norm > 0, share * (sharp_norm / safe), 0)

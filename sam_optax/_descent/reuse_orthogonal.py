@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._descent.ascent_grads import require_ascent_grads
-from sam_optax._internal import control_flow, projection, trees
+from sam_optax._internal import control_flow, trees, vectors
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
 
@@ -76,7 +76,7 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
         g_v = trees.inexact_zeros(params)
         return ReuseOrthogonalState(
             g_v=g_v,
-            norm=jnp.zeros((), projection.norm_of(g_v).dtype),
+            norm=jnp.zeros((), vectors.norm(g_v).dtype),
             schedule=hp.init_schedules(alpha),
         )
 
@@ -95,7 +95,7 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
         step = hp.step_of(state.schedule, None)
 
         def remember() -> tuple[Any, Any, jax.Array]:
-            rest, norm = projection.reject(updates, g, norm_axis_name)
+            rest, norm = vectors.reject(updates, g, norm_axis_name)
             g_v = jax.tree.map(
                 lambda old, new: None if old is None else trees.cast_like(new, old),
                 state.g_v,
@@ -105,11 +105,9 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
             return updates, g_v, norm.astype(state.norm.dtype)
 
         def reuse() -> tuple[Any, Any, jax.Array]:
-            share = projection.norm_of(updates, norm_axis_name) / jnp.where(
-                state.norm > 0, state.norm, 1
-            )
+            share = vectors.norm(updates, norm_axis_name) / jnp.where(state.norm > 0, state.norm, 1)
             share = share * jnp.asarray(hp.evaluate(alpha, step)).astype(share.dtype)
-            mixed = projection.combine(updates, state.g_v, share)
+            mixed = vectors.combine(updates, state.g_v, share)
             return trees.map_inexact(trees.cast_like, mixed, updates), state.g_v, state.norm
 
         new_updates, g_v, norm = control_flow.cond(perturbed, remember, reuse)

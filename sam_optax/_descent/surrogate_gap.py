@@ -8,7 +8,7 @@ import optax
 
 from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import projection, trees
+from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
 
 
@@ -72,7 +72,7 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
         step = hp.step_of(state, None)
         a = where_perturbed(perturbed, hp.evaluate(alpha, step), 0)
         # g_s − α (g − c g_s) = (1 + α c) g_s − α g.
-        c = projection.coefficient(g, updates, norm_axis_name)
+        c = vectors.coefficient(g, updates, norm_axis_name)
         own = 1 + a.astype(c.dtype) * c
 
         def gap(g_s: Any, g: Any) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import norms, trees
+from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
 
 
@@ -45,7 +45,7 @@ def steepest_ascent(
 
     if p == 2:
         direction = _direction_2(
-            lambda: trees.inexact_leaves(scaled()), rho, norms.squares_overflow(grads), axis_name
+            lambda: trees.inexact_leaves(scaled()), rho, vectors.squares_overflow(grads), axis_name
         )
     else:
         direction = _direction_p(trees.inexact_leaves(scaled()), rho, p, axis_name)
@@ -70,7 +70,7 @@ def _direction_2(
     axis_name: AxisName | None,
 ) -> Callable[[jax.Array], jax.Array]:
     """ρ x/‖x‖₂; ‖x‖ = 0 only where every x is 0, so dividing by 1 instead gives 0."""
-    norm = norms.l2_norm(leaves, full_range=full_range, axis_name=axis_name)
+    norm = vectors.l2_norm(leaves, full_range=full_range, axis_name=axis_name)
     inverse = jnp.asarray(rho).astype(norm.value.dtype) / jnp.where(norm.value > 0, norm.value, 1)
     return lambda x: _scale(x, norm.scale, inverse)
 
@@ -81,7 +81,7 @@ def _direction_p(
     """ρ sign(x) (|x|/‖x‖_q)^(q−1), with its limits at p = ∞ (q = 1) and p = 1 (q = ∞)."""
     if math.isinf(p):
         return lambda x: _scale(jnp.sign(x), rho)
-    largest = norms.max_norm(leaves, axis_name)
+    largest = vectors.max_norm(leaves, axis_name)
     largest = jnp.where(largest > 0, largest, 1)
 
     # Compilers divide by a scalar by multiplying with its reciprocal, which must not underflow.
@@ -99,13 +99,13 @@ def _direction_p(
         def is_largest(x: jax.Array) -> jax.Array:
             return relative(x) >= tie
 
-        count = norms.total(
+        count = vectors.total(
             [jnp.where(is_largest(x), 1, 0) for x in leaves], largest.dtype, axis_name
         )
         share = jnp.asarray(rho).astype(largest.dtype) / jnp.maximum(count, 1)
         return lambda x: _scale(jnp.where(is_largest(x), jnp.sign(x), 0), share)
     q = p / (p - 1)
-    powers = norms.total([relative(x) ** q for x in leaves], largest.dtype, axis_name)
+    powers = vectors.total([relative(x) ** q for x in leaves], largest.dtype, axis_name)
     # (|x|/‖x‖)^(q−1) as |x|^(q−1) and one power of the sum: a power of the quotient would magnify
     # the rounding of the norm by q − 1, which is large for p near 1.
     inverse = jnp.where(powers > 0, powers, 1) ** (-1 / p)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._internal import norms, trees
+from sam_optax._internal import trees, vectors
 from sam_optax._perturbations.perturbation import as_perturbation
 from sam_optax._perturbations.stochastic_rounding import round_to
 
@@ -84,17 +84,12 @@ def perturbation_survival(
         dtype = trees.compute_dtype(e)
         return perturbed.astype(dtype) - w.astype(dtype)
 
-    displacement = trees.inexact_leaves(trees.map_inexact(moved, eps, params, point))
-    wanted = [trees.widen(e) for e in trees.inexact_leaves(eps)]
-    dtype = norms.accumulator_dtype(wanted)
-
-    def inner(a: list[jax.Array], b: list[jax.Array]) -> jax.Array:
-        return norms.total([(jnp.conj(x) * y).real for x, y in zip(a, b, strict=True)], dtype)
-
-    squares = inner(wanted, wanted)
+    displacement = trees.map_inexact(moved, eps, params, point)
+    squares = vectors.inner(eps, eps)
     safe = jnp.where(squares > 0, squares, 1)
-    ratios = inner(displacement, wanted) / safe, jnp.sqrt(inner(displacement, displacement) / safe)
-    along, length = (jnp.where(squares > 0, ratio, 1) for ratio in ratios)
+    along = vectors.inner(displacement, eps) / safe
+    length = jnp.sqrt(vectors.inner(displacement, displacement) / safe)
+    along, length = (jnp.where(squares > 0, ratio, 1) for ratio in (along, length))
     return PerturbationSurvival(along, length)
 
 

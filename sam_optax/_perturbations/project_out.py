@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from sam_optax._internal import projection, trees
+from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
 from sam_optax._perturbations.perturbation import Perturbation
 
@@ -68,7 +68,7 @@ def project_out() -> Perturbation:
             )
         remedy = "It is the gradient of the loss over the whole training set."
         trees.require_like("full_grads", full_grads, updates, remedy)
-        rest, _ = projection.reject(updates, full_grads, norm_axis_name)
+        rest, _ = vectors.reject(updates, full_grads, norm_axis_name)
         return trees.map_inexact(trees.cast_like, rest, updates), state
 
     return Perturbation(init_fn, update_fn)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax.analysis import _vectors
+from sam_optax._internal import vectors
 from sam_optax.analysis._dataset import DatasetLoss
 
 
@@ -89,23 +89,23 @@ def alignment(
 @jax.jit
 def _parts(loss: DatasetLoss, params: optax.Params, estimate: Any, sigma: Any) -> dict[str, Any]:
     _, full = loss.value_and_grad(params)
-    direction = _vectors.unit(full)
+    direction = vectors.unit(full)
 
     def of(batch: DatasetLoss) -> dict[str, jax.Array]:
         _, grads = batch.value_and_grad(params)
-        along = _vectors.inner(grads, direction)
-        residual = _vectors.add(grads, _vectors.scale(direction, -along))
+        along = vectors.inner(grads, direction)
+        residual = vectors.add(grads, vectors.scale(direction, -along))
         found = {
-            "cosine": _vectors.cosine(grads, full),
+            "cosine": vectors.cosine(grads, full),
             "full": along,
-            "residual": _vectors.norm(residual),
+            "residual": vectors.norm(residual),
         }
         if estimate is not None:
-            friendly = _vectors.add(grads, _vectors.scale(estimate, -jnp.asarray(sigma)))
-            found["friendly"] = _vectors.cosine(friendly, full)
+            friendly = vectors.add(grads, vectors.scale(estimate, -jnp.asarray(sigma)))
+            found["friendly"] = vectors.cosine(friendly, full)
         return found
 
     found, _ = loss.each(of)
     if estimate is not None:
-        found["estimate"] = _vectors.cosine(estimate, full)
-    return found | {"full_norm": _vectors.norm(full)}
+        found["estimate"] = vectors.cosine(estimate, full)
+    return found | {"full_norm": vectors.norm(full)}

@@ -1,6 +1,7 @@
 """The largest rise of a loss within a normalized ball, by projected gradient ascent."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import chex
@@ -10,8 +11,7 @@ import optax
 from jax import lax
 
 import sam_optax
-from sam_optax._internal import noise, trees
-from sam_optax.analysis._ball import p_norm, project
+from sam_optax._internal import noise, trees, vectors
 from sam_optax.analysis._loss import Loss
 from sam_optax.analysis._random import normal_like
 
@@ -110,7 +110,7 @@ def maximize(
         # Random ones in pairs of opposite points: near a minimum the loss rises on both sides of
         # the sharpest direction, and on one side more.
         draw = normal_like(noise.fold_in(words, (i + 1) // 2), zero)
-        norm = p_norm(draw, p)
+        norm = vectors.p_norm(draw, p)
         factor = jnp.asarray(rho).astype(norm.dtype) / jnp.where(norm > 0, norm, 1)
         factor = jnp.where(i > 0, jnp.where(i % 2 == 1, factor, -factor), 0)
         return jax.tree.map(lambda z: z * factor.astype(z.dtype), draw)
@@ -124,3 +124,22 @@ def maximize(
 def _loss_like(loss: Loss, params: optax.Params) -> jax.Array:
     shape = jax.eval_shape(loss, params)
     return jnp.zeros((), shape.dtype)
+
+
+def project(tree: Any, rho: chex.Numeric, p: float) -> Any:
+    """A point of the ball ‖·‖_p ≤ ρ: the tree itself if it is inside.
+
+    For p = 2 and p = ∞ it is the nearest point (rescaled, clipped). For other p the tree is
+    rescaled onto the sphere, which stays within the ball but is not the nearest point.
+    """
+    if math.isinf(p):
+        return trees.map_inexact(lambda x: _shrink(x, jnp.abs(x), rho), tree)
+    norm = vectors.p_norm(tree, p)
+    return trees.map_inexact(lambda x: _shrink(x, norm, rho), tree)
+
+
+def _shrink(x: jax.Array, magnitude: jax.Array, rho: chex.Numeric) -> jax.Array:
+    """``x`` times ρ/magnitude where that is below one."""
+    rho = jnp.asarray(rho).astype(magnitude.dtype)
+    factor = jnp.where(magnitude > rho, rho / jnp.where(magnitude > rho, magnitude, 1), 1)
+    return x * factor.astype(x.dtype)

@@ -9,7 +9,7 @@ import optax
 
 from sam_optax._internal import trees
 from sam_optax._internal.leaf_roles import AxisOverride, unit_axes, unit_norm
-from sam_optax.analysis import _vectors
+from sam_optax._internal.vectors import unit, widened
 from sam_optax.analysis._loss import LossLike, as_loss
 from sam_optax.analysis._random import first_words, normal_like
 
@@ -60,7 +60,7 @@ def filter_normalized(
     """
     if vectors not in ("zero", "keep"):
         raise ValueError(f"vectors must be 'zero' or 'keep', got {vectors!r}.")
-    wide = _vectors.widened(params)
+    wide = widened(params)
 
     def normalize(w: Any, d: Any, axis: int | None) -> Any:
         if w is None:
@@ -111,7 +111,7 @@ def random_direction(
       Li et al., `Visualizing the Loss Landscape of Neural Nets
       <https://arxiv.org/abs/1712.09913>`_, 2018.
     """
-    draw = normal_like(first_words(key), _vectors.widened(params))
+    draw = normal_like(first_words(key), widened(params))
     return filter_normalized(draw, params, kernel_axis=kernel_axis, vectors=vectors)
 
 
@@ -134,7 +134,7 @@ def gradient_direction(loss: LossLike, params: optax.Params) -> optax.Params:
       >>> print(analysis.gradient_direction(lambda w: jnp.sum(w**2), jnp.array([3.0, 4.0])))
       [0.6 0.8]
     """
-    return _vectors.unit(as_loss(loss).value_and_grad(params)[1])
+    return unit(as_loss(loss).value_and_grad(params)[1])
 
 
 def between(start: optax.Params, end: optax.Params) -> optax.Params:
@@ -153,4 +153,4 @@ def between(start: optax.Params, end: optax.Params) -> optax.Params:
       >>> print(analysis.between(jnp.array([1.0, 2.0]), jnp.array([3.0, 5.0])))
       [2. 3.]
     """
-    return jax.tree.map(jnp.subtract, _vectors.widened(end), _vectors.widened(start))
+    return jax.tree.map(jnp.subtract, widened(end), vectors.widened(start))

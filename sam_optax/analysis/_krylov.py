@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from matfree import decomp
 from scipy.linalg import eigh_tridiagonal
 
-from sam_optax._internal import norms, trees
+from sam_optax._internal import trees, vectors
 from sam_optax.analysis._loss import Loss
 
 NOT_FINITE = "the Hessian is not finite: check the loss at these params."
@@ -46,7 +46,7 @@ def flatten(params: optax.Params) -> tuple[jax.Array, Callable[[jax.Array], Any]
     if any(jnp.iscomplexobj(leaf) for leaf in leaves):
         raise ValueError("params must be real: the Hessian of complex params is not supported.")
     wide = [_replicated(trees.widen(leaf)) for leaf in leaves]
-    dtype = norms.accumulator_dtype(wide)
+    dtype = vectors.accumulator_dtype(wide)
     ends = np.cumsum([leaf.size for leaf in wide])
     flat = jnp.concatenate([jnp.zeros(0, dtype), *(x.astype(dtype).reshape(-1) for x in wide)])
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sam_optax._internal import trees
-from sam_optax.analysis import _vectors
+from sam_optax._internal import trees, vectors
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 
 
@@ -115,12 +114,12 @@ def _along(
     loss: Loss, params: optax.Params, directions: tuple[optax.Params, ...], positions: jax.Array
 ) -> jax.Array:
     """Losses at w + Σ position · direction, for (points, directions) positions."""
-    wide = _vectors.widened(params)
+    wide = vectors.widened(params)
 
     def at(position: jax.Array) -> jax.Array:
         point = wide
         for alpha, direction in zip(position, directions, strict=True):
-            point = _vectors.add(point, _vectors.scale(direction, alpha))
+            point = vectors.add(point, vectors.scale(direction, alpha))
         point = jax.tree.map(trees.cast_like, point, trees.inexact_only(params))
         return loss(trees.merge(point, params))
 

@@ -13,9 +13,8 @@ from jax import lax
 
 import sam_optax
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
+from sam_optax._internal import trees, vectors
 from sam_optax._internal.leaf_roles import AxisOverride
-from sam_optax.analysis import _vectors
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
 
@@ -155,7 +154,7 @@ def _curves(
             sam = sam_optax.sam(rho)
             point, _ = sam.perturb_fn(start, grads, sam.init(start))
             value, there = loss.value_and_grad(point)
-            return _vectors.cosine(grads, there), value
+            return vectors.cosine(grads, there), value
 
         return *lax.map(of_radius, rhos), start_loss
 

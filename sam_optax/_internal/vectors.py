@@ -1,0 +1,226 @@
+"""Trees as vectors: norms, inner products and projections of all inexact leaves taken together.
+
+Sums are taken in float32 or wider, and each leaf is read once. Trees that are sharded inside
+``jax.shard_map`` are summed over the axis ``axis_name``.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sam_optax._internal import trees
+from sam_optax._internal.devices import AxisName, is_replicated
+
+# A power of two, so that scaling by it is exact; it brings any float32 to where squares are safe.
+_RESCUE = 2.0**96
+_SMALLEST_TRUSTED = 2.0**-100
+
+
+class Norm(NamedTuple):
+    """A norm in two factors, neither of which overflows: the norm is ``value / scale``.
+
+    Attributes:
+      scale: power of two that elements are multiplied by before anything else.
+      value: norm of the scaled elements, float32 or wider.
+    """
+
+    scale: jax.Array | float
+    value: jax.Array
+
+
+def accumulator_dtype(leaves: Sequence[Any]) -> np.dtype:
+    """The widest real dtype among the leaves, at least float32."""
+    dtype = np.dtype(np.float32)
+    for leaf in leaves:
+        dtype = np.promote_types(dtype, jnp.finfo(trees.compute_dtype(leaf)).dtype)
+    return dtype
+
+
+def total(
+    terms: Sequence[jax.Array], dtype: np.dtype, axis_name: AxisName | None = None
+) -> jax.Array:
+    """The sum of all elements of all arrays, which may be sharded over an axis of devices."""
+    result = sharded = jnp.zeros((), dtype)
+    for term in terms:
+        part = jnp.sum(term, dtype=term.dtype).astype(dtype)
+        if axis_name is None or is_replicated(term, axis_name):
+            result = result + part
+        else:
+            sharded = sharded + part
+    return result if axis_name is None else result + lax.psum(sharded, axis_name)
+
+
+def _sum_of_squares(leaves: Sequence[jax.Array], axis_name: AxisName | None) -> jax.Array:
+    def squares(leaf: jax.Array) -> jax.Array:
+        if jnp.iscomplexobj(leaf):
+            return jnp.square(leaf.real) + jnp.square(leaf.imag)
+        return jnp.square(leaf)
+
+    return total([squares(leaf) for leaf in leaves], accumulator_dtype(leaves), axis_name)
+
+
+def l2_norm(
+    leaves: Callable[[], Sequence[jax.Array]],
+    *,
+    full_range: bool,
+    axis_name: AxisName | None = None,
+) -> Norm:
+    """``(sum |x|^2)^(1/2)`` over all leaves, each of which is read once.
+
+    Squares of float32 values are safe between about 1e-19 and 1e19.
+
+    Args:
+      leaves: returns the arrays, of float32 or wider (real or complex). A function, so that a
+        branch below computes them from what they come from instead of holding wide copies.
+      full_range: whether values may lie anywhere in the range of float32, as values that come
+        from bfloat16 may. Then a sum that left the range where it can be trusted is taken
+        again with scaled elements, in a branch that otherwise does not run.
+      axis_name: axis of devices that the arrays are sharded over.
+    """
+    squares = _sum_of_squares(leaves(), axis_name)
+    if not full_range:
+        return Norm(1.0, jnp.sqrt(squares))
+
+    def rescued() -> jax.Array:
+        return _sum_of_squares([x * rescue.astype(x.dtype) for x in leaves()], axis_name)
+
+    trusted = (squares > _SMALLEST_TRUSTED) & (squares < jnp.inf)
+    rescue = jnp.where(squares > 1, 1 / _RESCUE, _RESCUE).astype(squares.dtype)
+    scale = jnp.where(trusted, jnp.ones_like(rescue), rescue)
+    return Norm(scale, jnp.sqrt(lax.cond(trusted, lambda: squares, rescued)))
+
+
+def squares_overflow(tree: Any) -> bool:
+    """Whether a leaf's dtype is narrow but has a range like float32's (bfloat16)."""
+    infos = [jnp.finfo(jnp.result_type(leaf)) for leaf in trees.inexact_leaves(tree)]
+    return any(info.bits < 32 and info.maxexp > 64 for info in infos)
+
+
+def norm(tree: Any, axis_name: AxisName | None = None, like: Any = None) -> jax.Array:
+    """‖·‖₂.
+
+    ``like`` is what a tree of wide leaves was computed from, whose range its values have.
+    """
+
+    def leaves() -> list[jax.Array]:
+        return [trees.widen(leaf) for leaf in trees.inexact_leaves(tree)]
+
+    full_range = squares_overflow(tree if like is None else like)
+    factors = l2_norm(leaves, full_range=full_range, axis_name=axis_name)
+    return factors.value / factors.scale
+
+
+def max_norm(leaves: Sequence[jax.Array], axis_name: AxisName | None = None) -> jax.Array:
+    """``max |x|``; 0 for no leaves."""
+    dtype = accumulator_dtype(leaves)
+    largest = jnp.zeros((), dtype)
+    for leaf in leaves:
+        if leaf.size:
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(leaf)).astype(dtype))
+    return largest if axis_name is None else lax.pmax(largest, axis_name)
+
+
+def p_norm(tree: Any, p: float) -> jax.Array:
+    """‖·‖_p, for 1 ≤ p ≤ ∞."""
+    if p == 2:
+        return norm(tree)
+    leaves = [trees.widen(leaf) for leaf in trees.inexact_leaves(tree)]
+    largest = max_norm(leaves)
+    if math.isinf(p):
+        return largest
+    # Powers of elements relative to the largest neither overflow nor all vanish.
+    unit_length = jnp.where(largest > 0, largest, 1)
+    powers = [(jnp.abs(x) / unit_length.astype(jnp.finfo(x.dtype).dtype)) ** p for x in leaves]
+    return largest * total(powers, largest.dtype) ** (1 / p)
+
+
+def inner(a: Any, b: Any, axis_name: AxisName | None = None, scale: Any = 1.0) -> jax.Array:
+    """Re⟨s a, s b⟩, where neither tree has a hole; ``scale`` s guards the range."""
+
+    def product(x: Any, y: Any) -> jax.Array:
+        x, y = _scaled(x, scale), _scaled(y, scale)
+        return jnp.real(jnp.conj(y) * x)
+
+    terms = trees.inexact_leaves(trees.map_inexact(product, b, a))
+    return total(terms, accumulator_dtype(trees.inexact_leaves(b)), axis_name)
+
+
+def _scaled(x: Any, scale: Any) -> jax.Array:
+    wide = trees.widen(x)
+    return wide if isinstance(scale, float) else wide * _as(scale, wide)
+
+
+def _as(factor: chex.Numeric, like: Any) -> jax.Array:
+    return jnp.asarray(factor).astype(trees.compute_dtype(like))
+
+
+def coefficient(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
+    """⟨a, b⟩/‖b‖², which makes ``coefficient * b`` the projection of a on b; 0 for b = 0."""
+    scale: Any = 1.0
+    if squares_overflow(b):
+        length = norm(b, axis_name)
+        scale = jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1), 0)
+    square = inner(b, b, axis_name, scale)
+    return inner(a, b, axis_name, scale) / jnp.where(square > 0, square, 1)
+
+
+def combine(a: Any, b: Any, c: chex.Numeric) -> Any:
+    """A + c b, in float32 or wider; leaves of a that are not inexact stay."""
+
+    def leaf(x: Any, y: Any) -> jax.Array:
+        if y is None:
+            return trees.widen(x)
+        wide = trees.widen(x)
+        return wide + _as(c, wide) * jnp.asarray(y).astype(wide.dtype)
+
+    return trees.map_inexact(leaf, a, b)
+
+
+def reject(a: Any, b: Any, axis_name: AxisName | None = None) -> tuple[Any, jax.Array]:
+    """The part of a that is orthogonal to b, in float32 or wider, and its norm.
+
+    Both are 0 where the part is as small as the rounding of a: what is left then has no direction
+    to speak of, and whoever normalizes it is not to blow it up.
+    """
+    rest = combine(a, b, -coefficient(a, b, axis_name))
+    length = norm(rest, axis_name, like=a)
+    bits = min((jnp.finfo(jnp.result_type(x)).nmant for x in trees.inexact_leaves(a)), default=23)
+    kept = length > 4 * 2.0**-bits * norm(a, axis_name)
+    rest = trees.map_inexact(lambda x: jnp.where(kept, x, jnp.zeros_like(x)), rest)
+    return rest, jnp.where(kept, length, jnp.zeros_like(length))
+
+
+def widened(tree: Any) -> Any:
+    """The inexact leaves in their compute dtype, ``None`` for others."""
+    return trees.inexact_only(trees.map_inexact(trees.widen, tree))
+
+
+def scale(tree: Any, factor: chex.Numeric) -> Any:
+    """The inexact leaves times a number, in their compute dtype."""
+    return jax.tree.map(
+        lambda x: x * jnp.asarray(factor).astype(jnp.finfo(x.dtype).dtype), widened(tree)
+    )
+
+
+def unit(tree: Any) -> Any:
+    """The tree divided by its norm; zeros stay zeros."""
+    length = norm(tree)
+    return scale(tree, 1 / jnp.where(length > 0, length, 1))
+
+
+def add(a: Any, b: Any) -> Any:
+    """The sum of the inexact leaves of two trees, in their compute dtype."""
+    return jax.tree.map(jnp.add, widened(a), widened(b))
+
+
+def cosine(a: Any, b: Any) -> jax.Array:
+    """The cosine of the angle between two trees, in [−1, 1]; NaN if either is zero."""
+    lengths = jnp.minimum(norm(a), norm(b))
+    value = jnp.clip(inner(unit(a), unit(b)), -1, 1)
+    return jnp.where(lengths > 0, value, jnp.nan)
