@@ -1,22 +1,39 @@
 """Telling the state of one method from that of another."""
 
-from typing import Any
+from typing import Any, TypeAlias
+
+StateType: TypeAlias = type | tuple[Any, ...]
+"""The type of a state, or a tuple of these for a plain tuple of states."""
 
 
-def describe(state: Any) -> str:
-    """The names of the state tuples in a state, such as ``(FullGradientState, EmptyState)``."""
-    if not isinstance(state, tuple):
-        return type(state).__name__
-    name = type(state).__name__ if hasattr(state, "_fields") else ""
-    parts = [describe(part) for part in state if isinstance(part, tuple)]
-    return f"{name}({', '.join(parts)})" if parts or not name else name
-
-
-def check(name: str, state: Any, expected: str) -> None:
-    """Raises unless ``state`` is made of the expected tuples."""
-    found = describe(state)
-    if found != expected:
+def require(name: str, state: Any, expected: StateType) -> None:
+    """Raises unless ``state`` is of the expected type."""
+    if not _is_of(state, expected):
         raise TypeError(
-            f"{name} is {found}, but this method's is {expected}: it belongs to another method, "
-            "or was restored without a target. Restore it into the state that init returns."
+            f"{name} is {_found(state)}, but this method's is {_wanted(expected)}: it belongs to "
+            "another method, or was restored without a target. Restore it into the state that "
+            "init returns."
         )
+
+
+def _is_of(state: Any, expected: StateType) -> bool:
+    if isinstance(expected, tuple):
+        return (
+            isinstance(state, tuple)
+            and len(state) == len(expected)
+            and all(map(_is_of, state, expected))
+        )
+    return isinstance(state, expected)
+
+
+def _wanted(expected: StateType) -> str:
+    if isinstance(expected, tuple):
+        return f"({', '.join(map(_wanted, expected))})"
+    return expected.__name__
+
+
+def _found(state: Any) -> str:
+    """The names of the state tuples in a state, such as ``(FullGradientState, EmptyState)``."""
+    if type(state) is tuple:
+        return f"({', '.join(map(_found, state))})"
+    return type(state).__name__

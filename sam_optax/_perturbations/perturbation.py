@@ -2,48 +2,25 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-import chex
 import jax
 import optax
 
-from sam_optax._internal import trees
+from sam_optax._internal import states, trees
 
 
-class RandomStartState(NamedTuple):
-    """State of :func:`sam_optax.random_start`.
+class StartState(NamedTuple):
+    """State of every perturbation that takes its first gradient at a start of its own.
 
-    Attributes:
-      key: uint32 key data of the next draw (raw, so that every serializer takes it).
-      inner_state: state of the perturbation that follows the start.
-      schedule: :class:`~sam_optax.ScheduleState` if a hyperparameter is a schedule, else
-        ``optax.EmptyState``.
-    """
-
-    key: chex.Array
-    inner_state: optax.OptState
-    schedule: Any
-
-
-class MomentumStartState(NamedTuple):
-    """State of :func:`sam_optax.momentum_start`.
+    It marks such a state wherever it lies in the state of a larger transformation: a wrapper that
+    takes over ``init`` and ``update`` but loses ``start_fn`` is known by it.
 
     Attributes:
-      ema: m, the average of past gradients: structure, shapes and dtypes of the params; ``None``
-        in place of leaves that are not inexact.
-      inner_state: state of the perturbation that maps m to ε.
-      schedule: :class:`~sam_optax.ScheduleState` if ``decay`` is a schedule, else
-        ``optax.EmptyState``.
+      state: the method's own state, such as :class:`~sam_optax.RandomStartState`.
     """
 
-    ema: optax.Updates
-    inner_state: optax.OptState
-    schedule: Any
-
-
-START_STATES = (RandomStartState, MomentumStartState)
-"""States of perturbations with a ``start_fn``, by which one that was cut off from it is known."""
+    state: Any
 
 
 TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")

@@ -153,4 +153,4 @@ def between(start: optax.Params, end: optax.Params) -> optax.Params:
       >>> print(analysis.between(jnp.array([1.0, 2.0]), jnp.array([3.0, 5.0])))
       [2. 3.]
     """
-    return jax.tree.map(jnp.subtract, widened(end), vectors.widened(start))
+    return jax.tree.map(jnp.subtract, widened(end), widened(start))
