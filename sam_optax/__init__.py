@@ -1,7 +1,7 @@
 """Sharpness-aware minimization for JAX, as optax gradient transformations."""
 
 from sam_optax._combinators.alternating import AlternatingState, alternating, eval_params
-from sam_optax._combinators.gradient_functions import FirstPassState, pop_first_pass
+from sam_optax._combinators.first_pass import FirstPassState, pop_first_pass
 from sam_optax._combinators.looksam import looksam
 from sam_optax._combinators.sharpness_aware import SharpnessAwareState, sharpness_aware
 from sam_optax._combinators.step_info import StepInfo
@@ -18,21 +18,16 @@ from sam_optax._perturbations.asam import asam
 from sam_optax._perturbations.fisher_sam import fisher_sam
 from sam_optax._perturbations.fsam import fsam
 from sam_optax._perturbations.low_pass import low_pass
-from sam_optax._perturbations.momentum_start import momentum_start
+from sam_optax._perturbations.momentum_start import MomentumStartState, momentum_start
 from sam_optax._perturbations.perturb_only import perturb_only
-from sam_optax._perturbations.perturbation import (
-    MomentumStartState,
-    Perturbation,
-    RandomStartState,
-    as_perturbation,
-)
+from sam_optax._perturbations.perturbation import Perturbation, StartState, as_perturbation
 from sam_optax._perturbations.perturbation_survival import (
     PerturbationSurvival,
     perturbation_survival,
 )
 from sam_optax._perturbations.project_out import project_out
 from sam_optax._perturbations.random_mask import RandomMaskState, random_mask
-from sam_optax._perturbations.random_start import random_start
+from sam_optax._perturbations.random_start import RandomStartState, random_start
 from sam_optax._perturbations.remove_full_gradient import FullGradientState, remove_full_gradient
 from sam_optax._perturbations.rsam import rsam
 from sam_optax._perturbations.sam import sam
@@ -62,6 +57,7 @@ __all__ = [
     "SharpnessAwareState",
     "SmoothGradientState",
     "SparsifyState",
+    "StartState",
     "StepInfo",
     "StochasticRoundingState",
     "accumulate",

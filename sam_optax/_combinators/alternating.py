@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sam_optax._internal import control_flow, trees
+from sam_optax._internal import control_flow, extra_args, states, trees
 from sam_optax._internal.hyperparameters import check_transformation
-from sam_optax._perturbations.perturbation import as_perturbation
-from sam_optax._schedules import when as when_rule
-from sam_optax._schedules.when import When
+from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
+from sam_optax._schedules.when import When, check_when, decide, init_when
 
 # What the gradient of the next call is; the last two do not always occur.
 _ASCENT, _SHARP, _PLAIN, _UNUSED = range(4)
@@ -123,14 +122,14 @@ def alternating(
       2.0 2.0
     """
     check_transformation("base_tx", base_tx)
-    base = optax.with_extra_args_support(base_tx)
+    base = extra_args.only_asked(base_tx, extra_args.FOR_BASE)
     method = as_perturbation(perturbation)
     if method.samples > 1:
         raise ValueError(
             "alternating takes one gradient a call, and the perturbation averages over "
             f"{method.samples} samples: use samples=1."
         )
-    when_rule.check(when)
+    check_when(when)
 
     def first_point(
         w: optax.Params, perturbation_state: optax.OptState, when_state: Any, step: chex.Array
@@ -140,7 +139,7 @@ def alternating(
         def start() -> optax.Params:
             return method.start_fn(w, perturbation_state, training_step=step)
 
-        perturbed = when_rule.decide(when, step, when_state)
+        perturbed = decide(when, step, when_state)
         point = control_flow.cond(perturbed, start, lambda: w) if method.has_start else w
         return point, jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
 
@@ -149,13 +148,11 @@ def alternating(
         first = _UNUSED if method.has_start else _ASCENT
         w = jax.tree.map(jnp.copy, trees.inexact_only(params))
         none = optax.EmptyState()
-        when_state = when_rule.init(when)
+        when_state = init_when(when)
         return AlternatingState(
             step=step,
             skipped=jnp.zeros((), jnp.int32),
-            phase=jnp.where(when_rule.decide(when, step, when_state), first, _PLAIN).astype(
-                jnp.int32
-            ),
+            phase=jnp.where(decide(when, step, when_state), first, _PLAIN).astype(jnp.int32),
             params=w,
             ascent_grads=jax.tree.map(jnp.zeros_like, w) if keep_ascent_grads else none,
             perturbation_state=method.init(params),
@@ -176,8 +173,13 @@ def alternating(
                 f"update(grads, state, params). Got grads={'...' if updates is not None else None}"
                 f", params={'...' if params is not None else None}."
             )
+        states.require("state", state, AlternatingState)
         step = state.step + state.skipped
         w = trees.merge(state.params, params)
+
+        def perturb(grads: optax.Updates) -> tuple[optax.Params, optax.OptState]:
+            extra_of_step = {"training_step": step, **extra}
+            return perturbed_params(method, w, grads, state.perturbation_state, None, extra_of_step)
 
         def to(point: optax.Params, new_state: AlternatingState) -> Any:
             return trees.displacement(updates, params, point), new_state
@@ -193,9 +195,7 @@ def alternating(
             return control_flow.cond(control_flow.all_finite(tree), proceed, skip)
 
         def ascend() -> Any:
-            point, perturbation_state = method.perturb(
-                w, updates, state.perturbation_state, None, {"training_step": step, **extra}
-            )
+            point, perturbation_state = perturb(updates)
             changes = {"phase": jnp.asarray(_SHARP, jnp.int32)}
             if keep_ascent_grads:
                 changes["ascent_grads"] = trees.cast_tree_like(updates, state.ascent_grads)
@@ -207,9 +207,11 @@ def alternating(
         def descend(
             ascent_grads: optax.Updates, perturbation_state: optax.OptState, perturbed: bool
         ) -> Any:
-            given = {"ascent_grads": ascent_grads} if keep_ascent_grads else {}
+            added: dict[str, Any] = {"perturbed": perturbed}
+            if keep_ascent_grads:
+                added["ascent_grads"] = ascent_grads
             base_updates, base_state = base.update(
-                updates, state.base_state, w, **{"perturbed": perturbed, **given, **extra}
+                updates, state.base_state, w, **extra_args.for_base(added, extra)
             )
             new_w = trees.add(w, base_updates)
             point, phase = first_point(new_w, perturbation_state, state.when_state, step + 1)
@@ -218,15 +220,14 @@ def alternating(
                 phase=phase,
                 params=trees.inexact_only(new_w),
                 perturbation_state=perturbation_state,
-                base_state=base_state,
+                # Gradients wider than the params would widen it, and a branch must not.
+                base_state=jax.tree.map(trees.cast_state_like, base_state, state.base_state),
             )
             return to(point, new_state)
 
         def single_pass() -> Any:
             """Ascent and descent with the gradient at the start."""
-            _, perturbation_state = method.perturb(
-                w, updates, state.perturbation_state, None, {"training_step": step, **extra}
-            )
+            _, perturbation_state = perturb(updates)
             return unless_nonfinite(
                 (updates, perturbation_state),
                 lambda: descend(updates, perturbation_state, True),

@@ -1,107 +1,116 @@
-"""What a pass of a step returns: the gradient and, on request, the loss and auxiliary output."""
+"""What a caller may pass to evaluate gradients with, brought to one form."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import optax
 
 from sam_optax._internal import control_flow, trees
 
-# With groups, both take the index of the group as a second argument.
-GradFn = Callable[..., optax.Updates]
-# What jax.value_and_grad(loss_fn, has_aux=True) returns.
-ValueAndGradFn = Callable[..., tuple[tuple[Any, Any], optax.Updates]]
-# (loss, aux), or None if they are not asked for, and the gradient.
-FirstPass = tuple[tuple[Any, Any] | None, optax.Updates]
-Evaluation = Callable[..., FirstPass]
+GradFn: TypeAlias = Callable[..., optax.Updates]
+"""``params -> grads``; with groups of the batch, ``(params, index) -> grads``."""
+
+ValueAndGradFn: TypeAlias = Callable[..., tuple[tuple[Any, Any], optax.Updates]]
+"""What ``jax.value_and_grad(loss_fn, has_aux=True)`` returns."""
 
 
-class FirstPassState(NamedTuple):
-    """What ``update(..., value_and_grad_fn=...)`` returns as state; see :func:`pop_first_pass`.
-
-    It is no state to keep: :func:`sharpness_aware`'s own, of the structure that ``init`` gives,
-    is in it.
+class Pass(NamedTuple):
+    """One evaluation of the gradient.
 
     Attributes:
-      state: :class:`~sam_optax.SharpnessAwareState`.
-      value: ``(loss, aux)`` of the first pass.
+      value: ``(loss, aux)``, or ``None`` where they are not asked for.
+      grads: the gradient.
     """
 
-    state: Any
-    value: tuple[Any, Any]
+    value: tuple[Any, Any] | None
+    grads: optax.Updates
 
 
-def pop_first_pass(opt_state: optax.OptState) -> tuple[optax.OptState, tuple[Any, Any]]:
-    """Takes the loss and the auxiliary output of the first pass out of the new state.
+Evaluation: TypeAlias = Callable[..., Pass]
+"""``params -> Pass``; with groups of the batch, ``(params, index) -> Pass``."""
 
-    Args:
-      opt_state: what ``update(..., value_and_grad_fn=...)`` returned, also from inside
-        ``optax.chain`` and other wrappers.
 
-    Returns:
-      ``(opt_state, (loss, aux))``, the state with the structure that ``init`` gave it.
+class Evaluations(NamedTuple):
+    """The gradients that a step can evaluate.
 
-    Raises:
-      ValueError: the state does not hold exactly one first pass.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, optax, sam_optax
-      >>> tx = sam_optax.sharpness_aware(
-      ...     optax.sgd(0.1), sam_optax.rsam(rho=0.1, key=jax.random.key(0)))
-      >>> params = jnp.array([3.0, 4.0])
-      >>> state = tx.init(params)
-      >>> def loss_fn(w):
-      ...     return 0.5 * jnp.sum(w**2), {"largest": jnp.max(w)}
-      >>> updates, state = tx.update(
-      ...     None, state, params, value_and_grad_fn=jax.value_and_grad(loss_fn, has_aux=True))
-      >>> state, (loss, aux) = sam_optax.pop_first_pass(state)
-      >>> bool(loss != 12.5)  # the first pass of R-SAM is at its random start
-      True
+    Attributes:
+      sharp: the gradient on the step's batch, which drives the base optimizer.
+      ascent: the one that leads the ascent; the same function unless the caller gave another.
+      ascent_given: whether the caller gave another.
     """
 
-    def is_first_pass(node: Any) -> bool:
-        return isinstance(node, FirstPassState)
-
-    nodes, structure = jax.tree.flatten(opt_state, is_leaf=is_first_pass)
-    found = [node for node in nodes if is_first_pass(node)]
-    if len(found) != 1:
-        raise ValueError(
-            "the optimizer state must hold exactly one first pass: call pop_first_pass once, on "
-            "the state that update(..., value_and_grad_fn=...) of one sharpness_aware returned. "
-            f"Found {len(found)}."
-        )
-    nodes = [node.state if is_first_pass(node) else node for node in nodes]
-    return jax.tree.unflatten(structure, nodes), found[0].value
+    sharp: Evaluation
+    ascent: Evaluation
+    ascent_given: bool
 
 
-def evaluation(grad_fn: GradFn | None, value_and_grad_fn: ValueAndGradFn | None) -> Evaluation:
-    """Whichever of the two functions was given, in the form of the second.
+def evaluations(
+    params: optax.Params,
+    grad_fn: GradFn | None,
+    value_and_grad_fn: ValueAndGradFn | None,
+    ascent_grad_fn: GradFn | None,
+    extra: Mapping[str, Any],
+) -> Evaluations:
+    """The caller's functions in one form, each traced once in a step.
 
     Raises:
-      ValueError: both or none were given.
+      ValueError: there is no gradient function, or more than one.
     """
     if grad_fn is not None and value_and_grad_fn is not None:
         raise ValueError("pass grad_fn or value_and_grad_fn, not both.")
-    if callable(value_and_grad_fn):
-        return _checked(value_and_grad_fn)
+    if value_and_grad_fn is not None:
+        sharp = _of_value_and_grad(value_and_grad_fn)
+    else:
+        sharp = _of_grad("grad_fn", grad_fn or _gradient_of_loss(extra) or _missing(grad_fn))
+    sharp = control_flow.trace_once(sharp, params)
+    if ascent_grad_fn is None:
+        return Evaluations(sharp, sharp, False)
+    ascent = control_flow.trace_once(_of_grad("ascent_grad_fn", ascent_grad_fn), params)
+    return Evaluations(sharp, ascent, True)
+
+
+def _missing(grad_fn: Any) -> Any:
+    raise ValueError(
+        "sharpness_aware needs a gradient function: call update(grads, state, params, "
+        "grad_fn=grad_fn), where grad_fn(params) returns the gradient on this step's batch, "
+        "such as jax.grad(lambda p: loss(p, batch)). A training loop that cannot pass grad_fn "
+        "on can use sam_optax.alternating, and Flax's TrainState has a counterpart in "
+        f"sam_optax.training. Got grad_fn={grad_fn!r}."
+    )
+
+
+def _of_grad(name: str, grad_fn: GradFn) -> Evaluation:
     if not callable(grad_fn):
-        raise ValueError(
-            "sharpness_aware needs a gradient function: call update(grads, state, params, "
-            "grad_fn=grad_fn), where grad_fn(params) returns the gradient on this step's batch, "
-            "such as jax.grad(lambda p: loss(p, batch)). A training loop that cannot pass grad_fn "
-            "on can use sam_optax.alternating, and Flax's TrainState has a counterpart in "
-            f"sam_optax.training. Got grad_fn={grad_fn!r}."
+        raise TypeError(
+            f"{name} must be a function of the params that returns a gradient, got {grad_fn!r}."
         )
-    return lambda params, *group: (None, grad_fn(params, *group))
+
+    def evaluate(params: optax.Params, *group: Any) -> Pass:
+        grads = grad_fn(params, *group)
+        trees.require_gradient(f"what {name} returns", grads, params)
+        return Pass(None, grads)
+
+    return evaluate
 
 
-def _checked(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
-    """The function, whose aux is such that groups can be averaged over."""
+def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
+    if not callable(value_and_grad_fn):
+        raise TypeError(
+            "value_and_grad_fn must be a function such as jax.value_and_grad(loss_fn, "
+            f"has_aux=True), got {value_and_grad_fn!r}."
+        )
 
-    def evaluate(params: optax.Params, *group: Any) -> FirstPass:
-        (loss, aux), grads = value_and_grad_fn(params, *group)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(aux) if group else []:
+    def evaluate(params: optax.Params, *group: Any) -> Pass:
+        value, grads = value_and_grad_fn(params, *group)
+        if not (isinstance(value, tuple) and len(value) == 2):
+            raise TypeError(
+                "value_and_grad_fn must return ((loss, aux), grads), as jax.value_and_grad("
+                f"loss_fn, has_aux=True) does, got {jax.tree.structure(value)} in place of "
+                "(loss, aux). Return None as aux where there is nothing to hand on."
+            )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value[1]) if group else []:
             if not trees.is_inexact(leaf):
                 raise TypeError(
                     "aux must be of floating-point numbers with groups, since it is averaged over "
@@ -109,52 +118,26 @@ def _checked(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
                     f"{getattr(leaf, 'dtype', type(leaf).__name__)}. Return a mean over the "
                     "group's examples in place of a count, and leave other leaves out."
                 )
-        return (loss, aux), grads
+        return Pass(value, grads)
 
     return evaluate
 
 
-def ascent_evaluation(ascent_grad_fn: GradFn | None, single_pass: bool) -> Evaluation | None:
-    """The function that leads the ascent, if there is one of its own.
+def _gradient_of_loss(extra: Mapping[str, Any]) -> GradFn | None:
+    """The gradient of the loss that a loop passes for line searches or for its own use.
 
-    Raises:
-      ValueError: there is no ascent to lead.
+    ``value_fn`` is optax's name for it, ``obj_fn`` Levanter's. As in optax, further arguments of
+    the loss are taken from the keyword arguments of ``update``.
     """
-    if ascent_grad_fn is None:
+    loss_fn = extra.get("value_fn") or extra.get("obj_fn")
+    if not callable(loss_fn):
         return None
-    if not callable(ascent_grad_fn):
-        raise TypeError(
-            "ascent_grad_fn must be a function of the params that returns a gradient, got "
-            f"{ascent_grad_fn!r}."
-        )
-    if single_pass:
-        raise ValueError(
-            "ascent_grad_fn does not go with a perturbation that takes its only gradient at its "
-            "start (momentum_start, low_pass): leave it out."
-        )
+    names = list(inspect.signature(loss_fn).parameters)[1:]
+    given = {name: extra[name] for name in names if name in extra}
 
-    def evaluate(params: optax.Params, *group: Any) -> FirstPass:
-        grads = ascent_grad_fn(params, *group)
-        remedy = "Use jax.grad, and not jax.value_and_grad."
-        trees.require_like("what ascent_grad_fn returns", grads, params, remedy)
-        return None, grads
+    def grad_fn(params: optax.Params) -> optax.Updates:
+        grads = jax.grad(lambda p: loss_fn(p, **given), allow_int=True)(params)
+        # Of complex params, the gradient that optax descends along is the conjugate of JAX's.
+        return trees.map_inexact(lambda g: g.conj() if jax.numpy.iscomplexobj(g) else g, grads)
 
-    return evaluate
-
-
-def check_value_and_grad(updates: optax.Updates | None, has_start: bool) -> None:
-    """Raises where ``value_and_grad_fn`` would not make the first pass."""
-    if updates is not None and not has_start:
-        raise ValueError(
-            "value_and_grad_fn is for grads=None: where the gradient at the params is given, its "
-            "caller has the loss too. Pass grads and grad_fn."
-        )
-
-
-def trace_once(evaluate: Evaluation, params: optax.Params) -> Evaluation:
-    """``evaluate`` for several evaluations in one step, traced once.
-
-    Under jit an inner jit shares the trace and is inlined by the compiler. Outside of it, it
-    would compile a fresh function at every step.
-    """
-    return jax.jit(evaluate) if control_flow.is_traced(params) else evaluate
+    return grad_fn

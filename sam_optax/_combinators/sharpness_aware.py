@@ -7,12 +7,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._combinators import gradient_functions, step_info
-from sam_optax._combinators.gradient_functions import FirstPassState, GradFn, ValueAndGradFn
-from sam_optax._combinators.step import Gradients, Passes
+from sam_optax._combinators import skip_nonfinite as skipping
+from sam_optax._combinators import step_info
+from sam_optax._combinators.across_devices import Devices
+from sam_optax._combinators.batch_parts import over_parts, plain_pass
+from sam_optax._combinators.checks import check_functions, check_params, check_state
+from sam_optax._combinators.first_pass import FirstPassState
+from sam_optax._combinators.gradient_functions import (
+    Evaluations,
+    GradFn,
+    Pass,
+    ValueAndGradFn,
+    evaluations,
+)
+from sam_optax._combinators.perturbed_gradient import Gradients, PerturbedGradient
 from sam_optax._combinators.step_info import StepInfo
-from sam_optax._internal import control_flow, devices, states, trees
-from sam_optax._internal.devices import AxisName
+from sam_optax._internal import control_flow, extra_args, trees
+from sam_optax._internal.devices import AxisName, check_local
 from sam_optax._internal.hyperparameters import (
     check_float_dtype,
     check_integer,
@@ -20,8 +31,7 @@ from sam_optax._internal.hyperparameters import (
     static_default,
 )
 from sam_optax._perturbations.perturbation import as_perturbation
-from sam_optax._schedules import when as when_rule
-from sam_optax._schedules.when import When
+from sam_optax._schedules.when import When, check_when, decide, init_when
 
 
 class SharpnessAwareState(NamedTuple):
@@ -143,7 +153,6 @@ def sharpness_aware(
       <https://arxiv.org/abs/2010.01412>`_, 2021.
     """
     check_transformation("base_tx", base_tx)
-    base = optax.with_extra_args_support(base_tx)
     method = as_perturbation(perturbation)
     check_integer("ascent_steps", ascent_steps, lower=1)
     if method.single_pass and ascent_steps > 1:
@@ -151,7 +160,7 @@ def sharpness_aware(
             f"ascent_steps must be 1 for a perturbation that takes its only gradient at its start "
             f"(momentum_start, low_pass), got {ascent_steps!r}."
         )
-    when_rule.check(when)
+    check_when(when)
     perturb_dtype = check_float_dtype("perturb_dtype", perturb_dtype)
     if groups is not None:
         check_integer("groups", groups, lower=1)
@@ -163,25 +172,26 @@ def sharpness_aware(
     if sync_perturbation and axis_name is None:
         raise ValueError("sync_perturbation=True needs axis_name, the axis to synchronize over.")
 
-    passes = Passes(
-        method,
-        int(ascent_steps),
-        perturb_dtype,
-        axis_name,
-        sync_perturbation,
-        norm_axis_name,
-        groups,
-        info,
+    base = extra_args.only_asked(base_tx, extra_args.FOR_BASE)
+    base_takes_value = "value" in extra_args.asked_for(base_tx, ("value",))
+    devices = Devices(
+        axis_name=axis_name, sync_perturbation=sync_perturbation, norm_axis_name=norm_axis_name
+    )
+    one_perturbation = PerturbedGradient(
+        method=method, ascent_steps=int(ascent_steps), perturb_dtype=perturb_dtype, info=info
+    )
+    perturbed_gradient = devices.perturbed(
+        over_parts(one_perturbation, groups, method.samples, devices.own_axis)
     )
 
     def init_fn(params: optax.Params) -> SharpnessAwareState:
-        trees.require_arrays(params)
+        check_params(params)
         return SharpnessAwareState(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
             perturbation_state=method.init(params),
             base_state=base.init(params),
-            when_state=when_rule.init(when),
+            when_state=init_when(when),
             info=step_info.initial(params) if info else None,
         )
 
@@ -195,105 +205,87 @@ def sharpness_aware(
         ascent_grad_fn: GradFn | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, SharpnessAwareState | FirstPassState]:
+        """G = ∇L(w), ε = perturbation(g), g_s = ∇L(w + ε), w ← w + base_tx(g_s)."""
         if params is None:
             raise ValueError(
                 "sharpness_aware needs the params: call update(grads, state, params, "
                 "grad_fn=grad_fn)."
             )
-        evaluate = gradient_functions.evaluation(grad_fn, value_and_grad_fn)
-        _check_state(state, params)
-        devices.check_local(updates, axis_name)
-        if value_and_grad_fn is not None:
-            gradient_functions.check_value_and_grad(updates, method.has_start)
-            updates = None  # a random start does not use them
-        ascent = gradient_functions.ascent_evaluation(ascent_grad_fn, method.single_pass)
-        in_both = when is not None and (method.has_start or ascent is not None)
-        if passes.evaluations(updates is not None) > 1 or groups or in_both:
-            evaluate = gradient_functions.trace_once(evaluate, params)
-            ascent = None if ascent is None else gradient_functions.trace_once(ascent, params)
-        training_step = state.step + state.skipped
-        first = None
-        if updates is not None or ascent is None:
-            first = passes.first_pass(evaluate, updates, params)
+        check_params(params)
+        check_state(state, SharpnessAwareState)
+        check_functions(method, updates, value_and_grad_fn, ascent_grad_fn)
+        check_local(updates, axis_name)
+        loss = devices.evaluations(
+            evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra)
+        )
+        step = state.step + state.skipped
+        perturbed = decide(when, step, state.when_state)
 
-        def sharp() -> Gradients:
-            return passes.sharp(
-                evaluate,
-                ascent,
-                first,
-                state.perturbation_state,
-                params,
-                {"training_step": training_step, **extra},
-            )
+        # g, where the ascent and a step that does not perturb have it in common.
+        leads = not (loss.ascent_given or method.has_start or groups)
+        if updates is not None and value_and_grad_fn is None:
+            trees.require_gradient("grads", updates, params)
+            first: Pass | None = Pass(None, updates)
+        else:
+            first = loss.sharp(params) if leads else None
 
-        def plain() -> Gradients:
-            result = passes.plain(evaluate, first, state.perturbation_state, params)
-            if updates is None or trees.same_dtypes(updates, params):
-                return result
-            # The gradient that the caller gave may be wider than the ones that grad_fn returns.
-            like = jax.eval_shape(sharp)
-            value, ascent_grads = result.first
-            return result._replace(
-                grads=trees.map_inexact(trees.as_dtype_of, result.grads, like.grads),
-                first=(
-                    value,
-                    trees.map_inexact(trees.as_dtype_of, ascent_grads, like.first[1]),
-                ),
-            )
+        def perturb() -> Gradients:
+            extra_of_step = {"training_step": step, **extra}
+            g = first if leads else None
+            return perturbed_gradient(loss, g, state.perturbation_state, params, extra_of_step)
 
-        perturbed = when_rule.decide(when, training_step, state.when_state)
-        result = control_flow.cond(perturbed, sharp, plain)
-        grads = devices.pmean(result.grads, axis_name)
-        value, ascent_grads = result.first
-        ascent_grads = devices.pmean(ascent_grads, axis_name)
-        base_extra = {"ascent_grads": ascent_grads, "perturbed": perturbed}
-        if norm_axis_name is not None:
-            base_extra["norm_axis_name"] = norm_axis_name
-        base_extra.update(extra)
-        if value is not None:
-            # Loss and aux are returned as each device's own; the state has to be the same on all.
-            base_extra.setdefault("value", devices.pmean(value[0], axis_name))
+        def do_not_perturb() -> Gradients:
+            g = plain_pass(loss.sharp, groups, params) if first is None else first
+            grads = in_dtype_of_sharp(g.grads, loss, params)
+            ascent = grads if loss.ascent_given else g.grads
+            climb = step_info.no_climb(params) if info else None
+            return Gradients(g.value, ascent, grads, state.perturbation_state, climb)
 
-        seen = None
-        if result.climbed is not None:
-            seen = step_info.collect(ascent_grads, grads, result.climbed, norm_axis_name)
+        found = control_flow.cond(perturbed, perturb, do_not_perturb)
+        g, g_s = devices.mean((found.ascent, found.sharp))
 
-        def descend() -> tuple[optax.Updates, SharpnessAwareState]:
-            new_updates, base_state = base.update(grads, state.base_state, params, **base_extra)
-            return new_updates, state._replace(
-                step=optax.safe_increment(state.step),
-                perturbation_state=result.perturbation_state,
-                base_state=base_state,
-                info=seen,
-            )
-
-        def skip() -> tuple[optax.Updates, SharpnessAwareState]:
-            unchanged = jax.tree.map(trees.no_update, jax.eval_shape(descend)[0])
-            return unchanged, state._replace(skipped=optax.safe_increment(state.skipped))
-
+        new_state = state._replace(
+            step=optax.safe_increment(state.step),
+            perturbation_state=found.perturbation_state,
+            info=None if not info else step_info.collect(g, g_s, found.climb, norm_axis_name),
+        )
+        new_updates, base_state = base.update(
+            g_s, state.base_state, params, **base_extra(g, perturbed, found.value, extra)
+        )
+        new_state = new_state._replace(base_state=base_state)
         if skip_nonfinite:
             # Also what led to the sharp gradient: it may be finite where the ascent was not.
-            finite = control_flow.all_finite((grads, ascent_grads, result.perturbation_state))
-            new_updates, new_state = control_flow.cond(finite, descend, skip)
-        else:
-            new_updates, new_state = descend()
-        return new_updates, new_state if value is None else FirstPassState(new_state, value)
+            evaluated = (g_s, g, found.perturbation_state)
+            counts = control_flow.all_finite(evaluated, norm_axis_name)
+            skipped = state._replace(skipped=optax.safe_increment(state.skipped))
+            new_state = skipping.select(counts, new_state, skipped)
+            new_updates = skipping.select(counts, new_updates, skipping.no_updates(new_updates))
+        return new_updates, new_state if found.value is None else FirstPassState(
+            new_state, found.value
+        )
 
-    known: dict[Any, str] = {}
+    def in_dtype_of_sharp(
+        grads: optax.Updates, loss: Evaluations, params: optax.Params
+    ) -> optax.Updates:
+        """The caller's gradient, which may be wider than what ``grad_fn`` returns."""
+        if trees.same_dtypes(grads, params):
+            return grads
+        like = params
+        if perturb_dtype is None:
+            group = [jnp.zeros((), jnp.int32)] if groups else []
+            like = jax.eval_shape(loss.sharp, params, *group).grads
+        return trees.map_inexact(trees.as_dtype_of, grads, like)
 
-    def _check_state(state: Any, params: optax.Params) -> None:
-        """Raises for the state of another method, or of no method."""
-        if isinstance(state, FirstPassState):
-            raise ValueError(
-                "the state still holds the last step's first pass: take it out with "
-                "state, (loss, aux) = sam_optax.pop_first_pass(state)."
-            )
-        if not isinstance(state, SharpnessAwareState):
-            states.check("state", state, SharpnessAwareState.__name__)
-        structure = jax.tree.structure(params)
-        if structure not in known:
-            trees.require_arrays(params)
-            known[structure] = states.describe(jax.eval_shape(method.init, params))
-        states.check("state.perturbation_state", state.perturbation_state, known[structure])
+    def base_extra(
+        ascent_grads: optax.Updates, perturbed: Any, value: Any, extra: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The extra arguments of the base optimizer: the caller's, and what it asks for."""
+        given = {"ascent_grads": ascent_grads, "perturbed": perturbed}
+        if norm_axis_name is not None:
+            given["norm_axis_name"] = norm_axis_name
+        if value is not None and base_takes_value:
+            # Loss and aux are returned as each device's own; the state is the same on all.
+            given["value"] = devices.mean(value[0])
+        return extra_args.for_base(given, extra)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -14,77 +14,94 @@ from sam_optax._internal.devices import AxisName
 class StepInfo(NamedTuple):
     """The last step in numbers: ``state.info`` of ``sharpness_aware(..., info=True)``.
 
-    All are float32 scalars (float64 with such params). Under ``axis_name`` and with ``groups`` the
-    gradients are the averaged ones, and the other numbers are means.
+    Scalars of float32 (float64 with such params), all 0 before the first step. Under ``axis_name``
+    and with ``groups`` the gradients are the averaged ones, and the other numbers are means.
 
     Attributes:
       ascent_norm: ‖g‖, of the first ascent gradient.
       sharp_norm: ‖g_s‖, of the gradient that drove the base optimizer.
       eps_norm: ‖ε‖, the distance of the perturbed params; 0 in a step that did not perturb.
       cosine: ⟨g, g_s⟩/(‖g‖ ‖g_s‖); 1 in a step that did not perturb, 0 where a gradient is 0.
-      loss_rise: L(w + ε) − L(w) on the step's batch, in the loss's units, where a step with
-        ``value_and_grad_fn`` evaluates both; else NaN.
+      start_share: ⟨δ₀, ε⟩/(‖δ₀‖ ‖ε‖), the cosine between ε and the displacement δ₀ of the start:
+        near 1, ε is mostly noise. 0 for a perturbation without a start.
+      loss_rise: L(w + ε) − L(w) on the step's batch, in the loss's units, where it is known.
+      loss_known: Boolean, whether the step has evaluated both losses, as one with
+        ``value_and_grad_fn`` does; else ``loss_rise`` is 0.
     """
 
     ascent_norm: chex.Array
     sharp_norm: chex.Array
     eps_norm: chex.Array
     cosine: chex.Array
+    start_share: chex.Array
     loss_rise: chex.Array
+    loss_known: chex.Array
 
 
 class Climb(NamedTuple):
-    """What only the passes of a step know: see :class:`StepInfo`."""
+    """What is known only while the perturbed params are at hand: see :class:`StepInfo`."""
 
     eps_norm: chex.Array
+    start_share: chex.Array
     loss_rise: chex.Array
+    loss_known: chex.Array
 
 
 def dtype_of(params: optax.Params) -> Any:
     """The dtype of all numbers."""
-    return vectors.accumulator_dtype([trees.widen(x) for x in trees.inexact_leaves(params)])
+    return vectors.accumulator_dtype(trees.inexact_leaves(params))
 
 
 def initial(params: optax.Params) -> StepInfo:
-    """Before the first step nothing is known."""
-    unknown = jnp.full((), jnp.nan, dtype_of(params))
-    return StepInfo(*(jnp.copy(unknown) for _ in StepInfo._fields))
+    """Before the first step; a buffer for each number, or donation would give one away twice."""
+    dtype = dtype_of(params)
+    numbers = {name: jnp.zeros((), dtype) for name in StepInfo._fields}
+    return StepInfo(**{**numbers, "loss_known": jnp.zeros((), bool)})
 
 
 def no_climb(params: optax.Params) -> Climb:
-    """A step that does not perturb."""
-    zero = jnp.zeros((), dtype_of(params))
-    return Climb(zero, zero)
+    """A step that does not perturb: the loss does not rise."""
+    dtype = dtype_of(params)
+    zero = jnp.zeros((), dtype)
+    return Climb(zero, zero, zero, jnp.ones((), bool))
 
 
 def climb(
     params: optax.Params,
+    start: optax.Params | None,
     point: optax.Params,
-    values: tuple[Any, Any],
+    losses: tuple[Any, Any] | None,
     axis_name: AxisName | None,
 ) -> Climb:
-    """A step that perturbs: from the params to the point, with both losses or ``None``."""
+    """A step that perturbs: from the params to the point, with both losses if they are known."""
     dtype = dtype_of(params)
 
     def difference(p: Any, q: Any) -> jax.Array:
         q = trees.widen(q)
         return q - jnp.asarray(p).astype(q.dtype)
 
-    distance = vectors.norm(trees.map_inexact(difference, params, point), axis_name)
-    before, after = values
-    rise = jnp.nan if before is None or after is None else after - before
-    return Climb(distance.astype(dtype), jnp.asarray(rise).astype(dtype))
+    eps = trees.map_inexact(difference, params, point)
+    share = jnp.zeros((), dtype)
+    if start is not None:
+        delta = trees.map_inexact(difference, params, start)
+        share = vectors.cosine_or_zero(delta, eps, axis_name).astype(dtype)
+    rise = jnp.zeros((), dtype) if losses is None else losses[1] - losses[0]
+    return Climb(
+        vectors.norm(eps, axis_name).astype(dtype),
+        share,
+        jnp.asarray(rise).astype(dtype),
+        jnp.full((), losses is not None),
+    )
 
 
 def collect(
-    ascent_grads: optax.Updates, grads: optax.Updates, climbed: Climb, axis_name: AxisName | None
+    ascent_grads: optax.Updates, grads: optax.Updates, seen: Climb, axis_name: AxisName | None
 ) -> StepInfo:
     """The step in numbers."""
-    dtype = climbed.eps_norm.dtype
-    ascent_norm = vectors.norm(ascent_grads, axis_name).astype(dtype)
-    sharp_norm = vectors.norm(grads, axis_name).astype(dtype)
-    share = vectors.coefficient(ascent_grads, grads, axis_name).astype(dtype)
-    # ⟨g, g_s⟩/‖g_s‖² times ‖g_s‖/‖g‖.
-    safe = jnp.where(ascent_norm > 0, ascent_norm, 1)
-    cosine = jnp.where(ascent_norm > 0, share * (sharp_norm / safe), 0)
-    return StepInfo(ascent_norm, sharp_norm, climbed.eps_norm, cosine, climbed.loss_rise)
+    dtype = seen.eps_norm.dtype
+    return StepInfo(
+        ascent_norm=vectors.norm(ascent_grads, axis_name).astype(dtype),
+        sharp_norm=vectors.norm(grads, axis_name).astype(dtype),
+        cosine=vectors.cosine_or_zero(ascent_grads, grads, axis_name).astype(dtype),
+        **seen._asdict(),
+    )

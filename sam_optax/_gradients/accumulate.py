@@ -5,7 +5,7 @@ from collections.abc import Callable
 import chex
 import optax
 
-from sam_optax._internal.averages import scan_mean
+from sam_optax._internal.control_flow import mean_of
 from sam_optax._internal.hyperparameters import check_integer
 
 
@@ -44,6 +44,6 @@ def accumulate(
     check_integer("n", n, lower=1)
 
     def mean_grad(params: optax.Params) -> optax.Updates:
-        return scan_mean(lambda i: grad_fn(params, i), n, lambda _: params)
+        return mean_of(lambda i: grad_fn(params, i), n, params)
 
     return mean_grad

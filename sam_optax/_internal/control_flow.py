@@ -1,4 +1,4 @@
-"""Control flow that is ordinary Python outside of tracing."""
+"""Control flow that is ordinary Python outside of tracing, where it would compile at each step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sam_optax._internal import trees
+from sam_optax._internal import devices, trees
 
 
-def is_traced(*trees: Any) -> bool:
+def is_traced(*values: Any) -> bool:
     """Whether any leaf is a tracer, so that the caller is being traced."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+
+
+def trace_once(function: Callable[..., Any], params: Any) -> Callable[..., Any]:
+    """``function`` for several calls in one step, traced once.
+
+    Under jit an inner jit shares the trace and is inlined by the compiler. Outside of it, it
+    would compile a fresh function at every step.
+    """
+    return jax.jit(function) if is_traced(params) else function
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
@@ -34,9 +43,38 @@ def repeat(times: int, body: Callable[[Any], Any], carry: Any) -> Any:
     return carry
 
 
-def all_finite(tree: Any) -> Any:
-    """Whether every element of every inexact leaf is finite: a Boolean scalar."""
+def mean_of(f: Callable[[Any], Any], n: int, params: Any) -> Any:
+    """The mean of ``f(0), …, f(n − 1)``, one after the other; leaves not inexact are the last's.
+
+    Sums are taken in float32 or wider, in a loop that is traced and compiled once where
+    ``params`` are traced.
+    """
+
+    def add(total: Any, x: Any) -> Any:
+        return jax.tree.map(
+            lambda t, y: t + jnp.asarray(y).astype(t.dtype) if trees.is_inexact(t) else y, total, x
+        )
+
+    if not is_traced(params):
+        first = f(jnp.asarray(0, jnp.int32))
+        total = trees.map_inexact(trees.widen, first)
+        for i in range(1, n):
+            total = add(total, f(jnp.asarray(i, jnp.int32)))
+        return trees.map_inexact(lambda t, x: trees.cast_like(t / n, x), total, first)
+
+    shapes = jax.eval_shape(f, jax.ShapeDtypeStruct((), jnp.int32))
+    zeros = jax.tree.map(devices.zeros, shapes)
+    start = jax.tree.map(
+        lambda z: z.astype(trees.compute_dtype(z)) if trees.is_inexact(z) else z, zeros
+    )
+    indices = jnp.arange(n, dtype=jnp.int32)
+    total, _ = lax.scan(lambda t, i: (add(t, f(i)), None), start, indices)
+    return trees.map_inexact(lambda t, z: trees.cast_like(t / n, z), total, zeros)
+
+
+def all_finite(tree: Any, axis_name: devices.AxisName | None = None) -> Any:
+    """Whether every element of every inexact leaf is finite, on all devices of the axis."""
     finite = jnp.asarray(True)
     for leaf in trees.inexact_leaves(tree):
         finite &= jnp.all(jnp.isfinite(leaf))
-    return finite
+    return devices.all_true(finite, axis_name)

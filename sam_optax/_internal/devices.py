@@ -94,3 +94,21 @@ def check_local(grads: optax.Updates, axis_name: AxisName | None) -> None:
             "respect to replicated params is summed over the axis. Pass None, or the gradient "
             "at sam_optax.local(params, axis_name)."
         )
+
+
+def zeros(shape: Any) -> Any:
+    """Zeros of a ``jax.ShapeDtypeStruct``, sharded and varying from device to device as it says."""
+    if shape.dtype == jax.dtypes.float0:
+        return trees.zeros_like(shape)
+    result = jnp.zeros_like(shape)
+    manual = getattr(shape, "manual_axis_type", None)
+    for axis in getattr(manual, "varying", None) or getattr(shape, "vma", None) or ():
+        result = _vary(result, axis)
+    return result
+
+
+def all_true(flag: jax.Array, axis_name: AxisName | None) -> jax.Array:
+    """Whether the flag is true on all devices of the axis."""
+    if axis_name is None:
+        return flag
+    return lax.psum(jnp.where(local(flag, axis_name), 0, 1), axis_name) == 0

@@ -118,9 +118,14 @@ def static_default(value: int) -> Any:
     return np.int32(value)
 
 
+def schedules_type(*values: Hyperparameter) -> type:
+    """The type of what :func:`init_schedules` returns."""
+    return ScheduleState if any(callable(value) for value in values) else optax.EmptyState
+
+
 def init_schedules(*values: Hyperparameter) -> ScheduleState | optax.EmptyState:
     """State for hyperparameters: a step count if any of them is a schedule, else none."""
-    if any(callable(value) for value in values):
+    if schedules_type(*values) is ScheduleState:
         return ScheduleState(step=jnp.zeros((), jnp.int32))
     return optax.EmptyState()
 

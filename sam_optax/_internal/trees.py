@@ -24,6 +24,11 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, bool, int, float, complex))
 
 
+def is_device_array(leaf: Any) -> bool:
+    """Whether a leaf is an array that JAX computes with, of numbers or of keys."""
+    return isinstance(leaf, (jax.Array, np.ndarray)) and leaf.dtype != jax.dtypes.float0
+
+
 def all_arrays(tree: Any) -> bool:
     """Whether all leaves are :func:`is_array`."""
     return all(is_array(leaf) for leaf in jax.tree.leaves(tree))
@@ -56,6 +61,16 @@ def require_like(name: str, tree: Any, like: Any, remedy: str) -> None:
             f"{name} must have the structure of the gradient, {jax.tree.structure(like)}, got "
             f"{jax.tree.structure(tree)}. {remedy}"
         )
+
+
+def require_gradient(name: str, grads: Any, params: Any) -> None:
+    """Raises unless a gradient lines up with the params."""
+    require_like(
+        name,
+        grads,
+        params,
+        "Differentiate with jax.grad, and not with jax.value_and_grad, whose result is a pair.",
+    )
 
 
 def map_inexact(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
@@ -124,14 +139,11 @@ def inexact_zeros(tree: Any, dtype: Any | None = None) -> Any:
     )
 
 
-def no_update(leaf: Any) -> Any:
-    """An update of the leaf's shape and dtype that leaves every number as it is.
-
-    That is minus zero: adding zero would make a plus of minus zero.
-    """
-    if not is_inexact(leaf):
-        return zeros_like(leaf)
-    return jnp.full(leaf.shape, -0.0, leaf.dtype)
+def cast_state_like(new: Any, old: Any) -> Any:
+    """A leaf of a new state in the dtype of the old one."""
+    if is_inexact(new) and is_inexact(old) and jnp.result_type(new) != jnp.result_type(old):
+        return cast_like(jnp.asarray(new), old)
+    return new
 
 
 def as_dtype_of(leaf: Any, other: Any) -> jax.Array:

@@ -219,8 +219,15 @@ def add(a: Any, b: Any) -> Any:
     return jax.tree.map(jnp.add, widened(a), widened(b))
 
 
+def cosine_or_zero(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
+    """⟨a, b⟩/(‖a‖ ‖b‖), 0 if either is zero."""
+    length = norm(a, axis_name)
+    relative = norm(b, axis_name) / jnp.where(length > 0, length, 1)
+    value = jnp.clip(coefficient(a, b, axis_name) * relative, -1, 1)
+    return jnp.where(length > 0, value, 0)
+
+
 def cosine(a: Any, b: Any) -> jax.Array:
     """The cosine of the angle between two trees, in [−1, 1]; NaN if either is zero."""
     lengths = jnp.minimum(norm(a), norm(b))
-    value = jnp.clip(inner(unit(a), unit(b)), -1, 1)
-    return jnp.where(lengths > 0, value, jnp.nan)
+    return jnp.where(lengths > 0, cosine_or_zero(unit(a), unit(b)), jnp.nan)

@@ -131,4 +131,4 @@ def asam(
         )
         return eps, hp.advance(state, step)
 
-    return Perturbation(init_fn, update_fn)
+    return Perturbation(init_fn, update_fn, state_type=hp.schedules_type(rho, eta))

@@ -103,4 +103,4 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
         )
         return eps, hp.advance(state, step)
 
-    return Perturbation(init_fn, update_fn)
+    return Perturbation(init_fn, update_fn, state_type=hp.schedules_type(rho, eta))

@@ -7,7 +7,12 @@ import optax
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
 from sam_optax._perturbations.perturbation import Perturbation
-from sam_optax._perturbations.remove_full_gradient import EmaStart, Subtract, remove_cast
+from sam_optax._perturbations.remove_full_gradient import (
+    EmaStart,
+    FullGradientState,
+    Subtract,
+    remove_cast,
+)
 from sam_optax._perturbations.sam import sam
 
 
@@ -67,4 +72,6 @@ def fsam(
         eps, state = inner.update(updates, state, params, **extra)
         return trees.map_inexact(trees.cast_like, eps, updates), state
 
-    return Perturbation(inner.init, update_fn)
+    return Perturbation(
+        inner.init, update_fn, state_type=(FullGradientState, hp.schedules_type(rho))
+    )

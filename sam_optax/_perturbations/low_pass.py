@@ -8,7 +8,7 @@ import optax
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
 from sam_optax._internal.leaf_roles import AxisOverride
-from sam_optax._perturbations.perturbation import Perturbation, RandomStartState
+from sam_optax._perturbations.perturbation import Perturbation, StartState
 from sam_optax._perturbations.random_start import random_start
 
 
@@ -66,10 +66,10 @@ def low_pass(
 
     def update_fn(
         updates: optax.Updates,
-        state: RandomStartState,
+        state: StartState,
         params: optax.Params | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, RandomStartState]:
+    ) -> tuple[optax.Updates, StartState]:
         if params is None:
             raise ValueError("low_pass needs the params: call update(grads, state, params).")
         zeros = trees.map_inexact(trees.zeros_like, updates)

@@ -1,14 +1,30 @@
 """Ascent along past gradients, which leaves one gradient to a step."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import optax
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
-from sam_optax._perturbations.perturbation import MomentumStartState, Perturbation, as_perturbation
+from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 from sam_optax._perturbations.smooth_gradient import average
+
+
+class MomentumStartState(NamedTuple):
+    """State of :func:`sam_optax.momentum_start`.
+
+    Attributes:
+      ema: m, the average of past gradients: structure, shapes and dtypes of the params; ``None``
+        in place of leaves that are not inexact.
+      inner_state: state of the perturbation that maps m to ε.
+      schedule: :class:`~sam_optax.ScheduleState` if ``decay`` is a schedule, else
+        ``optax.EmptyState``.
+    """
+
+    ema: optax.Updates
+    inner_state: optax.OptState
+    schedule: Any
 
 
 def momentum_start(
@@ -102,4 +118,6 @@ def momentum_start(
         )
         return eps, MomentumStartState(ema, inner_state, hp.advance(state.schedule, step))
 
-    return Perturbation(init_fn, update_fn, start_fn, single_pass=True)
+    return Perturbation(
+        init_fn, update_fn, start_fn, single_pass=True, state_type=MomentumStartState
+    )

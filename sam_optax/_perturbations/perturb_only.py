@@ -84,4 +84,4 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         given = split_extra(extra, params)
         return merge(inner.start_fn(split(params, params), state, **given), params)
 
-    return Perturbation(init_fn, update_fn).with_start_of(start_fn, inner)
+    return Perturbation.around(inner, init_fn, update_fn, start_fn)

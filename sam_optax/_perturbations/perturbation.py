@@ -2,29 +2,28 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from sam_optax._internal import states, trees
+from sam_optax._internal import extra_args, states, trees
+
+TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
+"""Extra arguments of the perturbations that line up with the params, leaf by leaf."""
 
 
 class StartState(NamedTuple):
     """State of every perturbation that takes its first gradient at a start of its own.
 
-    It marks such a state wherever it lies in the state of a larger transformation: a wrapper that
-    takes over ``init`` and ``update`` but loses ``start_fn`` is known by it.
+    It marks the state wherever that lies in the state of a larger transformation, so that a
+    wrapper that took over ``init`` and ``update`` but lost ``start_fn`` is noticed.
 
     Attributes:
       state: the method's own state, such as :class:`~sam_optax.RandomStartState`.
     """
 
     state: Any
-
-
-TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
-"""Extra arguments of the perturbations that line up with the params, leaf by leaf."""
 
 
 class Start(NamedTuple):
@@ -54,13 +53,20 @@ class Perturbation(optax.GradientTransformationExtraArgs):
       ``params + ε`` in the dtype of the params (or in ``perturb_dtype``). Every part of a chain
       can see the raw gradient, as the extra argument ``ascent_grads``.
 
+    A start is part of this object and not of ``init`` and ``update``: ``optax.chain`` and other
+    wrappers, which take these two functions alone, would lose it. So the state of a perturbation
+    with a start is marked, as a :class:`StartState`, and whoever uses a transformation as a
+    perturbation refuses a marked state without a start.
+
     Args:
-      init: ``params -> state``.
+      init: ``params -> state``; any pytree.
       update: ``(grads, state, params, **extra) -> (eps, state)``.
       start_fn: ``(params, state, **extra) -> params``; ``None`` is the identity.
       single_pass: whether the start *is* the perturbed point, ``start_fn(params, state) ==
         params + eps``, so that one gradient makes a step.
       samples: number of draws of a random start over which a step averages its gradient.
+      state_type: type of the state (or a tuple of types), for a clear error where ``update`` is
+        handed another method's. ``None``: any state is taken.
 
     Example:
       >>> import jax, jax.numpy as jnp, sam_optax
@@ -87,66 +93,135 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         *,
         single_pass: bool = False,
         samples: int = 1,
+        state_type: states.StateType | None = None,
     ) -> "Perturbation":
-        # The start travels with the update function: whatever takes the pair apart and makes
-        # another of it, such as jax.tree.map, then does not lose it. It is a partial because a
-        # caller's function is not ours to change, and a bound method takes no attributes.
-        if start_fn is not None:
-            update = functools.partial(update)
-            update.start = Start(start_fn, single_pass, samples)  # type: ignore[attr-defined]
-        start: Start | None = getattr(update, "start", None)
+        start = None if start_fn is None else Start(start_fn, single_pass, samples)
+        return cls._made(*_guarded(init, update, start is not None, state_type), start)
+
+    @classmethod
+    def around(
+        cls,
+        inner: "Perturbation",
+        init: Callable[..., Any],
+        update: Callable[..., Any],
+        start_fn: Callable[..., Any],
+    ) -> "Perturbation":
+        """A perturbation that wraps ``inner``, with a start if that has one."""
+        if not inner.has_start:
+            return cls(init, update)
+        return cls(init, update, start_fn, single_pass=inner.single_pass, samples=inner.samples)
+
+    @classmethod
+    def _made(
+        cls, init: Callable[..., Any], update: Callable[..., Any], start: Start | None
+    ) -> "Perturbation":
+        """A perturbation of functions that are guarded already, and of the start they go with."""
         self = super().__new__(cls, init, update)
+        self._start = start
         self.has_start = start is not None
         self.single_pass = start is not None and start.single_pass
         self.samples = 1 if start is None else start.samples
-        self.start_fn = _identity if start is None else jax.jit(start.fn)
-        self.perturb_fn = jax.jit(self._perturb, static_argnames="perturb_dtype")
+        self.start_fn = _identity if start is None else jax.jit(_from_marked(start.fn))
+        self.perturb_fn = jax.jit(
+            functools.partial(displace, self), static_argnames="perturb_dtype"
+        )
         return self
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> "Perturbation":
         return cls(*iterable)
 
-    def _perturb(
-        self,
-        params: optax.Params,
-        grads: optax.Updates,
-        state: optax.OptState,
-        *,
-        perturb_dtype: Any | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Params, optax.OptState]:
-        eps, state = self.update(grads, state, params, **{"ascent_grads": grads, **extra})
-        return trees.add(params, eps, perturb_dtype), state
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._made, (self.init, self.update, self._start)
 
-    def with_start_of(self, start_fn: Callable[..., Any], inner: "Perturbation") -> "Perturbation":
-        """This perturbation, which wraps ``inner``, with a start if that has one."""
-        if not inner.has_start:
-            return self
-        return Perturbation(
-            self.init,
-            self.update,
-            start_fn,
-            single_pass=inner.single_pass,
-            samples=inner.samples,
-        )
 
-    def perturb(
-        self,
-        params: optax.Params,
-        grads: optax.Updates,
-        state: optax.OptState,
-        perturb_dtype: Any | None,
-        extra: dict[str, Any],
-    ) -> tuple[optax.Params, optax.OptState]:
-        """``perturb_fn``, also for extra arguments that are no arrays (functions, names)."""
-        perturb = self.perturb_fn if trees.all_arrays(extra) else self._perturb
-        return perturb(params, grads, state, perturb_dtype=perturb_dtype, **extra)
+# Without this, JAX would take a perturbation for the pair of its functions and lose the start.
+jax.tree_util.register_pytree_node(
+    Perturbation,
+    lambda p: ((p.init, p.update), p._start),
+    lambda start, functions: Perturbation._made(*functions, start),
+)
+
+
+def displace(
+    method: Perturbation,
+    params: optax.Params,
+    grads: optax.Updates,
+    state: optax.OptState,
+    *,
+    perturb_dtype: Any | None = None,
+    **extra: Any,
+) -> tuple[optax.Params, optax.OptState]:
+    """``params + ε`` and the new state: what ``perturb_fn`` jits."""
+    eps, state = method.update(grads, state, params, **{"ascent_grads": grads, **extra})
+    return trees.add(params, eps, perturb_dtype), state
+
+
+def perturbed_params(
+    method: Perturbation,
+    params: optax.Params,
+    grads: optax.Updates,
+    state: optax.OptState,
+    perturb_dtype: Any | None,
+    extra: dict[str, Any],
+) -> tuple[optax.Params, optax.OptState]:
+    """What ``perturb_fn`` returns, also with functions and names of axes among the arguments."""
+    perturb = method.perturb_fn if trees.all_arrays(extra) else functools.partial(displace, method)
+    return perturb(params, grads, state, perturb_dtype=perturb_dtype, **extra)
 
 
 def _identity(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
     del state, extra
     return params
+
+
+def _from_marked(start_fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda params, state, **extra: start_fn(params, _unmarked(state), **extra)
+
+
+def _guarded(
+    init: Callable[..., Any],
+    update: Callable[..., Any],
+    has_start: bool,
+    state_type: states.StateType | None,
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """``init`` and ``update`` that mark the state of a start and refuse another method's."""
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        return StartState(init(params)) if has_start else _refuse_lost_start(init(params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        own = _unmarked(state) if has_start else _refuse_lost_start(state)
+        if state_type is not None:
+            states.require("perturbation_state", own, state_type)
+        eps, own = update(updates, own, params, **extra)
+        return eps, StartState(own) if has_start else own
+
+    return init_fn, update_fn
+
+
+def _unmarked(state: StartState) -> Any:
+    states.require("perturbation_state", state, StartState)
+    return state.state
+
+
+def _refuse_lost_start(state: optax.OptState) -> optax.OptState:
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, StartState))
+    if any(isinstance(node, StartState) for node in nodes):
+        raise ValueError(
+            "the perturbation contains a start of its own (a random start: random_start, rsam or "
+            "low_pass; momentum_start; or a Perturbation with a start_fn) inside a wrapper such "
+            "as optax.chain or optax.inject_hyperparams, which would take the ascent gradient at "
+            "the params and not at the start. Put the start outermost, "
+            "random_start(optax.chain(...), key=key), and inject_hyperparams around "
+            "sharpness_aware."
+        )
+    return state
 
 
 def as_perturbation(transformation: optax.GradientTransformation) -> Perturbation:
@@ -163,7 +238,7 @@ def as_perturbation(transformation: optax.GradientTransformation) -> Perturbatio
 
     Raises:
       TypeError: the argument is not a gradient transformation.
-      ValueError: (from ``init`` and ``update``) it holds a random start that a wrapper such as
+      ValueError: (from ``init`` and ``update``) it holds a start that a wrapper such as
         ``optax.chain`` has cut off from its ``start_fn``.
 
     Example:
@@ -180,30 +255,5 @@ def as_perturbation(transformation: optax.GradientTransformation) -> Perturbatio
             "perturbation must be an optax.GradientTransformation, such as sam_optax.sam(), got "
             f"{transformation!r}."
         )
-    inner = optax.with_extra_args_support(transformation)
-
-    def init_fn(params: optax.Params) -> optax.OptState:
-        return _refuse_lost_start(inner.init(params))
-
-    def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        return inner.update(updates, _refuse_lost_start(state), params, **extra)
-
-    return Perturbation(init_fn, update_fn)
-
-
-def _refuse_lost_start(state: optax.OptState) -> optax.OptState:
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, START_STATES))
-    if any(isinstance(node, START_STATES) for node in nodes):
-        raise ValueError(
-            "the perturbation contains a start of its own (a random start: random_start, rsam or "
-            "low_pass; or momentum_start) inside a wrapper such as optax.chain or "
-            "optax.inject_hyperparams, which would take the ascent gradient at the params and "
-            "not at the start. Put the start outermost, random_start(optax.chain(...), key=key), "
-            "and inject_hyperparams around sharpness_aware."
-        )
-    return state
+    inner = extra_args.only_asked(transformation, extra_args.FOR_PERTURBATIONS)
+    return Perturbation(inner.init, inner.update)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import trees, vectors
-from sam_optax._perturbations.perturbation import as_perturbation
+from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
 from sam_optax._perturbations.stochastic_rounding import round_to
 
 
@@ -77,7 +77,7 @@ def perturbation_survival(
     method = as_perturbation(perturbation)
     wide_grads = trees.map_inexact(trees.widen, grads)
     eps, _ = method.update(wide_grads, state, params, **extra)
-    point, _ = method.perturb(params, grads, state, perturb_dtype, extra)
+    point, _ = perturbed_params(method, params, grads, state, perturb_dtype, extra)
 
     def moved(e: Any, p: Any, q: Any) -> jax.Array:
         w, perturbed = (_as_computed(x, compute_dtype) for x in (p, q))

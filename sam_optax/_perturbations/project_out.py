@@ -71,4 +71,4 @@ def project_out() -> Perturbation:
         rest, _ = vectors.reject(updates, full_grads, norm_axis_name)
         return trees.map_inexact(trees.cast_like, rest, updates), state
 
-    return Perturbation(init_fn, update_fn)
+    return Perturbation(init_fn, update_fn, state_type=optax.EmptyState)

@@ -96,4 +96,4 @@ def random_mask(
         masked = trees.map_inexact(keep, updates, bits)
         return masked, RandomMaskState(noise.next_key(state.key), hp.advance(state.schedule, step))
 
-    return Perturbation(init_fn, update_fn)
+    return Perturbation(init_fn, update_fn, state_type=RandomMaskState)

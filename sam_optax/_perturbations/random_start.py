@@ -1,7 +1,7 @@
 """Random starts: the ascent gradient is taken at a random point near the params."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -13,7 +13,22 @@ from sam_optax._internal import noise as noise_of
 from sam_optax._internal import trees
 from sam_optax._internal.leaf_roles import AxisOverride, unit_axes, unit_norm
 from sam_optax._internal.steepest_ascent import steepest_ascent
-from sam_optax._perturbations.perturbation import Perturbation, RandomStartState, as_perturbation
+from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
+
+
+class RandomStartState(NamedTuple):
+    """State of :func:`sam_optax.random_start`.
+
+    Attributes:
+      key: uint32 key data of the next draw (raw, so that every serializer takes it).
+      inner_state: state of the perturbation that follows the start.
+      schedule: :class:`~sam_optax.ScheduleState` if a hyperparameter is a schedule, else
+        ``optax.EmptyState``.
+    """
+
+    key: chex.Array
+    inner_state: optax.OptState
+    schedule: Any
 
 
 def random_start(
@@ -181,4 +196,4 @@ def random_start_cast(
             noise_of.next_key(state.key), inner_state, hp.advance(state.schedule, step)
         )
 
-    return Perturbation(init_fn, update_fn, start_fn)
+    return Perturbation(init_fn, update_fn, start_fn, state_type=RandomStartState)

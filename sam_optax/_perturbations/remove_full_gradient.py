@@ -160,7 +160,7 @@ def remove_cast(
         d = trees.map_inexact(cast, wide, updates)
         return d, FullGradientState(count, ema, hp.advance(state.schedule, step))
 
-    return Perturbation(init_fn, update_fn)
+    return Perturbation(init_fn, update_fn, state_type=FullGradientState)
 
 
 def _map_ema(f: Any, updates: optax.Updates, ema: optax.Updates) -> optax.Updates:

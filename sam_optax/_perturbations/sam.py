@@ -67,4 +67,4 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
         eps = steepest_ascent(updates, None, hp.evaluate(rho, step), p, norm_axis_name)
         return eps, hp.advance(state, step)
 
-    return Perturbation(init_fn, update_fn)
+    return Perturbation(init_fn, update_fn, state_type=hp.schedules_type(rho))

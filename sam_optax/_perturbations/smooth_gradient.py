@@ -78,7 +78,7 @@ def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
         d = trees.map_inexact(lambda g, m: trees.cast_like(jnp.asarray(m), g), updates, ema)
         return d, SmoothGradientState(ema, hp.advance(state.schedule, step))
 
-    return Perturbation(init_fn, update_fn)
+    return Perturbation(init_fn, update_fn, state_type=SmoothGradientState)
 
 
 def average(ema: optax.Updates, grads: optax.Updates, theta: Any) -> optax.Updates:

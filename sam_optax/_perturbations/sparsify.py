@@ -181,4 +181,4 @@ def sparsify(
             hp.advance(state.schedule, step),
         )
 
-    return Perturbation(init_fn, update_fn)
+    return Perturbation(init_fn, update_fn, state_type=SparsifyState)

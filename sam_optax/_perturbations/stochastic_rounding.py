@@ -108,7 +108,7 @@ def stochastic_rounding(
     ) -> optax.Params:
         return inner.start_fn(params, state.inner_state, **extra)
 
-    return Perturbation(init_fn, update_fn).with_start_of(start_fn, inner)
+    return Perturbation.around(inner, init_fn, update_fn, start_fn)
 
 
 def _round_at_random(x: jax.Array, dtype: Any, key: chex.PRNGKey) -> jax.Array:

@@ -28,7 +28,7 @@ When: TypeAlias = Callable[[chex.Array], chex.Numeric] | RandomWhen
 """A function of the training step (int32 scalar, from 0) that says whether it perturbs."""
 
 
-def check(when: Any) -> None:
+def check_when(when: Any) -> None:
     """Raises unless ``when`` is a :data:`When` or ``None``."""
     if when is not None and not callable(when) and not isinstance(when, RandomWhen):
         raise TypeError(
@@ -37,7 +37,7 @@ def check(when: Any) -> None:
         )
 
 
-def init(when: When | None) -> Any:
+def init_when(when: When | None) -> Any:
     """The state of a ``when``."""
     return when.init() if isinstance(when, RandomWhen) else optax.EmptyState()
 

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import optax
 from flax.training import train_state
 
-from sam_optax import SharpnessAwareState, pop_first_pass
-from sam_optax._combinators.gradient_functions import trace_once
-from sam_optax._perturbations.perturbation import START_STATES
+from sam_optax import SharpnessAwareState, StartState, pop_first_pass
+from sam_optax._internal.control_flow import trace_once
 from sam_optax.training._differentiable import require_differentiable
 from sam_optax.training._overwritten import (
     has_overwritten,
@@ -266,10 +265,10 @@ def _makes_first_pass(opt_state: optax.OptState) -> bool:
     clip, is to see the gradient.
     """
     return isinstance(opt_state, SharpnessAwareState) or any(
-        isinstance(start, START_STATES)
+        isinstance(start, StartState)
         for node in _nodes(opt_state, SharpnessAwareState)
         if isinstance(node, SharpnessAwareState)
-        for start in _nodes(node.perturbation_state, START_STATES)
+        for start in _nodes(node.perturbation_state, StartState)
     )
 
 

@@ -1,0 +1,64 @@
+"""Loss and auxiliary output of a step's first pass, on their way through the optimizer's state."""
+
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+
+class FirstPassState(NamedTuple):
+    """What ``update(..., value_and_grad_fn=...)`` returns as state; see :func:`pop_first_pass`.
+
+    Do not carry this state to the next step: take out of it the state of
+    :func:`sharpness_aware`, which has the structure that ``init`` gave it.
+
+    Attributes:
+      state: :class:`~sam_optax.SharpnessAwareState`.
+      value: ``(loss, aux)`` of the first pass.
+    """
+
+    state: Any
+    value: tuple[Any, Any]
+
+
+def pop_first_pass(opt_state: optax.OptState) -> tuple[optax.OptState, tuple[Any, Any]]:
+    """Takes the loss and the auxiliary output of the first pass out of the new state.
+
+    Args:
+      opt_state: what ``update(..., value_and_grad_fn=...)`` returned, also from inside
+        ``optax.chain`` and other wrappers.
+
+    Returns:
+      ``(opt_state, (loss, aux))``, the state with the structure that ``init`` gave it.
+
+    Raises:
+      ValueError: the state does not hold exactly one first pass.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sam_optax
+      >>> tx = sam_optax.sharpness_aware(
+      ...     optax.sgd(0.1), sam_optax.rsam(rho=0.1, key=jax.random.key(0)))
+      >>> params = jnp.array([3.0, 4.0])
+      >>> state = tx.init(params)
+      >>> def loss_fn(w):
+      ...     return 0.5 * jnp.sum(w**2), {"largest": jnp.max(w)}
+      >>> updates, state = tx.update(
+      ...     None, state, params, value_and_grad_fn=jax.value_and_grad(loss_fn, has_aux=True))
+      >>> state, (loss, aux) = sam_optax.pop_first_pass(state)
+      >>> bool(loss != 12.5)  # the first pass of R-SAM is at its random start
+      True
+    """
+
+    def is_first_pass(node: Any) -> bool:
+        return isinstance(node, FirstPassState)
+
+    nodes, structure = jax.tree.flatten(opt_state, is_leaf=is_first_pass)
+    found = [node for node in nodes if is_first_pass(node)]
+    if len(found) != 1:
+        raise ValueError(
+            "the optimizer state must hold exactly one first pass: call pop_first_pass once, on "
+            "the state that update(..., value_and_grad_fn=...) of one sharpness_aware returned. "
+            f"Found {len(found)}."
+        )
+    nodes = [node.state if is_first_pass(node) else node for node in nodes]
+    return jax.tree.unflatten(structure, nodes), found[0].value

@@ -1,0 +1,118 @@
+"""The gradients of one perturbing step: the algorithm itself.
+
+What may surround it has a place of its own: devices in ``across_devices``, groups of the batch and
+samples of a start in ``batch_parts``, numbers to watch in ``step_info``, steps that do not perturb
+or are skipped in ``sharpness_aware``.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import optax
+
+from sam_optax._combinators import step_info
+from sam_optax._combinators.gradient_functions import Evaluations, Pass
+from sam_optax._internal import control_flow, trees
+from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
+
+
+class Gradients(NamedTuple):
+    """What a step has evaluated.
+
+    Attributes:
+      value: loss and aux of the first pass on the whole batch, or ``None``.
+      ascent: g, the first ascent gradient.
+      sharp: g_s, the gradient at the perturbed params; g in a step that does not perturb.
+      perturbation_state: new state of the perturbation.
+      climb: what ``info=True`` asks for, else ``None``.
+    """
+
+    value: tuple[Any, Any] | None
+    ascent: optax.Updates
+    sharp: optax.Updates
+    perturbation_state: optax.OptState
+    climb: step_info.Climb | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PerturbedGradient:
+    """How a step perturbs; the attributes are arguments of :func:`sharpness_aware`."""
+
+    method: Perturbation
+    ascent_steps: int
+    perturb_dtype: Any | None
+    info: bool
+
+    def __call__(
+        self,
+        loss: Evaluations,
+        first: Pass | None,
+        state: optax.OptState,
+        params: optax.Params,
+        extra: dict[str, Any],
+    ) -> Gradients:
+        """Evaluates the ascent gradient g and the sharp gradient g_s.
+
+        g   = ∇L(start(w))           (start(w) = w for most methods; ``first``, if known)
+        w̃   = w + perturbation(g)    (again from w̃, for each further ascent step)
+        g_s = ∇L(w̃)                 (g itself, where the start is w̃)
+        """
+        g = loss.ascent(self._start(params, state, extra)) if first is None else first
+
+        def ascend_again(reached: tuple[optax.Params, Any]) -> tuple[optax.Params, Any]:
+            grads = loss.ascent(self._start(*reached, extra)).grads
+            return self._perturb(*reached, grads, extra)
+
+        point, new_state = control_flow.repeat(
+            self.ascent_steps - 1, ascend_again, self._perturb(params, state, g.grads, extra)
+        )
+        g_s = g if self.method.single_pass else loss.sharp(point)
+
+        climb = None
+        if self.info:
+            start = self._start(params, state, extra) if self.method.has_start else None
+            losses = self._losses(loss, g, g_s)
+            climb = step_info.climb(params, start, point, losses, extra.get("norm_axis_name"))
+        value = g_s.value if loss.ascent_given else g.value
+        ascent, sharp = self._in_dtypes_of_other_steps(loss, g.grads, g_s.grads, params)
+        return Gradients(value, ascent, sharp, new_state, climb)
+
+    def _start(
+        self, point: optax.Params, state: optax.OptState, extra: dict[str, Any]
+    ) -> optax.Params:
+        """Where the ascent gradient is taken."""
+        if not self.method.has_start:
+            return point
+        if self.perturb_dtype is not None:
+            point = trees.as_perturbed(point, self.perturb_dtype)  # or rounding takes the start
+        # What is jitted takes arrays, and no functions or names of axes.
+        arrays = {name: value for name, value in extra.items() if trees.all_arrays(value)}
+        return self.method.start_fn(point, state, **arrays)
+
+    def _perturb(
+        self,
+        point: optax.Params,
+        state: optax.OptState,
+        grads: optax.Updates,
+        extra: dict[str, Any],
+    ) -> tuple[optax.Params, optax.OptState]:
+        """``point + ε`` and the new state of the perturbation."""
+        return perturbed_params(self.method, point, grads, state, self.perturb_dtype, extra)
+
+    def _losses(self, loss: Evaluations, g: Pass, g_s: Pass) -> tuple[Any, Any] | None:
+        """L(w) and L(w̃), if the step has evaluated both."""
+        if loss.ascent_given or self.method.has_start or g.value is None or g_s.value is None:
+            return None
+        return g.value[0], g_s.value[0]
+
+    def _in_dtypes_of_other_steps(
+        self, loss: Evaluations, ascent: Any, sharp: Any, params: optax.Params
+    ) -> tuple[Any, Any]:
+        """Both gradients, as a step would have them that does not perturb."""
+        if self.perturb_dtype is not None:
+            sharp = trees.map_inexact(trees.cast_like, sharp, params)
+            if self.method.has_start:
+                ascent = trees.map_inexact(trees.cast_like, ascent, params)
+        if loss.ascent_given:
+            ascent = trees.map_inexact(trees.as_dtype_of, ascent, sharp)
+        return ascent, sharp
