@@ -16,7 +16,7 @@ from helpers import x64
 
 import sam_optax
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent
 LAYERS = ("fc1", "fc2", "fc3")
 STEPS = 6
 
