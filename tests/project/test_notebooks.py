@@ -102,9 +102,9 @@ def test_the_method_of_the_notebook_conforms(tmp_path):
     )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     methods = tmp_path / "tests" / "methods.py"
-    before, start, after = methods.read_text().partition("METHODS: list")
-    line = '    ("leaf_asam", lambda: leaf_asam(0.3)),\n'
-    after = after.replace('    ("by_hand",', line + '    ("by_hand",', 1)
+    before, start, after = methods.read_text().partition("METHODS: dict")
+    line = '    "leaf_asam": leaf_asam,\n'
+    after = after.replace('    "by_hand":', line + '    "by_hand":', 1)
     after = after.replace('FORMULAS = ["sam",', 'FORMULAS = ["leaf_asam", "sam",', 1)
     after = after.replace('KINDS = ["sam",', 'KINDS = ["leaf_asam", "sam",', 1)
     source = f"import jax.numpy as jnp\n\n\n{cell.source}\n\n\n"
