@@ -1,6 +1,8 @@
 """What several test files share: comparing trees, counting evaluations, small models."""
 
+import inspect
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -153,3 +155,9 @@ def batches(steps: int, seed: int = 1, size: int = 5, dtype: Any = jnp.float32) 
 def mlp_loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
     """Mean squared error."""
     return jnp.mean(jnp.square(mlp(params, x) - y))
+
+
+def sections(docstring):
+    """The docstring's sections by heading (Google style)."""
+    parts = re.split(r"^(\w+):$", inspect.cleandoc(docstring), flags=re.MULTILINE)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}

@@ -1,7 +1,8 @@
-"""Every public method, for the conformance suite: a new method joins by one line here."""
+"""Every public method by name, for all tests: a new method joins by one line here."""
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import optax.contrib
 import sam_optax
 
 KEY = jax.random.key(0)
+RHO = 0.3
 
 
 def _mask(params: optax.Params) -> object:
@@ -19,57 +21,75 @@ def _mask(params: optax.Params) -> object:
     return jax.tree.unflatten(structure, [i > 0 for i in range(len(leaves))])
 
 
-METHODS: list[tuple[str, Callable[[], optax.GradientTransformation]]] = [
-    ("sam", lambda: sam_optax.sam(0.3)),
-    ("sam_1", lambda: sam_optax.sam(0.3, p=1)),
-    ("sam_1.5", lambda: sam_optax.sam(0.3, p=1.5)),
-    ("sam_3", lambda: sam_optax.sam(0.3, p=3)),
-    ("sam_inf", lambda: sam_optax.sam(0.3, p=np.inf)),
-    ("sam_scheduled", lambda: sam_optax.sam(optax.linear_schedule(0.1, 0.5, 5))),
-    ("asam", lambda: sam_optax.asam(0.3)),
-    ("asam_3", lambda: sam_optax.asam(0.3, p=3)),
-    ("asam_filterwise", lambda: sam_optax.asam(0.3, normalization="filterwise")),
-    ("asam_scheduled", lambda: sam_optax.asam(0.3, eta=optax.linear_schedule(0.0, 0.1, 5))),
-    ("fsam", lambda: sam_optax.fsam(0.3)),
-    ("fsam_zero_new", lambda: sam_optax.fsam(0.3, 0.5, ema_start="zero", subtract="new")),
-    ("fsam_corrected", lambda: sam_optax.fsam(0.3, ema_start="bias_corrected")),
-    ("fsam_scheduled", lambda: sam_optax.fsam(0.3, lmbda=optax.linear_schedule(0.5, 0.9, 5))),
-    ("remove_full_gradient", lambda: sam_optax.remove_full_gradient()),
-    ("fsam_asam", lambda: optax.chain(sam_optax.remove_full_gradient(), sam_optax.asam(0.3))),
-    ("rsam", lambda: sam_optax.rsam(0.3, key=KEY)),
-    ("rsam_normalized", lambda: sam_optax.rsam(0.3, 0.2, 0.5, key=KEY, normalize_gradient=True)),
-    ("rsam_power_1", lambda: sam_optax.rsam(0.3, key=KEY, norm_power=1.0)),
-    ("rsam_scheduled", lambda: sam_optax.rsam(0.3, optax.linear_schedule(0.0, 0.2, 5), key=KEY)),
-    ("random_asam", lambda: sam_optax.random_start(sam_optax.asam(0.3), key=KEY)),
-    ("fisher", lambda: sam_optax.fisher_sam(0.3)),
-    ("fisher_scheduled", lambda: sam_optax.fisher_sam(0.3, optax.linear_schedule(0.0, 1.0, 5))),
-    ("f_fisher", lambda: optax.chain(sam_optax.remove_full_gradient(), sam_optax.fisher_sam(0.3))),
-    ("smooth_gradient", lambda: sam_optax.smooth_gradient(0.4)),
-    ("vasso", lambda: optax.chain(sam_optax.smooth_gradient(0.4), sam_optax.sam(0.3))),
-    ("random_mask", lambda: sam_optax.random_mask(0.5, key=KEY)),
-    ("esam", lambda: optax.chain(sam_optax.sam(0.3), sam_optax.random_mask(0.5, key=KEY))),
-    ("ssam", lambda: optax.chain(sam_optax.sam(0.3), sam_optax.sparsify(0.5, key=KEY, every=2))),
-    (
-        "ssam_dynamic",
-        lambda: optax.chain(
-            sam_optax.sam(0.3), sam_optax.sparsify(0.5, key=KEY, choice="dynamic", every=2)
-        ),
+# Name -> factory: takes the radius, and for some the options that a test may choose.
+METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "sam": sam_optax.sam,
+    "sam_1": functools.partial(sam_optax.sam, p=1),
+    "sam_1.5": functools.partial(sam_optax.sam, p=1.5),
+    "sam_3": functools.partial(sam_optax.sam, p=3),
+    "sam_inf": functools.partial(sam_optax.sam, p=np.inf),
+    "sam_scheduled": lambda rho, start=1 / 3: sam_optax.sam(
+        optax.linear_schedule(start * rho, 5 / 3 * rho, 5)
     ),
-    ("momentum", lambda: sam_optax.momentum_start(sam_optax.sam(0.3))),
-    ("momentum_fsam", lambda: sam_optax.momentum_start(sam_optax.fsam(0.3), 0.0)),
-    ("low_pass", lambda: sam_optax.low_pass(0.1, key=KEY)),
-    ("low_pass_samples", lambda: sam_optax.low_pass(0.1, 3, key=KEY)),
-    (
-        "only_momentum",
-        lambda: sam_optax.perturb_only(sam_optax.momentum_start(sam_optax.asam(0.3)), _mask),
+    "asam": sam_optax.asam,
+    "asam_3": functools.partial(sam_optax.asam, p=3),
+    "asam_filterwise": functools.partial(sam_optax.asam, normalization="filterwise"),
+    "asam_scheduled": functools.partial(sam_optax.asam, eta=optax.linear_schedule(0.0, 0.1, 5)),
+    "fsam": sam_optax.fsam,
+    "fsam_zero_new": functools.partial(sam_optax.fsam, sigma=0.5, ema_start="zero", subtract="new"),
+    "fsam_corrected": functools.partial(sam_optax.fsam, ema_start="bias_corrected"),
+    "fsam_scheduled": functools.partial(sam_optax.fsam, lmbda=optax.linear_schedule(0.5, 0.9, 5)),
+    "remove_full_gradient": lambda rho: sam_optax.remove_full_gradient(),
+    "fsam_asam": lambda rho: optax.chain(sam_optax.remove_full_gradient(), sam_optax.asam(rho)),
+    "rsam": functools.partial(sam_optax.rsam, key=KEY),
+    "rsam_normalized": functools.partial(
+        sam_optax.rsam, gamma=0.2, lmbda=0.5, key=KEY, normalize_gradient=True
     ),
-    ("only_sam", lambda: sam_optax.perturb_only(sam_optax.sam(0.3), _mask)),
-    ("only_rsam", lambda: sam_optax.perturb_only(sam_optax.rsam(0.3, key=KEY), _mask)),
-    ("by_hand", lambda: optax.chain(optax.contrib.normalize(), optax.scale(0.3))),
-]
-NAMES = [name for name, _ in METHODS]
+    "rsam_power_1": functools.partial(sam_optax.rsam, key=KEY, norm_power=1.0),
+    "rsam_scheduled": lambda rho, gamma=0.2, **options: sam_optax.rsam(
+        rho, optax.linear_schedule(0.0, gamma, 5), key=KEY, **options
+    ),
+    "random_asam": lambda rho, **options: sam_optax.random_start(
+        sam_optax.asam(rho), key=KEY, **options
+    ),
+    "random_fsam": lambda rho: sam_optax.random_start(sam_optax.fsam(rho), key=KEY),
+    "fisher": sam_optax.fisher_sam,
+    "fisher_scheduled": functools.partial(
+        sam_optax.fisher_sam, eta=optax.linear_schedule(0.0, 1.0, 5)
+    ),
+    "f_fisher": lambda rho: optax.chain(
+        sam_optax.remove_full_gradient(), sam_optax.fisher_sam(rho)
+    ),
+    "smooth_gradient": lambda rho: sam_optax.smooth_gradient(0.4),
+    "vasso": lambda rho: optax.chain(sam_optax.smooth_gradient(0.4), sam_optax.sam(rho)),
+    "random_mask": lambda rho: sam_optax.random_mask(0.5, key=KEY),
+    "esam": lambda rho: optax.chain(sam_optax.sam(rho), sam_optax.random_mask(0.5, key=KEY)),
+    "ssam": lambda rho: optax.chain(sam_optax.sam(rho), sam_optax.sparsify(0.5, key=KEY, every=2)),
+    "ssam_dynamic": lambda rho: optax.chain(
+        sam_optax.sam(rho), sam_optax.sparsify(0.5, key=KEY, choice="dynamic", every=2)
+    ),
+    "momentum": lambda rho: sam_optax.momentum_start(sam_optax.sam(rho)),
+    "momentum_fsam": lambda rho: sam_optax.momentum_start(sam_optax.fsam(rho), 0.0),
+    "low_pass": lambda rho: sam_optax.low_pass(0.1, key=KEY),
+    "low_pass_samples": lambda rho: sam_optax.low_pass(0.1, 3, key=KEY),
+    "only_momentum": lambda rho: sam_optax.perturb_only(
+        sam_optax.momentum_start(sam_optax.asam(rho)), _mask
+    ),
+    "only_sam": lambda rho: sam_optax.perturb_only(sam_optax.sam(rho), _mask),
+    "only_rsam": lambda rho: sam_optax.perturb_only(sam_optax.rsam(rho, key=KEY), _mask),
+    "random_only_fsam": lambda rho: sam_optax.random_start(
+        sam_optax.perturb_only(sam_optax.fsam(rho), _mask), key=KEY
+    ),
+    "scale": optax.scale,
+    "by_hand": lambda rho: optax.chain(optax.contrib.normalize(), optax.scale(rho)),
+}
+# The suite covers what these are made of.
+COMPOSED = ["random_fsam", "random_only_fsam", "scale"]
+NAMES = [name for name in METHODS if name not in COMPOSED]
 # Of the hand-made one, optax decides what it can do.
 OURS = [name for name in NAMES if name != "by_hand"]
+# The papers' methods, for what holds for each of them.
+FOUR = ["sam", "asam", "fsam", "rsam"]
 # One of each kind, for what costs much to compile and depends little on the formula.
 KINDS = ["sam", "sam_scheduled", "asam", "fsam", "rsam", "only_rsam", "ssam", "momentum"]
 KINDS += ["low_pass_samples", "by_hand"]
@@ -78,10 +98,15 @@ FORMULAS = ["sam", "sam_1", "sam_3", "asam", "asam_filterwise", "fsam", "fsam_co
 FORMULAS += ["rsam_normalized", "only_rsam"]
 
 
+def build(name: str, rho: Any = RHO, **options: Any) -> optax.GradientTransformation:
+    """A new instance of the method, as a user writes it."""
+    return METHODS[name](rho, **options)
+
+
 @functools.cache
-def make(name: str) -> sam_optax.Perturbation:
+def make(name: str, rho: Any = RHO, **options: Any) -> sam_optax.Perturbation:
     """The method, one instance for all tests, so that what it compiles is shared."""
-    return sam_optax.as_perturbation(dict(METHODS)[name]())
+    return sam_optax.as_perturbation(build(name, rho, **options))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from test_public_api import sections
+from helpers import sections
 
 from sam_optax import analysis
 

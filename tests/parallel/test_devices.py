@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from methods import FOUR, make
 
 import sam_optax
 
@@ -15,13 +16,6 @@ if not hasattr(jax, "shard_map"):
     pytest.skip("jax.shard_map is newer than this jax", allow_module_level=True)
 
 KEY = jax.random.key(3)
-METHODS = {
-    "sam": lambda: sam_optax.sam(0.1),
-    "asam": lambda: sam_optax.asam(0.1),
-    "fsam": lambda: sam_optax.fsam(0.1, lmbda=0.5),
-    "rsam": lambda: sam_optax.rsam(0.1, gamma=0.3, key=KEY),
-    "random_start(fsam)": lambda: sam_optax.random_start(sam_optax.fsam(0.1), key=KEY),
-}
 RUNNERS = ("pmap", "shard_map", "shard_map without check_vma")
 
 
@@ -83,10 +77,10 @@ def test_case_25(runner, sync, gradient):
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*FOUR, "random_fsam"])
 def test_state_is_the_same_on_all_devices(name, sync, runner):
     tx = sam_optax.sharpness_aware(
-        optax.adam(0.1), METHODS[name](), axis_name="batch", sync_perturbation=sync
+        optax.adam(0.1), make(name, 0.1), axis_name="batch", sync_perturbation=sync
     )
     params = {"w": jnp.array([0.3, -0.2, 0.9])}
     data = jax.random.normal(KEY, (8, 3))
@@ -101,10 +95,10 @@ def test_state_is_the_same_on_all_devices(name, sync, runner):
 @pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
 def test_identical_data_on_two_devices_equals_one_device(name, sync):
     params, data = {"w": jnp.array([0.3, -0.2, 0.9])}, jax.random.normal(KEY, (4, 3))
-    single = sam_optax.sharpness_aware(optax.sgd(0.1), METHODS[name]())
+    single = sam_optax.sharpness_aware(optax.sgd(0.1), make(name, 0.1))
     expected, _ = steps(single, quadratic, n=3)(params, single.init(params), data)
     tx = sam_optax.sharpness_aware(
-        optax.sgd(0.1), METHODS[name](), axis_name="batch", sync_perturbation=sync
+        optax.sgd(0.1), make(name, 0.1), axis_name="batch", sync_perturbation=sync
     )
     run = on_devices("shard_map", steps(tx, quadratic, n=3))
     new, _ = run(params, tx.init(params), jnp.concatenate([data, data]))
@@ -137,7 +131,7 @@ def test_fsam_average_sees_the_mean_gradient():
 
 
 def test_rsam_draws_differ_between_devices_and_come_from_one_key():
-    method = METHODS["rsam"]()
+    method = make("rsam", 0.1)
     params = {"w": jnp.ones((4, 4))}
     state = method.init(params)
     draws = [method.start_fn(params, state, draw_index=i)["w"] for i in (0, 1, 1)]
@@ -170,7 +164,7 @@ def test_nested_axes():
 def test_options_combine_on_devices(runner, sync):
     tx = sam_optax.sharpness_aware(
         optax.sgd(0.1),
-        METHODS["random_start(fsam)"](),
+        make("random_fsam", 0.1),
         axis_name="batch",
         sync_perturbation=sync,
         when=sam_optax.every(2),
@@ -222,16 +216,16 @@ def test_sync_needs_an_axis():
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("p", [1, 1.5, 2, np.inf])
-@pytest.mark.parametrize("make", [sam_optax.sam, lambda rho, p: sam_optax.asam(rho, p=p)])
-def test_norms_span_the_axis_that_params_are_sharded_over(make, p, check_vma):
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), make(0.5, p=p), norm_axis_name="model")
+@pytest.mark.parametrize("factory", [sam_optax.sam, lambda rho, p: sam_optax.asam(rho, p=p)])
+def test_norms_span_the_axis_that_params_are_sharded_over(factory, p, check_vma):
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), factory(0.5, p=p), norm_axis_name="model")
     params = {"w": jnp.array([3.0, 4.0, -1.0, 0.5]), "b": jnp.array([2.0])}
     gradient = lambda q: {"w": q["w"] ** 2, "b": q["b"] * 2}
 
     def step(params):
         return tx.update(None, tx.init(params), params, grad_fn=gradient)[0]
 
-    single = sam_optax.sharpness_aware(optax.sgd(1.0), make(0.5, p=p))
+    single = sam_optax.sharpness_aware(optax.sgd(1.0), factory(0.5, p=p))
     expected, _ = single.update(None, single.init(params), params, grad_fn=gradient)
     specs = {"w": P("model"), "b": P() if check_vma else P("model")}
     if not check_vma:  # replicated leaves cannot be told apart: shard them all
@@ -250,7 +244,7 @@ def test_norms_span_the_axis_that_params_are_sharded_over(make, p, check_vma):
 
 def test_norm_axis_refuses_cut_kernels():
     with pytest.raises(ValueError, match="random start"):
-        sam_optax.sharpness_aware(optax.sgd(1.0), METHODS["rsam"](), norm_axis_name="model")
+        sam_optax.sharpness_aware(optax.sgd(1.0), make("rsam", 0.1), norm_axis_name="model")
     tx = sam_optax.sharpness_aware(
         optax.sgd(1.0), sam_optax.asam(normalization="filterwise"), norm_axis_name="model"
     )

@@ -20,7 +20,8 @@ def free_port():
 
 def train(method, count):
     """The params that each of ``count`` processes ends with."""
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    path = os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     port = free_port()
     processes = [
         subprocess.Popen(

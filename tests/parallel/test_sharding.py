@@ -9,6 +9,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from methods import FOUR, make
 
 import sam_optax
 
@@ -17,13 +18,6 @@ if not hasattr(jax, "shard_map") or not hasattr(jax.sharding, "reshard"):
 
 AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
 KEY = jax.random.key(0)
-METHODS = {
-    "sam": lambda: sam_optax.sam(0.1),
-    "asam": lambda: sam_optax.asam(0.1),
-    "filterwise": lambda: sam_optax.asam(0.1, normalization="filterwise"),
-    "fsam": lambda: sam_optax.fsam(0.1),
-    "rsam": lambda: sam_optax.rsam(0.1, key=KEY),
-}
 # One kernel large enough for a draw of its own in R-SAM, one that shares its draw.
 PARAMS = {
     "in": {"kernel": jax.random.normal(KEY, (64, 512)) / 8, "bias": jnp.zeros(512)},
@@ -67,12 +61,12 @@ def three_steps(tx, params, x, gather=False):
     return params, state
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*FOUR, "asam_filterwise"])
 @pytest.mark.parametrize(
     ("kind", "specs"), [(AUTO, FSDP), (AUTO, TWO_AXES), (EXPLICIT, FSDP)], ids=str
 )
 def test_sharded_equals_one_device(kind, specs, name):
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[name]())
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.1))
     expected, _ = three_steps(tx, PARAMS, X)
     mesh = make_mesh(kind)
     with jax.set_mesh(mesh):
@@ -90,10 +84,10 @@ def test_sharded_equals_one_device(kind, specs, name):
             assert leaf.sharding.is_equivalent_to(param.sharding, leaf.ndim)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*FOUR, "asam_filterwise"])
 def test_perturbing_moves_no_array(name):
     """ε and the perturbed point are sharded as the params are; only scalars and norms travel."""
-    method, mesh = METHODS[name](), make_mesh(AUTO)
+    method, mesh = make(name, 0.1), make_mesh(AUTO)
     put = lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec))
     params = jax.tree.map(put, PARAMS, FSDP)
     compiled = method.perturb_fn.lower(params, params, method.init(params)).compile()
@@ -167,6 +161,6 @@ SIZE = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
 def test_all_reduces(name, sync, gradients):
     assert reduced_elements(averaged_sgd()) == SIZE
     tx = sam_optax.sharpness_aware(
-        optax.sgd(0.1), METHODS[name](), axis_name="batch", sync_perturbation=sync
+        optax.sgd(0.1), make(name, 0.1), axis_name="batch", sync_perturbation=sync
     )
     assert reduced_elements(tx) == gradients * SIZE

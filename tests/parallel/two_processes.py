@@ -14,19 +14,15 @@ from jax.sharding import PartitionSpec as P
 
 import sam_optax
 
-METHODS = {
-    "sam": lambda: sam_optax.sam(0.1),
-    "fsam": lambda: sam_optax.fsam(0.1),
-    "rsam": lambda: sam_optax.rsam(0.1, key=jax.random.PRNGKey(0)),
-}
-
 
 def main(method, process, count, port):
     if count > 1:
         jax.distributed.initialize(
             f"127.0.0.1:{port}", count, process, initialization_timeout=60, local_device_ids=[0]
         )
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[method]())
+    from methods import make  # holds a key, which is made once the devices are known
+
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(method, 0.1))
     mesh = Mesh(np.array(jax.devices()[:count]), ("batch",))
     replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))
     batches = np.random.default_rng(0).normal(size=(5, 8, 4)).astype(np.float32)

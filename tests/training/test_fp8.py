@@ -10,7 +10,7 @@ import pytest
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT as OWG
 from flax.training import train_state
 from helpers import RuntimeCounted, assert_close, assert_same, same
-from training_steps import METHODS
+from training_steps import perturbation_of
 
 import sam_optax
 from sam_optax.training import TrainState
@@ -37,7 +37,7 @@ def test_fp8_statistics_are_those_of_the_stock_class(tx):
 
     sgd = optax.sgd(0.1)
     # γ = 0 makes the start of R-SAM the params, so that one expectation serves every method.
-    method = METHODS[tx]() if tx not in ("sgd", "rsam") else sam_optax.sam()
+    method = perturbation_of(tx) if tx not in ("sgd", "rsam") else sam_optax.sam()
     if tx == "rsam":
         method = sam_optax.rsam(rho=0.5, gamma=0.0, key=jax.random.key(0))
     ours = TrainState.create(
@@ -66,7 +66,7 @@ def stand_in(variables: Any) -> jax.Array:
 @pytest.mark.parametrize("how", ["apply_loss", "grads", "no grads"])
 @pytest.mark.parametrize("method", ["sam", "rsam"])
 def test_statistics_come_from_the_first_pass_and_are_not_perturbed(method, how):
-    perturbation = METHODS[method]()
+    perturbation = perturbation_of(method)
     w, s = jnp.array([3.0, 4.0]), jnp.array(0.5)
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), perturbation)
     state = TrainState.create(apply_fn=None, params={"params": w, OWG: s}, tx=tx)

@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_close, assert_same, same
-from training_steps import METHODS
+from methods import FOUR
+from training_steps import perturbation_of
 
 import sam_optax
 from sam_optax.training import TrainState
@@ -20,7 +21,7 @@ Y = jnp.sin(X[:, :1])
 
 
 def tx_of(method: str) -> optax.GradientTransformationExtraArgs:
-    return sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[method]())
+    return sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), perturbation_of(method))
 
 
 def eqx_model() -> Any:
@@ -66,7 +67,7 @@ def test_equinox(method):
     assert_close(eqx.filter(model, eqx.is_inexact_array), state.params, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FOUR)
 def test_equinox_frozen_leaves_are_none(method):
     """Only the last layer is trained: the rest is None in params and gradient, and stays."""
     model, tx = eqx_model(), tx_of(method)
@@ -148,7 +149,7 @@ def test_haiku_random_start_with_the_statistics_of_its_start():
         return jnp.mean(jnp.square(out - Y)), (new, params)
 
     opt_state = tx.init(params)
-    start = METHODS["rsam"]().start_fn(params, opt_state.perturbation_state)
+    start = perturbation_of("rsam").start_fn(params, opt_state.perturbation_state)
     updates, new_state = tx.update(
         None,
         opt_state,

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 from helpers import RuntimeCounted, assert_close, assert_same, same
-from training_steps import METHODS, Batches, DropoutNet
+from training_steps import Batches, DropoutNet, perturbation_of
 
 import sam_optax
 from sam_optax.training import nnx_grad_fn
@@ -99,7 +99,7 @@ def linen_run(tx: optax.GradientTransformation, steps: int) -> Any:
 
 @pytest.mark.parametrize("method", ["asam", "fsam"])
 def test_nnx_equals_linen_over_ten_steps(method):
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[method]())
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), perturbation_of(method))
     model, losses = nnx_run(tx, 10)
     state, linen_losses = linen_run(tx, 10)
     assert_close(losses, linen_losses, rtol=1e-4)
@@ -130,7 +130,7 @@ def test_the_grad_fn_leaves_the_model_alone_and_has_one_mask(method, when):
 
     model = Masked(nnx.Rngs(0))
     w = jnp.array(model.w[...])
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), METHODS[method](), when=when)
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), perturbation_of(method), when=when)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     x = 2.35 + jnp.array([[-1.0], [1.0], [0.0], [0.0]])
 

@@ -10,14 +10,17 @@ import numpy as np
 import optax
 import pytest
 from helpers import Counted, RuntimeCounted, assert_close, assert_same, same
-from training_steps import METHODS, Batches, batch, create, loss, params
+from methods import FOUR
+from training_steps import Batches, batch, create, loss, params, perturbation_of
 
 import sam_optax
 from sam_optax.training import TrainState
 
 
 def transformation(method: str, **kwargs: Any) -> optax.GradientTransformation:
-    return sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[method](), **kwargs)
+    return sam_optax.sharpness_aware(
+        optax.sgd(0.1, momentum=0.9), perturbation_of(method), **kwargs
+    )
 
 
 def count(tx: optax.GradientTransformation, steps: int, step_fn: Any = None) -> tuple[int, int]:
@@ -40,12 +43,12 @@ def count(tx: optax.GradientTransformation, steps: int, step_fn: Any = None) -> 
     return counted.evaluations, counted.calls
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FOUR)
 def test_two_gradients_and_one_trace(method):
     assert count(transformation(method), 3) == (6, 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FOUR)
 def test_one_gradient_where_the_ascent_is_skipped(method):
     # Perturbs at steps 0 and 3 of 0, 1, 2, 3.
     assert count(transformation(method, when=sam_optax.every(3)), 4) == (6, 1)
@@ -68,12 +71,12 @@ def test_behind_another_transformation_it_is_no_more(method):
     assert count(tx, 3, "apply_gradients") == (9 if method == "rsam" else 6, 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FOUR)
 def test_apply_gradients_evaluates_as_often(method):
     assert count(transformation(method), 3, "apply_gradients") == (6, 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FOUR)
 def test_the_eager_step_evaluates_as_often(method):
     counted = Counted(loss)
     create(transformation(method)).apply_loss(lambda w: counted(w, batch(0)))
@@ -81,7 +84,7 @@ def test_the_eager_step_evaluates_as_often(method):
 
 
 @pytest.mark.parametrize("when", [None, sam_optax.after(1)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FOUR)
 def test_loss_and_aux_are_those_of_the_first_pass(method, when):
     """The point of the first pass itself is the auxiliary output: nothing else can be mistaken."""
     state = create(transformation(method, when=when))
@@ -94,7 +97,7 @@ def test_loss_and_aux_are_those_of_the_first_pass(method, when):
         start = state.params
         perturbs = when is None or bool(when(jnp.array(step)))
         if method == "rsam" and perturbs:
-            perturbation = METHODS["rsam"]()
+            perturbation = perturbation_of("rsam")
             start = perturbation.start_fn(start, state.opt_state.perturbation_state)
             assert not same(start, state.params)
         state, (value, point) = step_fn(state, batch(step))
@@ -153,7 +156,7 @@ def test_batch_norm_statistics_are_updated_once(method):
 
 
 @pytest.mark.parametrize("same_key", [True, False])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FOUR)
 def test_both_passes_have_the_same_dropout_mask(method, same_key):
     """The loss is linear, Σ mask·w, so its sharp gradient is the clean one: the mask."""
     keys = iter(jax.random.split(jax.random.key(0), 9))
@@ -165,7 +168,7 @@ def test_both_passes_have_the_same_dropout_mask(method, same_key):
 
     w = jnp.arange(1.0, 33.0)
     clean = jax.grad(loss_fn)(w)
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), METHODS[method]())
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), perturbation_of(method))
     sharp, _ = tx.update(None, tx.init(w), w, grad_fn=jax.grad(loss_fn))
     state = TrainState.create(apply_fn=None, params=w, tx=tx)
     state, _ = state.apply_loss(loss_fn)

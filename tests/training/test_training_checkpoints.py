@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax.training import train_state
 from helpers import assert_same, same
-from training_steps import METHODS, Batches, batch, loss, params
+from training_steps import Batches, batch, loss, params, perturbation_of
 
 import sam_optax
 from sam_optax.training import TrainState
@@ -24,7 +24,7 @@ class StockBatches(train_state.TrainState):
 
 
 def make(kind: type, method: str) -> Any:
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[method]())
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), perturbation_of(method))
     return kind.create(apply_fn=loss, params=params(), tx=tx, batch_stats=jnp.zeros(2))
 
 

@@ -9,14 +9,14 @@ import optax
 import pytest
 from helpers import assert_close, assert_same, signature
 from jax.sharding import PartitionSpec as P
-from training_steps import METHODS, batch, create, loss
+from training_steps import batch, create, loss, perturbation_of
 
 import sam_optax
 from sam_optax.training import TrainState
 
 
 def state_of(method: str) -> TrainState:
-    state = create(sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[method]()))
+    state = create(sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), perturbation_of(method)))
     return state.replace(step=jnp.array(0))
 
 
@@ -89,7 +89,7 @@ def test_loss_and_aux_are_each_device_s_own(method):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
     base = optax.chain(optax.sgd(1.0), plateau)
-    perturbation = METHODS[method]()
+    perturbation = perturbation_of(method)
     tx = sam_optax.sharpness_aware(base, perturbation, axis_name="data", sync_perturbation=True)
     w, c = jnp.array([0.5]), jnp.array([1.0, -3.0])
     state = TrainState.create(apply_fn=None, params=w, tx=tx).replace(step=jnp.array(0))

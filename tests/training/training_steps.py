@@ -5,19 +5,20 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import optax
 
 import sam_optax
 from sam_optax.training import TrainState
 
-# What a step of every method is compared on: name -> perturbation.
-METHODS = {
-    "sam": lambda: sam_optax.sam(rho=0.1),
-    "asam": lambda: sam_optax.asam(rho=0.5),
-    "fsam": lambda: sam_optax.fsam(rho=0.1, lmbda=0.6),
-    "rsam": lambda: sam_optax.rsam(rho=0.1, gamma=0.2, key=jax.random.key(3)),
-}
+# Options with which a step of a method differs visibly from another one's.
+OPTIONS = {"sam": {}, "asam": {"rho": 0.5}, "fsam": {"lmbda": 0.6}, "rsam": {"gamma": 0.2}}
+
+
+def perturbation_of(name: str) -> sam_optax.Perturbation:
+    """A method of the table, with the radius and the options of these tests."""
+    return methods.make(name, **{"rho": 0.1, **OPTIONS[name]})
 
 
 def params() -> Any:

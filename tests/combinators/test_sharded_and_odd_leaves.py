@@ -8,16 +8,11 @@ import optax
 import pytest
 from helpers import assert_close, assert_same, norm
 from jax.sharding import NamedSharding, PartitionSpec
+from methods import FOUR, make
 
 import sam_optax
 
 KEY = jax.random.key(0)
-METHODS = {
-    "sam": lambda rho: sam_optax.sam(rho),
-    "asam": lambda rho: sam_optax.asam(rho),
-    "fsam": lambda rho: sam_optax.fsam(rho),
-    "rsam": lambda rho: sam_optax.rsam(rho, key=KEY),
-}
 
 # Case 26: a norm over shards.
 
@@ -27,13 +22,13 @@ def test_case_26_sharded_gradient(name):
     mesh = jax.make_mesh((2,), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     g = jax.device_put(jnp.array([3.0, 4.0]), sharding)
-    method = METHODS[name](0.1)
+    method = make(name, 0.1)
     eps = jax.jit(lambda g: method.update(g, method.init(g))[0])(g)
     np.testing.assert_allclose(eps, [0.06, 0.08], rtol=1e-6)
     assert eps.sharding.is_equivalent_to(sharding, 1)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_case_26_sharding_changes_nothing(name):
     mesh = jax.make_mesh((2,), ("data",))
     rng = np.random.default_rng(0)
@@ -44,7 +39,7 @@ def test_case_26_sharding_changes_nothing(name):
         }
         for _ in range(2)
     )
-    method = METHODS[name](0.1)
+    method = make(name, 0.1)
     step = jax.jit(lambda w, g: method.perturb_fn(w, g, method.init(w))[0])
     expected = step(w, g)
     for spec in (PartitionSpec("data"), PartitionSpec(None, "data")):
@@ -65,7 +60,7 @@ def test_case_28_equinox_module(name):
         return jnp.mean(jax.vmap(model)(x) ** 2)
 
     params, static = eqx.partition(model, eqx.is_inexact_array)
-    tx = sam_optax.sharpness_aware(optax.adam(0.1), METHODS[name](0.1))
+    tx = sam_optax.sharpness_aware(optax.adam(0.1), make(name, 0.1))
     state = tx.init(params)
 
     @jax.jit
@@ -86,7 +81,7 @@ def test_case_28_equinox_module(name):
     assert norm(jax.tree.map(jnp.subtract, params, before)) > 0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("gradient_of_n", ["float0", "none", "zeros"])
 def test_case_28_integer_leaf(name, gradient_of_n):
     params = {"w": jnp.array([3.0, 4.0]), "n": jnp.array([1, 2], jnp.int32)}
@@ -100,7 +95,7 @@ def test_case_28_integer_leaf(name, gradient_of_n):
             grads["n"] = jnp.zeros_like(p["n"])
         return grads
 
-    method = METHODS[name](0.1)
+    method = make(name, 0.1)
     state = method.init(params)
     perturbed, _ = method.perturb_fn(params, grad_fn(params), state)
     assert_same(perturbed["n"], params["n"])
@@ -118,7 +113,7 @@ def test_case_28_integer_leaf(name, gradient_of_n):
     assert norm(updates["w"]) > 0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_case_28_frozen_subtree(name):
     """A frozen backbone: no displacement and no update, but grad_fn sees it."""
     params = {
@@ -131,7 +126,7 @@ def test_case_28_frozen_subtree(name):
         points.append(p)
         return jax.grad(lambda p: jnp.sum((p["backbone"]["k"] @ p["head"]["k"]) ** 2))(p)
 
-    method = sam_optax.perturb_only(METHODS[name](0.1), {"backbone": False, "head": True})
+    method = sam_optax.perturb_only(make(name, 0.1), {"backbone": False, "head": True})
     base = optax.multi_transform(
         {"train": optax.sgd(0.1), "freeze": optax.set_to_zero()},
         {"backbone": "freeze", "head": "train"},

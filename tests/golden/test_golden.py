@@ -13,10 +13,11 @@ import numpy as np
 import optax
 import pytest
 from helpers import x64
+from methods import make
 
 import sam_optax
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent
 LAYERS = ("fc1", "fc2", "fc3")
 STEPS = 6
 
@@ -57,25 +58,32 @@ def assert_within(actual, expected, tolerance=1e-9):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 
 
-METHODS = {
-    "sgd": lambda h: sam_optax.sam(0.0),
-    "sam": lambda h: sam_optax.sam(h["rho"]),
-    "asam": lambda h: sam_optax.asam(h["rho"], h["eta"]),
-    "fsam": lambda h: sam_optax.fsam(h["rho"], h["sigma"], h["lmbda"]),
-    "gsam": lambda h: sam_optax.sam(h["rho"]),
+# The method of each file, and which of the file's numbers are its options.
+FILES = {
+    "sgd": ("sam", []),
+    "sam": ("sam", []),
+    "asam": ("asam", ["eta"]),
+    "fsam": ("fsam", ["sigma", "lmbda"]),
+    "gsam": ("sam", []),
 }
+
+
+def method_of(name, hyper):
+    method, options = FILES[name]
+    rho = 0.0 if name == "sgd" else hyper["rho"]
+    return make(method, rho, **{option: hyper[option] for option in options})
 
 
 # What stands in front of the base optimizer.
 FIRST = {"gsam": lambda h: sam_optax.surrogate_gap(h["alpha"])}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FILES)
 def test_trajectory(name):
     with x64():
         data, hyper = read(name)
         first = FIRST.get(name, lambda h: optax.identity())(hyper)
-        tx = sam_optax.sharpness_aware(optax.chain(first, sgd(hyper)), METHODS[name](hyper))
+        tx = sam_optax.sharpness_aware(optax.chain(first, sgd(hyper)), method_of(name, hyper))
         params = tree(data, "init")
         state = tx.init(params)
 
@@ -108,7 +116,7 @@ def test_trajectory_of_the_displacements_alone(name):
     """``update`` as a plain gradient transformation, fed the file's own params."""
     with x64():
         data, hyper = read(name)
-        method = METHODS[name](hyper)
+        method = method_of(name, hyper)
         params = tree(data, "init")
         state = method.init(params)
         update = jax.jit(lambda s, p, x, y: method.update(jax.grad(loss)(p, x, y), s, p))

@@ -15,16 +15,11 @@ from helpers import (
     mlp_loss,
     norm,
 )
+from methods import FOUR, make
 
 import sam_optax
 
 KEY = jax.random.key(0)
-METHODS = {
-    "sam": lambda rho: sam_optax.sam(rho),
-    "asam": lambda rho: sam_optax.asam(rho),
-    "fsam": lambda rho: sam_optax.fsam(rho),
-    "rsam": lambda rho: sam_optax.rsam(rho, key=KEY),
-}
 
 
 SGD, ADAMW = optax.sgd(0.1, momentum=0.9), optax.adamw(1e-2)
@@ -56,9 +51,9 @@ def train(tx, params, steps, *, seed=1, state=None, sharp=True):
 # Case 10: radius 0 is the base optimizer, exactly.
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_case_10_by_hand(name):
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), METHODS[name](0.0))
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), make(name, 0.0))
     base = optax.sgd(0.1)
     x = y = jnp.array(1.0)
     state, base_state = tx.init(x), base.init(x)
@@ -71,10 +66,10 @@ def test_case_10_by_hand(name):
         assert_same(x, y)
 
 
-@pytest.mark.parametrize(("name", "base_name"), [(n, "sgd") for n in METHODS] + [("sam", "adamw")])
+@pytest.mark.parametrize(("name", "base_name"), [(n, "sgd") for n in FOUR] + [("sam", "adamw")])
 def test_case_10_is_the_base_optimizer(name, base_name):
     params, base = init_mlp(), {"sgd": SGD, "adamw": ADAMW}[base_name]
-    sharp = train(sam_optax.sharpness_aware(base, METHODS[name](0.0)), params, 4)
+    sharp = train(sam_optax.sharpness_aware(base, make(name, 0.0)), params, 4)
     plain = train(base, params, 4, sharp=False)
     for (p, state), (q, base_state) in zip(sharp, plain, strict=True):
         assert_same(p, q)
@@ -92,7 +87,7 @@ def test_case_11_schedule_of_the_radius(name):
         learning_rates.append(int(count))
         return 0.1
 
-    tx = sam_optax.sharpness_aware(optax.sgd(learning_rate), METHODS[name](lambda t: 0.1 * (t + 1)))
+    tx = sam_optax.sharpness_aware(optax.sgd(learning_rate), make(name, lambda t: 0.1 * (t + 1)))
     params = jnp.array([1.0, 2.0])
     state = tx.init(params)
     learning_rates.clear()
@@ -139,10 +134,10 @@ def test_case_11_edits_of_the_radius_without_a_retrace(placement):
 # Case 14: decoupled weight decay uses w.
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("rho", [0.0, 0.5, 5.0])
 def test_case_14_decoupled_weight_decay(name, rho):
-    tx = sam_optax.sharpness_aware(optax.adamw(1.0, weight_decay=0.5), METHODS[name](rho))
+    tx = sam_optax.sharpness_aware(optax.adamw(1.0, weight_decay=0.5), make(name, rho))
     w = jnp.array([3.0, 4.0])
     updates, _ = tx.update(None, tx.init(w), w, grad_fn=lambda w: jnp.array([1.0, 2.0]))
     np.testing.assert_allclose(updates, [-2.5, -3.0], rtol=1e-5)
@@ -151,16 +146,16 @@ def test_case_14_decoupled_weight_decay(name, rho):
 # Case 15: clipping bounds the update inside base_tx only.
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_case_15_clipping(name):
     hessian, w, clip = jnp.array([10.0, 1.0]), jnp.array([1.0, 1.0]), 1.0
     grad_fn = lambda w: hessian * w
     inside = sam_optax.sharpness_aware(
-        optax.chain(optax.clip_by_global_norm(clip), optax.sgd(1.0)), METHODS[name](0.5)
+        optax.chain(optax.clip_by_global_norm(clip), optax.sgd(1.0)), make(name, 0.5)
     )
     outside = optax.chain(
         optax.clip_by_global_norm(clip),
-        sam_optax.sharpness_aware(optax.sgd(1.0), METHODS[name](0.5)),
+        sam_optax.sharpness_aware(optax.sgd(1.0), make(name, 0.5)),
     )
     norms = [
         norm(tx.update(grad_fn(w), tx.init(w), w, grad_fn=grad_fn)[0]) for tx in (inside, outside)
@@ -172,11 +167,11 @@ def test_case_15_clipping(name):
 # Case 16: the first steps are the base optimizer's.
 
 
-@pytest.mark.parametrize(("name", "n"), [("sam", 0), *((name, 2) for name in METHODS)])
+@pytest.mark.parametrize(("name", "n"), [("sam", 0), *((name, 2) for name in FOUR)])
 def test_case_16_start_at_step_n(name, n):
     base, params = SGD, init_mlp()
     delayed = train(
-        sam_optax.sharpness_aware(base, METHODS[name](0.5), when=sam_optax.after(n)), params, 4
+        sam_optax.sharpness_aware(base, make(name, 0.5), when=sam_optax.after(n)), params, 4
     )
     plain = train(base, params, 4, sharp=False)
     for (p, state), (q, base_state) in zip(delayed[:n], plain[:n], strict=True):
@@ -187,7 +182,7 @@ def test_case_16_start_at_step_n(name, n):
         # From there on it is the method's own run, started at the params of step n.
         x, y = batches(4)
         grads = jax.grad(mlp_loss)(plain[n - 1][0], x[n], y[n])
-        method = METHODS[name](0.5)
+        method = make(name, 0.5)
         point, _ = method.perturb_fn(plain[n - 1][0], grads, method.init(params))
         sharp = jax.grad(mlp_loss)(point, x[n], y[n])
         updates, _ = base.update(sharp, plain[n - 1][1], plain[n - 1][0])
@@ -219,10 +214,10 @@ def test_case_17_value_reaches_reduce_on_plateau(jit):
 
 
 @pytest.mark.parametrize("perturb_dtype", [None, jnp.float32])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_case_18_params_are_restored_bit_for_bit(name, perturb_dtype):
     w = {"w": jnp.array([1, 100, 0.001], jnp.bfloat16)}
-    tx = sam_optax.sharpness_aware(optax.sgd(0.0), METHODS[name](0.05), perturb_dtype=perturb_dtype)
+    tx = sam_optax.sharpness_aware(optax.sgd(0.0), make(name, 0.05), perturb_dtype=perturb_dtype)
     state = tx.init(w)
     before = w
     step = jax.jit(lambda w, s: tx.update(None, s, w, grad_fn=lambda p: p))

@@ -7,18 +7,11 @@ import optax
 import optax.contrib
 import pytest
 from helpers import assert_same
+from methods import FOUR, make
 
 import sam_optax
 
 KEY = jax.random.key(0)
-METHODS = {
-    "sam": sam_optax.sam(0.3),
-    "asam": sam_optax.asam(0.3),
-    "fsam": sam_optax.fsam(0.3),
-    "rsam": sam_optax.rsam(0.3, key=KEY),
-    "only": sam_optax.perturb_only(sam_optax.sam(0.3), {"a": True, "b": False}),
-    "plain": optax.chain(optax.contrib.normalize(), optax.scale(0.3)),
-}
 PARAMS = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(3.0)}
 
 
@@ -37,10 +30,10 @@ def recorder(log):
 
 
 @pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*FOUR, "only_sam", "by_hand"])
 def test_base_gets_the_sharp_gradient_the_ascent_gradient_and_the_params(name, given):
     log = []
-    method = sam_optax.as_perturbation(METHODS[name])
+    method = make(name)
     tx = sam_optax.sharpness_aware(recorder(log), method)
     state = tx.init(PARAMS)
     grads = gradient(PARAMS) if given else None
@@ -157,12 +150,12 @@ def test_perturb_dtype_is_the_dtype_that_grad_fn_sees(name, steps):
         return gradient(p)
 
     tx = sam_optax.sharpness_aware(
-        optax.sgd(0.1), METHODS[name], perturb_dtype=jnp.float32, ascent_steps=steps
+        optax.sgd(0.1), make(name), perturb_dtype=jnp.float32, ascent_steps=steps
     )
     state = tx.init(params)
     updates, new_state = tx.update(None, state, params, grad_fn=grad_fn)
     # The params themselves, or a random start, whose noise is not to be rounded away either.
-    assert dtypes[0] == (jnp.float32 if METHODS[name].has_start else jnp.bfloat16)
+    assert dtypes[0] == (jnp.float32 if make(name).has_start else jnp.bfloat16)
     assert dtypes[-1] == jnp.float32
     assert updates["a"].dtype == jnp.bfloat16
     assert jax.tree.map(jnp.result_type, new_state) == jax.tree.map(jnp.result_type, state)

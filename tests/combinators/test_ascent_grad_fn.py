@@ -7,17 +7,12 @@ import optax
 import pytest
 from family import BASE, as_tree, gap, plain, run
 from helpers import RuntimeCounted, assert_close, assert_same, vector
+from methods import make
 
 import sam_optax
 from sam_optax.training import TrainState
 
 KEY = jax.random.key(9)
-METHODS = {
-    "sam": sam_optax.sam(0.3),
-    "fsam": sam_optax.fsam(0.3),
-    "asam": sam_optax.asam(0.3),
-    "esam": optax.chain(sam_optax.sam(0.3), sam_optax.random_mask(key=KEY)),
-}
 W = jnp.array([1.0, -2.0, 0.5])
 
 
@@ -34,9 +29,9 @@ def turned(p, t):
     return jax.tree.map(lambda x: jnp.flip(x) + 0.1, p)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["sam", "fsam", "asam", "esam"])
 def test_equals_that_gradient_given_as_grads(name):
-    tx = sam_optax.sharpness_aware(BASE, METHODS[name])
+    tx = sam_optax.sharpness_aware(BASE, make(name))
     state = other = tx.init(W)
     w = v = W
     step = jax.jit(lambda s, w: tx.update(None, s, w, grad_fn=sharp, ascent_grad_fn=ascent))
@@ -50,7 +45,7 @@ def test_equals_that_gradient_given_as_grads(name):
 
 
 def test_grads_lead_nothing_but_the_steps_that_do_not_perturb():
-    tx = sam_optax.sharpness_aware(BASE, METHODS["sam"], when=sam_optax.every(2))
+    tx = sam_optax.sharpness_aware(BASE, make("sam"), when=sam_optax.every(2))
     step = jax.jit(lambda g, s: tx.update(g, s, W, grad_fn=sharp, ascent_grad_fn=ascent))
     state = tx.init(W)
     first = [step(g, state) for g in (sharp(W), jnp.flip(W))]
@@ -65,7 +60,7 @@ def test_grads_lead_nothing_but_the_steps_that_do_not_perturb():
 @pytest.mark.parametrize("name", ["sam", "rsam"])
 def test_evaluations(name, jit):
     """One each at perturbing steps; none of the ascent at others."""
-    method = sam_optax.rsam(0.3, key=KEY) if name == "rsam" else METHODS[name]
+    method = sam_optax.rsam(0.3, key=KEY) if name == "rsam" else make(name)
     tx = sam_optax.sharpness_aware(BASE, method, when=sam_optax.every(2))
     f, g = RuntimeCounted(sharp), RuntimeCounted(ascent)
     step = lambda s, w: tx.update(None, s, w, grad_fn=f, ascent_grad_fn=g)
@@ -81,7 +76,7 @@ def test_evaluations(name, jit):
 
 
 def test_plain_steps_are_the_base_optimizers():
-    tx = sam_optax.sharpness_aware(BASE, METHODS["sam"], when=sam_optax.after(2))
+    tx = sam_optax.sharpness_aware(BASE, make("sam"), when=sam_optax.after(2))
     extra = lambda params, t: {"ascent_grad_fn": lambda p: turned(p, t)}
     points, _ = run(tx, 4, extra=extra)
     assert gap(points[:2], plain(steps=2)) < 1e-15
@@ -102,7 +97,7 @@ def test_a_random_start_is_where_it_is_taken():
 
 
 def test_several_ascent_steps_all_follow_it():
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), METHODS["sam"], ascent_steps=2)
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), make("sam"), ascent_steps=2)
     updates, _ = tx.update(None, tx.init(W), W, grad_fn=sharp, ascent_grad_fn=ascent)
     point = W
     for _ in range(2):
@@ -113,7 +108,7 @@ def test_several_ascent_steps_all_follow_it():
 def test_groups_get_their_index():
     """Each group's ascent by its own part of another batch."""
     shift = jnp.array([[1.0, 0, 0], [0, 0, 2.0]])
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), METHODS["sam"], groups=2)
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), make("sam"), groups=2)
     updates, _ = jax.jit(
         lambda s: tx.update(
             None, s, W, grad_fn=lambda p, i: (i + 1) * p**3, ascent_grad_fn=lambda p, i: shift[i]
@@ -125,7 +120,7 @@ def test_groups_get_their_index():
 
 def test_base_optimizer_sees_it_as_the_ascent_gradient():
     base = optax.chain(sam_optax.surrogate_gap(0.4), optax.sgd(1.0))
-    tx = sam_optax.sharpness_aware(base, METHODS["sam"])
+    tx = sam_optax.sharpness_aware(base, make("sam"))
     updates, _ = tx.update(None, tx.init(W), W, grad_fn=sharp, ascent_grad_fn=ascent)
     g, g_s = vector(ascent(W)), vector(sharp(W + 0.3 * ascent(W) / jnp.linalg.norm(ascent(W))))
     np.testing.assert_allclose(-updates, g_s - 0.4 * (g - (g @ g_s) / (g_s @ g_s) * g_s), rtol=1e-5)
@@ -135,7 +130,7 @@ def test_base_optimizer_sees_it_as_the_ascent_gradient():
 def test_loss_is_that_of_the_whole_batch(when):
     """At the perturbed params in a perturbing step, where the batch is seen whole."""
     loss_fn = lambda p: jnp.sum(p**2)
-    tx = sam_optax.sharpness_aware(optax.sgd(0.0), METHODS["sam"], when=when)
+    tx = sam_optax.sharpness_aware(optax.sgd(0.0), make("sam"), when=when)
     state = TrainState.create(apply_fn=None, params=W, tx=tx)
     step = jax.jit(lambda s: s.apply_loss(loss_fn, ascent_grad_fn=ascent))
     point = W + 0.3 * ascent(W) / jnp.linalg.norm(ascent(W))
@@ -150,7 +145,7 @@ def test_loss_is_that_of_the_whole_batch(when):
 def test_it_may_have_another_dtype(when, given):
     """A float32 ascent gradient of bfloat16 params: accumulated, or of another model's dtype."""
     w = W.astype(jnp.bfloat16)
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), METHODS["sam"], when=when)
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), make("sam"), when=when)
     step = jax.jit(
         lambda s: tx.update(
             None if given is None else sharp(W).astype(given),
@@ -169,7 +164,7 @@ def test_it_may_have_another_dtype(when, given):
 def test_a_constant_gradient():
     """The full gradient, computed now and then: an array of NumPy's."""
     full = np.array([0.0, 3.0, 4.0], np.float32)
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), METHODS["sam"], when=sam_optax.every(2))
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), make("sam"), when=sam_optax.every(2))
     state = tx.init(W)
     for step in (tx.update, jax.jit(tx.update, static_argnames=("grad_fn", "ascent_grad_fn"))):
         updates, _ = step(None, state, W, grad_fn=sharp, ascent_grad_fn=lambda p: full)
@@ -177,7 +172,7 @@ def test_a_constant_gradient():
 
 
 def test_devices():
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), METHODS["sam"], axis_name="batch")
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), make("sam"), axis_name="batch")
     state = tx.init(W)
     step = jax.pmap(
         lambda c: tx.update(None, state, W, grad_fn=sharp, ascent_grad_fn=lambda p: c)[0],
@@ -202,7 +197,7 @@ def test_devices():
     ],
 )
 def test_errors(options, ascent_grad_fn, error, words):
-    tx = sam_optax.sharpness_aware(BASE, **{"perturbation": METHODS["sam"], **options})
+    tx = sam_optax.sharpness_aware(BASE, **{"perturbation": make("sam"), **options})
     with pytest.raises(error) as caught:
         tx.update(None, tx.init(W), W, grad_fn=sharp, ascent_grad_fn=ascent_grad_fn)
     for word in words:
@@ -210,14 +205,14 @@ def test_errors(options, ascent_grad_fn, error, words):
 
 
 def test_grad_fn_is_needed_all_the_same():
-    tx = sam_optax.sharpness_aware(BASE, METHODS["sam"])
+    tx = sam_optax.sharpness_aware(BASE, make("sam"))
     with pytest.raises(ValueError, match="needs a gradient function"):
         tx.update(None, tx.init(W), W, ascent_grad_fn=ascent)
 
 
 def test_tree_params():
     params = as_tree(np.arange(9.0), jnp.float32)
-    tx = sam_optax.sharpness_aware(BASE, METHODS["sam"])
+    tx = sam_optax.sharpness_aware(BASE, make("sam"))
     updates, _ = tx.update(
         None, tx.init(params), params, grad_fn=lambda p: p, ascent_grad_fn=lambda p: p
     )

@@ -6,16 +6,11 @@ import optax
 import optax.contrib
 import pytest
 from helpers import assert_close, assert_same, same
+from methods import make
 
 import sam_optax
 
 KEY = jax.random.key(0)
-METHODS = {
-    "sam": sam_optax.sam(0.3),
-    "asam": sam_optax.asam(0.5),
-    "fsam": sam_optax.fsam(0.3),
-    "rsam": sam_optax.rsam(0.3, key=KEY),
-}
 PARAMS = {
     "layer0": {"kernel": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "bias": jnp.array([0.1, -0.2])},
     "layer1": {"kernel": jnp.array([[2.0], [-1.0]]), "bias": jnp.array([0.3])},
@@ -47,10 +42,10 @@ def train(tx, steps=3, jit=False):
 
 
 def sharp(name, base=None, **options):
-    return sam_optax.sharpness_aware(base or optax.sgd(0.1), METHODS[name], **options)
+    return sam_optax.sharpness_aware(base or optax.sgd(0.1), make(name), **options)
 
 
-RSAM = METHODS["rsam"]
+RSAM = make("rsam")
 LOSES_THE_START = {
     "chain": lambda: optax.chain(RSAM),
     "chain_of_two": lambda: optax.chain(optax.identity(), RSAM),
@@ -116,7 +111,7 @@ def test_a_rebuilt_perturbation_keeps_its_start_or_is_refused(copy):
 )
 @pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
 def test_wrapped_perturbations(name, wrapper):
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), wrapper(METHODS[name]))
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), wrapper(make(name)))
     assert_close(train(tx)[0], train(sharp(name))[0], 1e-5)
 
 

@@ -13,17 +13,12 @@ from helpers import (
     same,
     vector,
 )
+from methods import FOUR, make
 
 import sam_optax
 
 KEY = jax.random.key(0)
 # Shared instances, so that what they compile is shared.
-METHODS = {
-    "sam": sam_optax.sam(0.3),
-    "asam": sam_optax.asam(0.3),
-    "fsam": sam_optax.fsam(0.3),
-    "rsam": sam_optax.rsam(0.3, key=KEY),
-}
 PARAMS = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(3.0, jnp.float32)}
 
 
@@ -69,10 +64,10 @@ def test_bad_arguments(function, value, error, words):
 
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("jit", [True, False])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_plain_steps_are_the_base_optimizers(name, jit, given):
     """Bit for bit; one gradient at most; and the perturbation's state waits."""
-    base, method = optax.sgd(0.1, momentum=0.9), METHODS[name]
+    base, method = optax.sgd(0.1, momentum=0.9), make(name)
     grad_fn = RuntimeCounted(gradient)
     tx = sam_optax.sharpness_aware(base, method, when=sam_optax.every(2))
     step = stepper(tx, jit, grad_fn)
@@ -108,7 +103,7 @@ def test_plain_steps_are_the_base_optimizers(name, jit, given):
 @pytest.mark.parametrize("name", ["sam", "rsam"])
 def test_loss_is_traced_once(name, given):
     grad_fn = RuntimeCounted(gradient)
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), METHODS[name], when=sam_optax.every(2))
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), make(name), when=sam_optax.every(2))
     grads = gradient(PARAMS) if given else None
     stepper(tx, True, grad_fn)(grads, tx.init(PARAMS), PARAMS)
     assert grad_fn.calls == 1
@@ -123,7 +118,7 @@ def test_when_may_answer_with_any_boolean(answer, jit):
         steps.append(step)
         return answer
 
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), METHODS["sam"], when=when)
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), make("sam"), when=when)
     updates, _ = stepper(tx, jit)(None, tx.init(PARAMS), PARAMS)
     assert same(updates, jax.tree.map(jnp.negative, gradient(PARAMS))) is not bool(answer)
     assert steps[0].dtype == jnp.int32
@@ -162,7 +157,7 @@ def test_base_gets_the_gradient_as_ascent_gradient_at_plain_steps(jit):
         return jax.tree.map(jnp.subtract, updates, ascent_grads), state
 
     base = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-    tx = sam_optax.sharpness_aware(base, METHODS["sam"], when=sam_optax.after(1))
+    tx = sam_optax.sharpness_aware(base, make("sam"), when=sam_optax.after(1))
     state = tx.init(PARAMS)
     updates, state = stepper(tx, jit)(None, state, PARAMS)
     assert norm(updates) == 0
@@ -175,7 +170,7 @@ def test_wider_gradients_may_be_given(perturb_dtype):
     """float32 gradients, as accumulated ones are, of bfloat16 params whose grad_fn is bfloat16."""
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
     tx = sam_optax.sharpness_aware(
-        optax.sgd(0.1), METHODS["sam"], when=sam_optax.every(2), perturb_dtype=perturb_dtype
+        optax.sgd(0.1), make("sam"), when=sam_optax.every(2), perturb_dtype=perturb_dtype
     )
     step, state = stepper(tx, jit=True), tx.init(params)
     for _ in range(2):

@@ -15,7 +15,7 @@ import pytest
 
 import sam_optax
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 PACKAGES = ["sam_optax", "sam_optax.training", "sam_optax.analysis"]
@@ -101,6 +101,10 @@ def test_the_citation_has_this_version():
     assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
 
 
+METHOD = "sam_optax/_perturbations/layerwise_sam.py"
+ITS_TESTS = "tests/perturbations/test_layerwise_sam.py"
+
+
 @pytest.fixture
 def skeleton(tmp_path):
     """A copy of the repository in which the contributing page has been followed."""
@@ -119,11 +123,11 @@ def skeleton(tmp_path):
 
     insert(
         "sam_optax/__init__.py",
-        "from sam_optax._combinators.looksam ",
+        "from sam_optax._perturbations.low_pass ",
         blocks.pop("sam_optax/__init__.py"),
     )
     insert("sam_optax/__init__.py", '    "local",\n', '    "layerwise_sam",\n')
-    insert("tests/methods.py", '    ("by_hand",', blocks.pop("tests/methods.py"))
+    insert("tests/methods.py", '    "by_hand":', blocks.pop("tests/methods.py"))
     for name, block in blocks.items():
         (tmp_path / name).write_text(block)
     return tmp_path
@@ -131,8 +135,8 @@ def skeleton(tmp_path):
 
 def test_the_skeleton_of_a_method_passes(skeleton):
     """Its own tests, the docstring's example, the public names and a part of the conformance."""
-    files = ["sam_optax/_layerwise_sam.py", "tests/test_layerwise_sam.py"]
-    files += ["tests/test_public_api.py", "tests/test_conformance.py"]
+    files = [METHOD, ITS_TESTS, "tests/project/test_public_api.py"]
+    files += ["tests/conformance/test_conformance.py"]
     chosen = "layerwise_sam and (test_layerwise_sam or docstring or documented or public or "
     chosen += "annotations or protocol or pure or retrace)"
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--confcutdir=tests", "-k", chosen]
@@ -153,8 +157,7 @@ def test_the_skeleton_of_a_method_passes(skeleton):
 )
 @pytest.mark.parametrize("command", [["check"], ["format", "--check", "--diff"]], ids=" ".join)
 def test_the_skeleton_of_a_method_is_clean(skeleton, command):
-    files = ["sam_optax/_layerwise_sam.py", "sam_optax/__init__.py"]
-    files += ["tests/test_layerwise_sam.py", "tests/methods.py"]
+    files = [METHOD, "sam_optax/__init__.py", ITS_TESTS, "tests/methods.py"]
     result = subprocess.run(
         [sys.executable, "-m", "ruff", *command, "--no-cache", *files],
         capture_output=True,

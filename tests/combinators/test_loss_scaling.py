@@ -6,16 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from methods import FOUR, make
 
 import sam_optax
 
 KEY = jax.random.key(0)
-METHODS = {
-    "sam": lambda: sam_optax.sam(0.1),
-    "asam": lambda: sam_optax.asam(0.1),
-    "fsam": lambda: sam_optax.fsam(0.1),
-    "rsam": lambda: sam_optax.rsam(0.1, key=KEY),
-}
 PARAMS = {"kernel": jax.random.normal(KEY, (4, 3)), "bias": jnp.zeros(3)}
 BATCHES = jax.random.normal(jax.random.key(1), (4, 8, 4))
 
@@ -40,10 +35,10 @@ def train(tx, grad_of, batches=BATCHES):
     return params, state
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("scale", [1024.0, 2.0**15])
 def test_case_19_static_scale(name, scale):
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[name]())
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.1))
     plain = train(tx, jax.grad(loss))
 
     def scaled(params, x):
@@ -56,7 +51,7 @@ def test_case_19_static_scale(name, scale):
 
 def test_a_scaled_gradient_that_is_not_unscaled_differs():
     """The control: F-SAM's average and the base optimizer would see the scale."""
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), METHODS["fsam"]())
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), make("fsam", 0.1))
     _, state = train(tx, jax.grad(loss))
     _, wrong = train(tx, lambda p, x: jax.grad(lambda p: 1024 * loss(p, x))(p))
     ema, wrong_ema = state.perturbation_state[0].ema, wrong.perturbation_state[0].ema
@@ -89,7 +84,7 @@ def dynamic_step(tx):
 @pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
 @pytest.mark.parametrize("failing_pass", [1, 2])
 def test_dynamic_scale_skips_a_step_that_overflows_in_either_pass(name, failing_pass):
-    tx = sam_optax.sharpness_aware(optax.adam(0.1), METHODS[name](), skip_nonfinite=True)
+    tx = sam_optax.sharpness_aware(optax.adam(0.1), make(name, 0.1), skip_nonfinite=True)
     step = dynamic_step(tx)
     scale = ds.DynamicScale(scale=jnp.float32(2.0**10), fin_steps=jnp.int32(0))
     params, state = PARAMS, tx.init(PARAMS)
@@ -110,7 +105,7 @@ def test_dynamic_scale_skips_a_step_that_overflows_in_either_pass(name, failing_
 
 def test_dynamic_scale_equals_no_scale():
     """float16 compute on a float32 master; the scale is a power of two."""
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), METHODS["sam"](), skip_nonfinite=True)
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), make("sam", 0.1), skip_nonfinite=True)
     step = dynamic_step(tx)
     results = []
     for size in (1.0, 2.0**6):

@@ -7,25 +7,20 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_close, assert_same, batches, init_mlp, mlp_loss, vector
+from methods import FOUR, make
 
 import sam_optax
 
 KEY = jax.random.key(0)
-METHODS = {
-    "sam": sam_optax.sam(0.5),
-    "asam": sam_optax.asam(0.5),
-    "fsam": sam_optax.fsam(0.5),
-    "rsam": sam_optax.rsam(0.5, key=KEY),
-}
 
 # Case 19: loss scaling.
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_case_19_loss_scaling(name):
     params = init_mlp()
     x, y = (a[0] for a in batches(1))
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[name])
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.5))
 
     def grad_fn(scale):
         def unscaled(p):
@@ -88,9 +83,9 @@ def test_case_25_two_devices(synchronized, expected):
 # Case 27: resuming.
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_case_27_resume(name):
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHODS[name])
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.5))
     x, y = batches(10)
 
     @jax.jit

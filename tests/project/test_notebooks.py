@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -102,9 +102,9 @@ def test_the_method_of_the_notebook_conforms(tmp_path):
     )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     methods = tmp_path / "tests" / "methods.py"
-    before, start, after = methods.read_text().partition("METHODS: list")
-    line = '    ("leaf_asam", lambda: leaf_asam(0.3)),\n'
-    after = after.replace('    ("by_hand",', line + '    ("by_hand",', 1)
+    before, start, after = methods.read_text().partition("METHODS: dict")
+    line = '    "leaf_asam": leaf_asam,\n'
+    after = after.replace('    "by_hand":', line + '    "by_hand":', 1)
     after = after.replace('FORMULAS = ["sam",', 'FORMULAS = ["leaf_asam", "sam",', 1)
     after = after.replace('KINDS = ["sam",', 'KINDS = ["leaf_asam", "sam",', 1)
     source = f"import jax.numpy as jnp\n\n\n{cell.source}\n\n\n"
@@ -113,7 +113,13 @@ def test_the_method_of_the_notebook_conforms(tmp_path):
     files = ["test_conformance.py", "test_conformance_dtypes.py", "test_conformance_trees.py"]
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--confcutdir=tests", "-k", "leaf_asam"]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *(f"tests/{file}" for file in files)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *options,
+            *(f"tests/conformance/{file}" for file in files),
+        ],
         capture_output=True,
         text=True,
         cwd=tmp_path,

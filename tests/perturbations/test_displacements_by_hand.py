@@ -12,21 +12,12 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_same, norm, precision, vector
+from methods import make
 
 import sam_optax
 
 KEY = jax.random.key(0)
 FLOATS = [jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64]
-METHODS = {
-    "sam": lambda rho: sam_optax.sam(rho),
-    "sam_1": lambda rho: sam_optax.sam(rho, p=1),
-    "sam_3": lambda rho: sam_optax.sam(rho, p=3),
-    "sam_inf": lambda rho: sam_optax.sam(rho, p=np.inf),
-    "asam": lambda rho: sam_optax.asam(rho),
-    "asam_filterwise": lambda rho: sam_optax.asam(rho, normalization="filterwise"),
-    "fsam": lambda rho: sam_optax.fsam(rho),
-    "rsam": lambda rho: sam_optax.rsam(rho, key=KEY),
-}
 
 
 def displacement(method, grads, params=None):
@@ -42,7 +33,7 @@ def test_case_1_zero_gradient(name, dtype):
     with precision(dtype):
         params = {"w": jnp.ones(3, dtype), "k": jnp.ones((2, 1, 2), dtype)}
         zeros = jax.tree.map(jnp.zeros_like, params)
-        tx = sam_optax.sharpness_aware(optax.sgd(0.1), METHODS[name](0.5))
+        tx = sam_optax.sharpness_aware(optax.sgd(0.1), make(name, 0.5))
         state = tx.init(params)
         points = []
 
@@ -67,7 +58,7 @@ def test_case_1_zero_second_gradient(name, dtype):
     with precision(dtype):
         params = {"w": jnp.ones(3, dtype)}
         base = optax.adam(0.1, eps=1e-4)  # the default, 1e-8, is 0 in float16
-        tx = sam_optax.sharpness_aware(base, METHODS[name](0.5))
+        tx = sam_optax.sharpness_aware(base, make(name, 0.5))
         with jax.disable_jit():
             updates, _ = tx.update(
                 {"w": jnp.ones(3, dtype)},
@@ -87,7 +78,7 @@ def test_case_1_zero_second_gradient(name, dtype):
 @pytest.mark.parametrize("grads_given", [True, False])
 @pytest.mark.parametrize("name", ["sam", "sam_1", "sam_3", "sam_inf", "fsam"])
 def test_case_2_parabola(name, x, rho, sharp, grads_given):
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), METHODS[name](rho))
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), make(name, rho))
     grad_fn = jax.grad(lambda x: x**2)
     x = jnp.array(x)
     grads = grad_fn(x) if grads_given else None
@@ -206,7 +197,7 @@ RANGES = {
 def test_case_9_range(name, dtype, value, count):
     with precision(dtype):
         grads = {"bias": jnp.full((count,), value, dtype)}  # a bias: ASAM's T is 1
-        eps = displacement(METHODS[name](0.5), grads, grads)
+        eps = displacement(make(name, 0.5), grads, grads)
         assert norm(eps, 3 if name == "sam_3" else 2) == pytest.approx(0.5, rel=0.01)
 
 

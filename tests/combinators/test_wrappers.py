@@ -10,16 +10,11 @@ from helpers import (
     assert_same,
     norm,
 )
+from methods import FOUR, make
 
 import sam_optax
 
 KEY = jax.random.key(0)
-METHODS = {
-    "sam": sam_optax.sam(0.3),
-    "asam": sam_optax.asam(0.5),
-    "fsam": sam_optax.fsam(0.3),
-    "rsam": sam_optax.rsam(0.3, key=KEY),
-}
 PARAMS = {
     "layer0": {"kernel": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "bias": jnp.array([0.1, -0.2])},
     "layer1": {"kernel": jnp.array([[2.0], [-1.0]]), "bias": jnp.array([0.3])},
@@ -55,13 +50,13 @@ def change(params):
 
 
 def sharp(name, base=None, **options):
-    return sam_optax.sharpness_aware(base or optax.sgd(0.1), METHODS[name], **options)
+    return sam_optax.sharpness_aware(base or optax.sgd(0.1), make(name), **options)
 
 
 # ---------------------------------------------------------------- around sharpness_aware
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_chain(name):
     alone, _ = train(sharp(name))
     chained, _ = train(optax.chain(optax.identity(), sharp(name), optax.scale(1.0)))
@@ -71,7 +66,7 @@ def test_chain(name):
     assert_close(jax.tree.map(lambda x: 2 * x, change(halved)), change(whole), 1e-4)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("jit", [True, False])
 def test_inject_hyperparams(name, jit):
     tx = optax.inject_hyperparams(lambda lr: sharp(name, optax.sgd(lr)))(lr=0.1)
@@ -100,7 +95,7 @@ def test_apply_if_finite(name):
     assert_same(state.inner_state, sharp(name).init(w))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_schedule_free(name):
     """Its own point y is where the gradients are taken; it runs and makes progress."""
     tx = optax.contrib.schedule_free(sharp(name, optax.sgd(0.2)), learning_rate=0.2, b1=0.9)
@@ -110,7 +105,7 @@ def test_schedule_free(name):
     assert int(state.base_optimizer_state.step) == 12
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_multi_steps(name):
     """Every second step is taken, with the averaged gradient where it is used at all."""
     tx = optax.MultiSteps(sharp(name), every_k_schedule=2)
@@ -141,7 +136,7 @@ def test_masked_around_it():
 
     grads = gradient(params)
     updates, _ = tx.update(grads, tx.init(params), params, grad_fn=grad_fn)
-    only = sam_optax.perturb_only(METHODS["sam"], {"layer0": True, "layer1": False})
+    only = sam_optax.perturb_only(make("sam"), {"layer0": True, "layer1": False})
     reference = sam_optax.sharpness_aware(optax.sgd(0.1), only)
     expected, _ = reference.update(grads, reference.init(params), params, grad_fn=gradient)
     assert_close(updates["layer0"], expected["layer0"], 1e-5)
@@ -151,7 +146,7 @@ def test_masked_around_it():
 # ---------------------------------------------------------------- inside, as base_tx
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_masked_and_multi_transform_inside(name):
     labels = {"layer0": "fast", "layer1": "frozen"}
     base = optax.multi_transform({"fast": optax.sgd(0.1), "frozen": optax.set_to_zero()}, labels)
@@ -184,9 +179,9 @@ def test_masked_and_multi_transform_inside(name):
 def test_base_optimizers(base):
     """Each sees the sharp gradient and the unperturbed params, and nothing else changes."""
     params = PARAMS
-    tx = sam_optax.sharpness_aware(base, METHODS["sam"])
+    tx = sam_optax.sharpness_aware(base, make("sam"))
     state = tx.init(params)
     updates, state = tx.update(gradient(params), state, params, grad_fn=gradient)
-    point, _ = METHODS["sam"].perturb_fn(params, gradient(params), METHODS["sam"].init(params))
+    point, _ = make("sam").perturb_fn(params, gradient(params), make("sam").init(params))
     expected = base.update(gradient(point), base.init(params), params)
     assert_same((updates, state.base_state), expected)

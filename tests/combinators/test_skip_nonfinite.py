@@ -8,16 +8,11 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_close, assert_same, norm, vector
+from methods import FOUR, make
 
 import sam_optax
 
 KEY = jax.random.key(0)
-METHODS = {
-    "sam": sam_optax.sam(0.3),
-    "asam": sam_optax.asam(0.3),
-    "fsam": sam_optax.fsam(0.3),
-    "rsam": sam_optax.rsam(0.3, key=KEY),
-}
 PARAMS = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(3.0, jnp.float32)}
 BASE = optax.sgd(optax.linear_schedule(0.1, 0.0, 10), momentum=0.9)
 
@@ -30,7 +25,7 @@ def gradient(p, scale=1.0):
 @functools.cache
 def stepper(name, jit, skip=True):
     """One step of a method, compiled once for all tests."""
-    tx = sam_optax.sharpness_aware(BASE, METHODS[name], skip_nonfinite=skip)
+    tx = sam_optax.sharpness_aware(BASE, make(name), skip_nonfinite=skip)
 
     def step(grads, state, params, scale):
         return tx.update(grads, state, params, grad_fn=lambda p: gradient(p, scale))
@@ -50,9 +45,9 @@ def broken(kind):
 
 
 SHARP = [f"{where} {what}" for where in ("sharp", "both") for what in ("nan", "inf")]
-CASES = [(name, kind) for name in METHODS for kind in SHARP]
+CASES = [(name, kind) for name in FOUR for kind in SHARP]
 # A random start does not use the gradient that is given.
-CASES += [(name, f"ascent {what}") for name in METHODS for what in ("nan", "inf") if name != "rsam"]
+CASES += [(name, f"ascent {what}") for name in FOUR for what in ("nan", "inf") if name != "rsam"]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -77,7 +72,7 @@ def test_skipped_step_keeps_the_sign_of_zero(jit):
 
 
 @pytest.mark.parametrize("jit", [True, False])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FOUR)
 def test_finite_steps_are_as_without_the_option(name, jit):
     (tx, careful), (_, plain) = stepper(name, jit, True), stepper(name, jit, False)
     params, state = PARAMS, tx.init(PARAMS)
@@ -102,7 +97,7 @@ def test_without_the_option_the_step_is_taken(jit):
 @pytest.mark.parametrize("jit", [True, False])
 def test_an_infinite_ascent_gradient_does_not_reach_the_average(jit):
     """Also where the sharp gradient does not show it: the gradient of a linear loss."""
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), METHODS["fsam"], skip_nonfinite=True)
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), make("fsam"), skip_nonfinite=True)
     linear = lambda p: jax.tree.map(jnp.ones_like, p)
     step = lambda g, s, p: tx.update(g, s, p, grad_fn=linear)
     grads = gradient(PARAMS, jnp.inf)
@@ -141,9 +136,7 @@ def test_schedules_count_skipped_steps():
 
 
 def test_steps_that_do_not_perturb_are_skipped_too():
-    tx = sam_optax.sharpness_aware(
-        BASE, METHODS["sam"], skip_nonfinite=True, when=sam_optax.after(5)
-    )
+    tx = sam_optax.sharpness_aware(BASE, make("sam"), skip_nonfinite=True, when=sam_optax.after(5))
     step = jax.jit(lambda s, p: tx.update(None, s, p, grad_fn=lambda p: gradient(p, jnp.nan)))
     state = tx.init(PARAMS)
     updates, skipped = step(state, PARAMS)
@@ -168,7 +161,7 @@ def test_each_lane_of_a_vmap_skips_for_itself():
 def test_integer_leaves(jit, value, skipped):
     params = {"w": jnp.array([1.0, 2.0]), "n": jnp.array(1)}
     base = optax.masked(optax.sgd(0.1), {"w": True, "n": False})
-    tx = sam_optax.sharpness_aware(base, METHODS["sam"], skip_nonfinite=True)
+    tx = sam_optax.sharpness_aware(base, make("sam"), skip_nonfinite=True)
     grad_fn = jax.grad(lambda p: value * jnp.sum(p["w"] ** 2), allow_int=True)
     step = lambda s, p: tx.update(None, s, p, grad_fn=grad_fn)
     updates, state = (jax.jit(step) if jit else step)(tx.init(params), params)
@@ -178,7 +171,7 @@ def test_integer_leaves(jit, value, skipped):
 
 @pytest.mark.parametrize("jit", [True, False])
 def test_gradients_that_are_python_numbers(jit):
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), METHODS["sam"], skip_nonfinite=True)
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), make("sam"), skip_nonfinite=True)
     step = lambda s, p: tx.update(None, s, p, grad_fn=lambda p: p | {"b": 1.0})
     updates, state = (jax.jit(step) if jit else step)(tx.init(PARAMS), PARAMS)
     assert int(state.step) == 1

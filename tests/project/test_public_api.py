@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers import sections
 
 import sam_optax
 
@@ -27,12 +28,6 @@ def test_public_objects_live_in_private_modules(name):
     """So that there is one way to import each."""
     module = getattr(sam_optax, name).__module__
     assert module.startswith("sam_optax._")
-
-
-def sections(docstring):
-    """The docstring's sections by heading (Google style)."""
-    parts = re.split(r"^(\w+):$", inspect.cleandoc(docstring), flags=re.MULTILINE)
-    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -109,10 +104,11 @@ def test_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+", sam_optax.__version__)
 
 
-METHODS = ["sam", "asam", "fsam", "rsam", "remove_full_gradient", "random_start", "sharpness_aware"]
+WITH_OPTIONS = ["sam", "asam", "fsam", "rsam", "remove_full_gradient", "random_start"]
+WITH_OPTIONS += ["sharpness_aware"]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WITH_OPTIONS)
 def test_options_are_keyword_only(name):
     """All but the papers' own hyperparameters have to be named by the caller."""
     parameters = list(inspect.signature(getattr(sam_optax, name)).parameters.values())
