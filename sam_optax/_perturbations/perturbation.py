@@ -196,9 +196,11 @@ def _guarded(
         params: optax.Params | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        own = _unmarked(state) if has_start else _refuse_lost_start(state)
+        own = _unmarked(state) if has_start else state
         if state_type is not None:
             states.require("perturbation_state", own, state_type)
+        elif not has_start:
+            _refuse_lost_start(own)
         eps, own = update(updates, own, params, **extra)
         return eps, StartState(own) if has_start else own
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import optax
 
-from sam_optax._perturbations.perturbation import as_perturbation
+from sam_optax import as_perturbation
 from sam_optax.analysis._loss import LossLike, as_loss
 
 

@@ -47,11 +47,42 @@ def test_numbers_of_sam():
     np.testing.assert_allclose(info.cosine, cosine, rtol=1e-6)
     assert cosine < 0.9999
     np.testing.assert_allclose(info.loss_rise, 0.5 * h @ (point**2 - w**2), rtol=1e-5)
+    assert info.loss_known
+    assert info.start_share == 0
+
+
+def test_the_share_of_the_start():
+    """The cosine of ε with the displacement of the start: 1 for noise alone."""
+    for weight in (0.0, 3.0):
+        method = sam_optax.random_start(
+            optax.chain(optax.identity(), sam_optax.sam(0.5)), lmbda=weight, key=KEY
+        )
+        state = method.init(PARAMS)
+        start = method.start_fn(PARAMS, state)
+        point, _ = method.perturb_fn(PARAMS, jax.grad(loss)(start), state)
+        delta, eps = (vector(tree) - vector(PARAMS) for tree in (start, point))
+        expected = delta @ eps / np.linalg.norm(delta) / np.linalg.norm(eps)
+        _, state = step(method)
+        np.testing.assert_allclose(state.info.start_share, expected, rtol=1e-5)
+        assert (expected > 0.9999) == (weight == 0)
+
+
+def test_nothing_is_not_a_number():
+    """Not before the first step, and not where the loss is not known."""
+    with jax.debug_nans(True):
+        tx = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(0.5), info=True)
+        state = jax.jit(tx.init)(PARAMS)
+        assert all(leaf == 0 for leaf in state.info)
+        step(sam_optax.sam(0.5), values=False)
+        zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+        _, state = tx.update(None, state, zeros, grad_fn=jax.grad(loss))
+    assert all(leaf == 0 for leaf in state.info)
 
 
 def test_the_rise_is_unknown_without_values():
     _, state = step(sam_optax.sam(0.5), values=False)
-    assert np.isnan(state.info.loss_rise)
+    assert not state.info.loss_known
+    assert state.info.loss_rise == 0
     np.testing.assert_allclose(state.info.eps_norm, 0.5, rtol=1e-5)
 
 
@@ -62,7 +93,8 @@ def test_a_start_of_its_own_has_no_loss_at_the_params(name):
         "momentum": lambda: sam_optax.momentum_start(sam_optax.sam(0.5)),
     }
     _, state = step(methods[name]())
-    assert np.isnan(state.info.loss_rise)
+    assert not state.info.loss_known
+    assert state.info.loss_rise == 0
     expected = {"rsam": 0.5, "momentum": 0.0}[name]  # there is no momentum yet
     np.testing.assert_allclose(state.info.eps_norm, expected, rtol=1e-5)
 
