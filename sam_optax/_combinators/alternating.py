@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from sam_optax._combinators.skip_nonfinite import all_finite
 from sam_optax._internal import control_flow, extra_args, states, trees
 from sam_optax._internal.hyperparameters import check_transformation
 from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
@@ -192,7 +193,7 @@ def alternating(
 
             if not skip_nonfinite:
                 return proceed()
-            return control_flow.cond(control_flow.all_finite(tree), proceed, skip)
+            return control_flow.cond(all_finite(tree), proceed, skip)
 
         def ascend() -> Any:
             point, perturbation_state = perturb(updates)

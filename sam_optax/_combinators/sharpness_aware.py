@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._combinators import skip_nonfinite as skipping
 from sam_optax._combinators import step_info
 from sam_optax._combinators.across_devices import Devices
 from sam_optax._combinators.batch_parts import over_parts, plain_pass
@@ -21,6 +20,7 @@ from sam_optax._combinators.gradient_functions import (
     evaluations,
 )
 from sam_optax._combinators.perturbed_gradient import Gradients, PerturbedGradient
+from sam_optax._combinators.skip_nonfinite import all_finite, norm_is_finite, unless_nonfinite
 from sam_optax._combinators.step_info import StepInfo
 from sam_optax._internal import control_flow, extra_args, trees
 from sam_optax._internal.devices import AxisName, check_local
@@ -244,22 +244,27 @@ def sharpness_aware(
         found = control_flow.cond(perturbed, perturb, do_not_perturb)
         g, g_s = devices.mean((found.ascent, found.sharp))
 
-        new_state = state._replace(
-            step=optax.safe_increment(state.step),
-            perturbation_state=found.perturbation_state,
-            info=None if not info else step_info.collect(g, g_s, found.climb, norm_axis_name),
-        )
-        new_updates, base_state = base.update(
-            g_s, state.base_state, params, **base_extra(g, perturbed, found.value, extra)
-        )
-        new_state = new_state._replace(base_state=base_state)
+        def descend() -> tuple[optax.Updates, SharpnessAwareState]:
+            new_updates, base_state = base.update(
+                g_s, state.base_state, params, **base_extra(g, perturbed, found.value, extra)
+            )
+            return new_updates, state._replace(
+                step=optax.safe_increment(state.step),
+                perturbation_state=found.perturbation_state,
+                base_state=base_state,
+                info=step_info.collect(g, g_s, found.climb, norm_axis_name) if info else None,
+            )
+
         if skip_nonfinite:
-            # Also what led to the sharp gradient: it may be finite where the ascent was not.
-            evaluated = (g_s, g, found.perturbation_state)
-            counts = control_flow.all_finite(evaluated, norm_axis_name)
+            # Also what led to the sharp gradient: it may be finite where the ascent was not. (The
+            # norm of g is known, as a rule: perturbations divide by it.)
+            finite = norm_is_finite(g, norm_axis_name) & all_finite(g_s, norm_axis_name)
+            if ascent_steps > 1:
+                finite &= all_finite(found.perturbation_state, norm_axis_name)
             skipped = state._replace(skipped=optax.safe_increment(state.skipped))
-            new_state = skipping.select(counts, new_state, skipped)
-            new_updates = skipping.select(counts, new_updates, skipping.no_updates(new_updates))
+            new_updates, new_state = unless_nonfinite(finite, descend, skipped)
+        else:
+            new_updates, new_state = descend()
         return new_updates, new_state if found.value is None else FirstPassState(
             new_state, found.value
         )

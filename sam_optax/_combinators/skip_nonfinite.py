@@ -1,36 +1,52 @@
 """Dropping a step whose gradients are not finite."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from sam_optax._internal import trees
-
-
-def select(finite: jax.Array, new: Any, old: Any) -> Any:
-    """``new`` if the step counts, else ``old`` in the dtypes of ``new``.
-
-    Both are computed: each element is chosen where it is written, which costs no pass over memory.
-    """
-
-    def leaf(a: Any, b: Any) -> Any:
-        if a is b or not trees.is_device_array(a):
-            return a
-        if trees.is_inexact(a):
-            b = trees.cast_like(jnp.asarray(b), a)
-        return jnp.where(finite, a, b)
-
-    return jax.tree.map(leaf, new, old)
+from sam_optax._internal import control_flow, devices, trees, vectors
+from sam_optax._internal.devices import AxisName
 
 
-def no_updates(updates: Any) -> Any:
-    """Updates that leave every number as it is.
+def all_finite(tree: Any, axis_name: AxisName | None = None) -> jax.Array:
+    """Whether every element of every inexact leaf is finite, on all devices of the axis."""
+    finite = jnp.asarray(True)
+    for leaf in trees.inexact_leaves(tree):
+        if leaf.size:  # NaN is larger than anything
+            finite &= jnp.isfinite(jnp.max(jnp.abs(leaf)))
+    return devices.all_true(finite, axis_name)
+
+
+def norm_is_finite(tree: Any, axis_name: AxisName | None = None) -> jax.Array:
+    """Whether the norm is finite, on all devices of the axis."""
+    return devices.all_true(jnp.isfinite(vectors.norm(tree, axis_name)), axis_name)
+
+
+def unless_nonfinite(
+    finite: jax.Array,
+    descend: Callable[[], tuple[optax.Updates, Any]],
+    skipped: Any,
+) -> tuple[optax.Updates, Any]:
+    """``descend()``, or no updates and the state ``skipped`` in the dtypes of the new one."""
+    descend = control_flow.trace_once(descend, finite)
+
+    def skip() -> tuple[optax.Updates, Any]:
+        updates, state = jax.eval_shape(descend)
+        return (
+            jax.tree.map(_no_update, updates),
+            trees.map_inexact(lambda old, new: old.astype(new.dtype), skipped, state),
+        )
+
+    return control_flow.cond(finite, descend, skip)
+
+
+def _no_update(shape: Any) -> Any:
+    """An update that leaves every number as it is.
 
     −0.0 is the additive identity; adding +0.0 flips the sign of −0.0.
     """
-
-    def leaf(u: Any) -> Any:
-        return jnp.full_like(u, -0.0) if trees.is_inexact(u) else trees.zeros_like(u)
-
-    return jax.tree.map(leaf, updates)
+    zeros = devices.zeros(shape)
+    return -zeros if trees.is_inexact(shape) else zeros

@@ -70,11 +70,3 @@ def mean_of(f: Callable[[Any], Any], n: int, params: Any) -> Any:
     indices = jnp.arange(n, dtype=jnp.int32)
     total, _ = lax.scan(lambda t, i: (add(t, f(i)), None), start, indices)
     return trees.map_inexact(lambda t, z: trees.cast_like(t / n, z), total, zeros)
-
-
-def all_finite(tree: Any, axis_name: devices.AxisName | None = None) -> Any:
-    """Whether every element of every inexact leaf is finite, on all devices of the axis."""
-    finite = jnp.asarray(True)
-    for leaf in trees.inexact_leaves(tree):
-        finite &= jnp.all(jnp.isfinite(leaf))
-    return devices.all_true(finite, axis_name)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from sam_optax._internal import extra_args, states, trees
+from sam_optax._internal import control_flow, extra_args, states, trees
 
 TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
 """Extra arguments of the perturbations that line up with the params, leaf by leaf."""
@@ -165,8 +165,13 @@ def perturbed_params(
     perturb_dtype: Any | None,
     extra: dict[str, Any],
 ) -> tuple[optax.Params, optax.OptState]:
-    """What ``perturb_fn`` returns, also with functions and names of axes among the arguments."""
-    perturb = method.perturb_fn if trees.all_arrays(extra) else functools.partial(displace, method)
+    """What ``perturb_fn`` returns, also with functions and names of axes among the arguments.
+
+    It is jitted where nobody else jits it; inside a larger program that would only keep the
+    compiler from sharing what both compute (norms).
+    """
+    jitted = trees.all_arrays(extra) and not control_flow.is_traced(params, grads, state, extra)
+    perturb = method.perturb_fn if jitted else functools.partial(displace, method)
     return perturb(params, grads, state, perturb_dtype=perturb_dtype, **extra)
 
 
