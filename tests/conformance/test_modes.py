@@ -1,0 +1,195 @@
+"""Every kind of method in JAX's modes: debugging, checking, promotion, rematerialization."""
+
+import contextlib
+import functools
+import gc
+
+import jax
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close, batches, init_mlp, mlp_loss
+from jax.experimental import checkify
+from methods import KINDS, make
+
+import sam_optax
+
+PARAMS = init_mlp()
+X, Y = (x[0] for x in batches(1))
+BASE = optax.sgd(0.05, momentum=0.9)
+KEY = jax.random.key(0)
+OPTIONS = {
+    "none": {},
+    "skip": {"skip_nonfinite": True},
+    "info": {"info": True},
+    "every": {"when": sam_optax.every(2)},
+    "bernoulli": {"when": sam_optax.bernoulli(0.5, key=KEY)},
+    "steps": {"ascent_steps": 2},
+    "groups": {"groups": 5},
+}
+CASES = [(name, "none") for name in KINDS] + [("sam", option) for option in OPTIONS if option]
+
+
+def grad_fn(params, *group):
+    if not group:
+        return jax.grad(mlp_loss)(params, X, Y)
+    x, y = (jax.lax.dynamic_slice_in_dim(a, group[0], 1) for a in (X, Y))
+    return jax.grad(mlp_loss)(params, x, y)
+
+
+@functools.cache
+def optimizer(name, option):
+    return sam_optax.sharpness_aware(BASE, make(name), **OPTIONS[option])
+
+
+def step(tx, params, state):
+    updates, state = tx.update(None, state, params, grad_fn=grad_fn)
+    return optax.apply_updates(params, updates), state
+
+
+@functools.cache
+def after_two_steps(name, option):
+    tx = optimizer(name, option)
+    state = PARAMS, tx.init(PARAMS)
+    jitted = jax.jit(functools.partial(step, tx))
+    return jitted(*jitted(*state))[0]
+
+
+@contextlib.contextmanager
+def rank_promotion():
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+MODES = {
+    "disable_jit": lambda: jax.disable_jit(),
+    "debug_nans": lambda: jax.debug_nans(True),
+    "debug_infs": lambda: jax.debug_infs(True),
+    "strict_promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "rank_promotion": lambda: jax.numpy_rank_promotion("raise"),
+    "debug_key_reuse": lambda: jax.debug_key_reuse(True),
+    "check_tracer_leaks": lambda: jax.checking_leaks(),
+}
+SLOW = {"disable_jit", "check_tracer_leaks"}
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(m, marks=pytest.mark.slow) if m in SLOW else m for m in MODES]
+)
+@pytest.mark.parametrize(("name", "option"), CASES)
+def test_mode(name, option, mode):
+    if mode in ("rank_promotion", "strict_promotion"):
+        # The network of the tests adds a bias to a batch; its gradients are taken outside.
+        grads = jax.jit(grad_fn)(PARAMS)
+        fixed = lambda params, *group: grads
+    else:
+        fixed = grad_fn
+    tx = optimizer(name, option)
+
+    def one(params, state):
+        updates, state = tx.update(None, state, params, grad_fn=fixed)
+        return optax.apply_updates(params, updates), state
+
+    run = one if mode == "disable_jit" else jax.jit(one)
+    with MODES[mode]():
+        for _ in range(2):  # init, too, twice
+            state = tx.init(PARAMS)
+        params, state = run(PARAMS, state)
+        params, state = run(params, state)
+    if fixed is grad_fn:
+        assert_close(params, after_two_steps(name, option), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "option"), CASES)
+def test_checkify(name, option):
+    tx = optimizer(name, option)
+    errors = checkify.float_checks | checkify.user_checks
+    checked = jax.jit(checkify.checkify(functools.partial(step, tx), errors=errors))
+    error, (params, _) = checked(PARAMS, tx.init(PARAMS))
+    assert error.get() is None
+    assert np.all(np.isfinite(params["layer0"]["kernel"]))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_derivatives_through_a_step(name):
+    """With and without rematerialization, and finite also where all gradients are zero."""
+    tx = optimizer(name, "none")
+
+    def outcome(params, scale=1.0):
+        scaled = lambda p: jax.tree.map(lambda g: scale * g, grad_fn(p))
+        updates, _ = tx.update(None, tx.init(params), params, grad_fn=scaled)
+        return mlp_loss(optax.apply_updates(params, updates), X, Y)
+
+    plain = jax.jit(jax.grad(outcome))(PARAMS)
+    again = jax.jit(jax.grad(jax.checkpoint(outcome)))(PARAMS)
+    assert_close(again, plain, rtol=1e-5)
+    at_zero = jax.jit(jax.grad(outcome, argnums=(0, 1)))(PARAMS, 0.0)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(at_zero))
+
+
+class Compilations:
+    """Counts compilations while it is entered."""
+
+    def __enter__(self):
+        self.count = 0
+        self.active = True
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def _listen(self, event, duration, **kwargs):
+        self.count += self.active and "backend_compile" in event
+
+    def __exit__(self, *error):
+        self.active = False
+
+
+def eager_steps():
+    key = jax.random.key(0)
+    sam = sam_optax.sam(0.1)
+    aware = sam_optax.sharpness_aware
+    accumulated = lambda: sam_optax.accumulate(grad_fn, 5)
+    return {
+        "plain": (aware(BASE, sam), lambda: grad_fn),
+        "groups": (aware(BASE, sam, groups=5), lambda: lambda p, i: grad_fn(p, i)),
+        "accumulate": (aware(BASE, sam), accumulated),
+        "samples": (aware(BASE, sam_optax.low_pass(0.1, 4, key=key)), lambda: lambda p: grad_fn(p)),
+        "steps": (aware(BASE, sam, ascent_steps=4), lambda: lambda p: grad_fn(p)),
+        "skip": (aware(BASE, sam, skip_nonfinite=True), lambda: lambda p: grad_fn(p)),
+        "info": (aware(BASE, sam, info=True), lambda: lambda p: grad_fn(p)),
+        "every": (aware(BASE, sam, when=sam_optax.every(2)), lambda: lambda p: grad_fn(p)),
+        "fsam": (aware(BASE, sam_optax.fsam(0.1)), lambda: lambda p: grad_fn(p)),
+        "rsam": (aware(BASE, sam_optax.rsam(0.1, key=key)), lambda: lambda p: grad_fn(p)),
+    }
+
+
+@pytest.mark.parametrize("name", eager_steps())
+def test_nothing_compiles_after_the_first_steps_without_jit(name):
+    """With a new gradient function at every step, as a loop over batches writes it."""
+    tx, make_grad_fn = eager_steps()[name]
+    params, state = PARAMS, tx.init(PARAMS)
+
+    def steps(n):
+        nonlocal params, state
+        for _ in range(n):
+            updates, state = tx.update(None, state, params, grad_fn=make_grad_fn())
+            params = optax.apply_updates(params, updates)
+
+    steps(2)
+    with Compilations() as compilations:
+        steps(4)
+    assert compilations.count == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["groups", "accumulate", "samples", "rsam"])
+def test_memory_is_flat_without_jit(name):
+    tx, make_grad_fn = eager_steps()[name]
+    params, state = PARAMS, tx.init(PARAMS)
+    alive = []
+    for i in range(200):
+        updates, state = tx.update(None, state, params, grad_fn=make_grad_fn())
+        params = optax.apply_updates(params, updates)
+        if i in (20, 199):
+            gc.collect()
+            alive.append(len(jax.live_arrays()))
+    assert alive[1] <= alive[0] + 2
