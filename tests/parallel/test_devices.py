@@ -65,7 +65,7 @@ def steps(tx, loss, n=1):
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize(("sync", "gradient"), [(True, 1.1), (False, 1.0)])
-def test_case_25(runner, sync, gradient):
+def test_two_devices_by_hand(runner, sync, gradient):
     tx = sam_optax.sharpness_aware(
         optax.sgd(1.0), sam_optax.sam(0.1), axis_name="batch", sync_perturbation=sync
     )
