@@ -131,7 +131,7 @@ def test_fsam_average_sees_the_mean_gradient():
 
 
 def test_rsam_draws_differ_between_devices_and_come_from_one_key():
-    method = make("rsam", 0.1)
+    method = make("rsam", 0.1, gamma=0.3)
     params = {"w": jnp.ones((4, 4))}
     state = method.init(params)
     draws = [method.start_fn(params, state, draw_index=i)["w"] for i in (0, 1, 1)]
