@@ -1,6 +1,7 @@
 """Configuration of the whole test suite."""
 
 import os
+import pathlib
 from collections.abc import Iterator
 
 import pytest
@@ -26,3 +27,18 @@ def _compiled_programs_do_not_pile_up(request: pytest.FixtureRequest) -> Iterato
         import jax
 
         jax.clear_caches()
+
+
+CONFORMANCE = pathlib.Path(__file__).parent / "conformance"
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The suite of all methods is slow: one of each kind and formula is for every day."""
+    from methods import FORMULAS, KINDS, METHODS
+
+    rare = set(METHODS) - {*KINDS, *FORMULAS}
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.path.parent == CONFORMANCE and parameters.get("name") in rare:
+            item.add_marker(pytest.mark.slow)

@@ -140,7 +140,7 @@ def test_what_is_known_does_not_come_back(shift):
     assert (values[-1] < -7.9) == (shift < -8)  # with shift 0 there is a value near 0
 
 
-def test_case_29_names_what_is_returned():
+def test_names_what_is_returned():
     loss = quadratic([1.0, -5.0])
     for which, value in (("algebraic", 1.0), ("magnitude", -5.0)):
         found = analysis.hessian_eigenvalues(loss, jnp.ones(2), 1, which=which)

@@ -7,6 +7,8 @@ import pytest
 from sam_optax import analysis
 from sam_optax.experiments import data, ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def small(monkeypatch):

@@ -12,7 +12,7 @@ from sam_optax import analysis
 
 
 def test_rise_at_a_minimum():
-    """Case 30: the worst rise is ρ²λ₁/2 = .02, and one gradient step sees none of it."""
+    """The worst rise is ρ²λ₁/2 = .02, and one gradient step sees none of it."""
     loss, w = quadratic([4.0, 1.0]), jnp.zeros(2)
     found = analysis.sharpness(loss, w, rho=0.1)
     assert float(found.value) == pytest.approx(0.02, rel=1e-4)

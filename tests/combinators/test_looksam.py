@@ -91,7 +91,7 @@ def test_limits():
         ([1, 2], [-2, 1], [-2, 1]),
     ],
 )
-def test_case_13(g, g_s, g_v):
+def test_orthogonal_part_by_hand(g, g_s, g_v):
     """Over the whole tree: leaf by leaf, nothing of one-element leaves is orthogonal."""
     cut = lambda x: {"a": jnp.array(x[:1], jnp.float32), "b": jnp.array(x[1:], jnp.float32)}
     state, out = step(cut(g), cut(g_s))

@@ -37,7 +37,7 @@ def train(tx, grad_of, batches=BATCHES):
 
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("scale", [1024.0, 2.0**15])
-def test_case_19_static_scale(name, scale):
+def test_static_scale(name, scale):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.1))
     plain = train(tx, jax.grad(loss))
 

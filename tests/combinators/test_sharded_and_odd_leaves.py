@@ -1,4 +1,4 @@
-"""Small cases with known right values: sharded arrays, and leaves that are no float arrays."""
+"""Sharded arrays, and leaves that are not floating-point arrays."""
 
 import equinox as eqx
 import jax
@@ -14,11 +14,11 @@ import sam_optax
 
 KEY = jax.random.key(0)
 
-# Case 26: a norm over shards.
+# A norm over shards.
 
 
 @pytest.mark.parametrize("name", ["sam", "fsam"])
-def test_case_26_sharded_gradient(name):
+def test_sharded_gradient(name):
     mesh = jax.make_mesh((2,), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     g = jax.device_put(jnp.array([3.0, 4.0]), sharding)
@@ -29,7 +29,7 @@ def test_case_26_sharded_gradient(name):
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_case_26_sharding_changes_nothing(name):
+def test_sharding_changes_nothing(name):
     mesh = jax.make_mesh((2,), ("data",))
     rng = np.random.default_rng(0)
     w, g = (
@@ -47,11 +47,11 @@ def test_case_26_sharding_changes_nothing(name):
         assert_close(step(*sharded), expected, 1e-6)
 
 
-# Case 28: leaves that are no floating-point arrays.
+# Leaves that are no floating-point arrays.
 
 
 @pytest.mark.parametrize("name", ["asam", "rsam"])
-def test_case_28_equinox_module(name):
+def test_equinox_module(name):
     model = eqx.nn.MLP(2, 1, 3, 1, key=KEY)  # holds activation functions
     x = jnp.array([[0.3, -1.0], [1.0, 2.0]])
 
@@ -83,7 +83,7 @@ def test_case_28_equinox_module(name):
 
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("gradient_of_n", ["float0", "none", "zeros"])
-def test_case_28_integer_leaf(name, gradient_of_n):
+def test_integer_leaf(name, gradient_of_n):
     params = {"w": jnp.array([3.0, 4.0]), "n": jnp.array([1, 2], jnp.int32)}
 
     def grad_fn(p):
@@ -114,7 +114,7 @@ def test_case_28_integer_leaf(name, gradient_of_n):
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_case_28_frozen_subtree(name):
+def test_frozen_subtree(name):
     """A frozen backbone: no displacement and no update, but grad_fn sees it."""
     params = {
         "backbone": {"k": jnp.full((2, 2), 2.0)},

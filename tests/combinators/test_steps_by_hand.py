@@ -1,4 +1,4 @@
-"""Small cases with known right values: the combinator."""
+"""Steps of `sharpness_aware` whose right values are known by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +48,11 @@ def train(tx, params, steps, *, seed=1, state=None, sharp=True):
     return history
 
 
-# Case 10: radius 0 is the base optimizer, exactly.
+# Radius 0 is the base optimizer, exactly.
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_case_10_by_hand(name):
+def test_radius_0_by_hand(name):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), make(name, 0.0))
     base = optax.sgd(0.1)
     x = y = jnp.array(1.0)
@@ -67,7 +67,7 @@ def test_case_10_by_hand(name):
 
 
 @pytest.mark.parametrize(("name", "base_name"), [(n, "sgd") for n in FOUR] + [("sam", "adamw")])
-def test_case_10_is_the_base_optimizer(name, base_name):
+def test_radius_0_is_the_base_optimizer(name, base_name):
     params, base = init_mlp(), {"sgd": SGD, "adamw": ADAMW}[base_name]
     sharp = train(sam_optax.sharpness_aware(base, make(name, 0.0)), params, 4)
     plain = train(base, params, 4, sharp=False)
@@ -76,11 +76,11 @@ def test_case_10_is_the_base_optimizer(name, base_name):
         assert_same(state.base_state, base_state)
 
 
-# Case 11: schedules and edits of hyperparameters.
+# Schedules and edits of hyperparameters.
 
 
 @pytest.mark.parametrize("name", ["sam", "fsam", "rsam"])
-def test_case_11_schedule_of_the_radius(name):
+def test_schedule_of_the_radius(name):
     learning_rates = []
 
     def learning_rate(count):
@@ -106,7 +106,7 @@ def test_case_11_schedule_of_the_radius(name):
 
 
 @pytest.mark.parametrize("placement", ["around", "perturbation"])
-def test_case_11_edits_of_the_radius_without_a_retrace(placement):
+def test_edits_of_the_radius_without_a_retrace(placement):
     if placement == "around":
         tx = optax.inject_hyperparams(
             lambda rho: sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(rho))
@@ -131,23 +131,23 @@ def test_case_11_edits_of_the_radius_without_a_retrace(placement):
     assert step.calls <= 2
 
 
-# Case 14: decoupled weight decay uses w.
+# Decoupled weight decay uses w.
 
 
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("rho", [0.0, 0.5, 5.0])
-def test_case_14_decoupled_weight_decay(name, rho):
+def test_decoupled_weight_decay(name, rho):
     tx = sam_optax.sharpness_aware(optax.adamw(1.0, weight_decay=0.5), make(name, rho))
     w = jnp.array([3.0, 4.0])
     updates, _ = tx.update(None, tx.init(w), w, grad_fn=lambda w: jnp.array([1.0, 2.0]))
     np.testing.assert_allclose(updates, [-2.5, -3.0], rtol=1e-5)
 
 
-# Case 15: clipping bounds the update inside base_tx only.
+# Clipping bounds the update inside base_tx only.
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_case_15_clipping(name):
+def test_clipping_bounds_the_update_alone(name):
     hessian, w, clip = jnp.array([10.0, 1.0]), jnp.array([1.0, 1.0]), 1.0
     grad_fn = lambda w: hessian * w
     inside = sam_optax.sharpness_aware(
@@ -164,11 +164,11 @@ def test_case_15_clipping(name):
     assert norms[1] > 10
 
 
-# Case 16: the first steps are the base optimizer's.
+# The first steps are the base optimizer's.
 
 
 @pytest.mark.parametrize(("name", "n"), [("sam", 0), *((name, 2) for name in FOUR)])
-def test_case_16_start_at_step_n(name, n):
+def test_start_at_step_n(name, n):
     base, params = SGD, init_mlp()
     delayed = train(
         sam_optax.sharpness_aware(base, make(name, 0.5), when=sam_optax.after(n)), params, 4
@@ -189,11 +189,11 @@ def test_case_16_start_at_step_n(name, n):
         assert_close(delayed[n][0], optax.apply_updates(plain[n - 1][0], updates), 1e-5)
 
 
-# Case 17: extra arguments.
+# Extra arguments.
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_case_17_value_reaches_reduce_on_plateau(jit):
+def test_value_reaches_reduce_on_plateau(jit):
     tx = sam_optax.sharpness_aware(
         optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(factor=0.5, patience=2)),
         sam_optax.sam(0.05),
@@ -210,12 +210,12 @@ def test_case_17_value_reaches_reduce_on_plateau(jit):
     assert float(state.base_state[1].scale) == 0.5
 
 
-# Case 18: low-precision params.
+# Low-precision params.
 
 
 @pytest.mark.parametrize("perturb_dtype", [None, jnp.float32])
 @pytest.mark.parametrize("name", FOUR)
-def test_case_18_params_are_restored_bit_for_bit(name, perturb_dtype):
+def test_params_are_restored_bit_for_bit(name, perturb_dtype):
     w = {"w": jnp.array([1, 100, 0.001], jnp.bfloat16)}
     tx = sam_optax.sharpness_aware(optax.sgd(0.0), make(name, 0.05), perturb_dtype=perturb_dtype)
     state = tx.init(w)
@@ -229,7 +229,7 @@ def test_case_18_params_are_restored_bit_for_bit(name, perturb_dtype):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_case_18_float32_point_keeps_the_displacement(dtype):
+def test_float32_point_keeps_the_displacement(dtype):
     """In bfloat16 the middle element's ε is rounded away: its spacing at 100 is .5."""
     w, g = {"w": jnp.array([1, 100, 0.001], dtype)}, {"w": jnp.ones(3, dtype)}
     exact = np.float64(np.asarray(w["w"], np.float32)) + 0.05 / np.sqrt(3)

@@ -13,6 +13,8 @@ from sam_optax.experiments.bench_models import Problem
 from sam_optax.experiments.bench_report import ModelResult, StepResult
 from sam_optax.experiments.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 def tiny(batch_size):
     batch = jnp.ones((batch_size, 3)), jnp.ones((batch_size, 2))

@@ -12,6 +12,8 @@ from helpers import init_mlp, mlp
 import sam_optax
 from sam_optax.experiments.bench_measure import compiled_cost
 
+pytestmark = pytest.mark.slow
+
 LAYERS, WIDTH, BATCH = 3, 128, 256
 KEY = jax.random.key(0)
 BASE = optax.sgd(0.1, momentum=0.9)

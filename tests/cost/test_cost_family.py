@@ -9,6 +9,8 @@ from sam_optax.experiments import bench_handwritten
 from sam_optax.experiments.bench_family import FAMILY, FRACTION
 from sam_optax.experiments.bench_methods import base_step
 
+pytestmark = pytest.mark.slow
+
 BY_HAND = [name for name, entry in FAMILY.items() if entry.handwritten is not None]
 # Gradients a step evaluates; those of a branch are counted with it.
 GRADIENTS = {"part": 1 + FRACTION, "momentum": 1, "low_pass": 1, "looksam": 2, "every": 2}

@@ -14,6 +14,8 @@ from sam_optax.experiments.bench_handwritten import Step, descend, guarded_norm
 from sam_optax.experiments.bench_measure import jit
 from sam_optax.experiments.bench_methods import METHODS, base_step, optax_contrib_step
 
+pytestmark = pytest.mark.slow
+
 # What is allowed above the hand-written step.
 ALLOWED = {"flops": 0.005, "bytes_accessed": 0.02, "temp_bytes": 0.02}
 # A hand-written step that costs much more than the library's would prove nothing.

@@ -15,6 +15,8 @@ from sam_optax.experiments.bench_handwritten import guarded_norm
 from sam_optax.experiments.bench_measure import compile_step, state_bytes
 from sam_optax.experiments.bench_methods import METHODS, base_step, library_step
 
+pytestmark = pytest.mark.slow
+
 KERNEL = 1024 * 1024
 # What talks to the host or to other devices, or stands for a library's random generator.
 FOREIGN = {

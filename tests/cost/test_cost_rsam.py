@@ -8,6 +8,8 @@ time is not deterministic, but grows with the size of the optimized program.
 import pytest
 from cost_programs import handwritten, library, ratios
 
+pytestmark = pytest.mark.slow
+
 SAM = handwritten("sam")
 BOUNDS = {"flops": 1.04, "bytes_accessed": 1.35, "temp_bytes": 1.06}
 MOST_INSTRUCTIONS = 1.5

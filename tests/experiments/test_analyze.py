@@ -16,6 +16,8 @@ from sam_optax.experiments import analyze, data, models, results
 from sam_optax.experiments.analyze import Analyze
 from sam_optax.experiments.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 STEPS = ["--steps", "3", "--lanczos-steps", "8"]
 
 

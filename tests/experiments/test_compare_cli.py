@@ -102,6 +102,7 @@ def run(archive, tmp_path_factory):
     return subprocess.run(command, capture_output=True, text=True, timeout=300), out
 
 
+@pytest.mark.slow
 def test_the_table_is_on_standard_output_and_the_progress_on_standard_error(run):
     process, out = run
     assert process.returncode == 0, process.stderr
@@ -113,6 +114,7 @@ def test_the_table_is_on_standard_output_and_the_progress_on_standard_error(run)
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", process.stdout + process.stderr)
 
 
+@pytest.mark.slow
 def test_the_files_hold_the_results(run):
     _, out = run
     assert {path.name for path in out.iterdir()} == FILES
@@ -131,6 +133,7 @@ def test_the_files_hold_the_results(run):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_params_are_those_of_the_results(run, archive):
     _, out = run
     params = results.load_params(out / "params.npz")["sgd"][1]
@@ -181,6 +184,7 @@ def test_an_interrupt_leaves_nothing_behind(capsys, monkeypatch, archive, tmp_pa
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+@pytest.mark.slow
 def test_a_real_interrupt_in_the_middle_of_the_training(tmp_path):
     out = tmp_path / "new"
     command = [sys.executable, "-m", "sam_optax", "compare", "--methods", "sgd", "--epochs", "9999"]

@@ -12,6 +12,8 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.family import METHODS
 from sam_optax.experiments.methods import Base, Step, check
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(3)
 X = jax.random.normal(jax.random.key(1), (40, 3))
 Y = jax.random.randint(jax.random.key(2), (40,), 0, 2)

@@ -13,6 +13,8 @@ import pytest
 
 from sam_optax.experiments import results
 
+pytestmark = pytest.mark.slow
+
 EPOCHS = 100
 DEADLINE = 120
 FILES = ("params.npz", "curves.png", "bars.png", "steps.png", "results.csv", "results.json")

@@ -9,6 +9,8 @@ from sam_optax.experiments import checkpoint_file, data, models, task, training
 from sam_optax.experiments.checkpoints import Checkpoints
 from sam_optax.experiments.family import METHODS
 
+pytestmark = pytest.mark.slow
+
 EPOCHS = 4
 IDENTITY = {"settings": {}, "hyperparameters": {}, "data": ""}
 CHOSEN = {name: METHODS[name].variant() for name in ("rsam", "fsam")}

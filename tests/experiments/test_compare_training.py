@@ -10,6 +10,8 @@ import sam_optax
 from sam_optax.experiments import data, evaluation, models, task, training
 from sam_optax.experiments.family import DEFAULT, METHODS
 
+pytestmark = pytest.mark.slow
+
 EPOCHS, BATCH = 2, 12
 
 

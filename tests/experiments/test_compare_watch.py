@@ -11,6 +11,8 @@ import sam_optax
 from sam_optax.experiments.family import METHODS
 from sam_optax.experiments.methods import Base, Step
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (20, 3))
 Y = jax.random.randint(jax.random.key(2), (20,), 0, 2)

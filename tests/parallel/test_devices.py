@@ -65,7 +65,7 @@ def steps(tx, loss, n=1):
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize(("sync", "gradient"), [(True, 1.1), (False, 1.0)])
-def test_case_25(runner, sync, gradient):
+def test_two_devices_by_hand(runner, sync, gradient):
     tx = sam_optax.sharpness_aware(
         optax.sgd(1.0), sam_optax.sam(0.1), axis_name="batch", sync_perturbation=sync
     )
@@ -131,7 +131,7 @@ def test_fsam_average_sees_the_mean_gradient():
 
 
 def test_rsam_draws_differ_between_devices_and_come_from_one_key():
-    method = make("rsam", 0.1)
+    method = make("rsam", 0.1, gamma=0.3)
     params = {"w": jnp.ones((4, 4))}
     state = method.init(params)
     draws = [method.start_fn(params, state, draw_index=i)["w"] for i in (0, 1, 1)]

@@ -81,7 +81,7 @@ def test_plain_steps_of_groups_are_the_base_optimizer():
     np.testing.assert_allclose(given, -5.0)
 
 
-def test_case_24():
+def test_accumulation_averages_both_passes():
     grad_fn = sam_optax.accumulate(lambda w, i: A[i] * w, 2)
     tx = sam_optax.sharpness_aware(optax.sgd(1.0), sam_optax.sam(0.1))
     w = jnp.ones(())
@@ -90,7 +90,7 @@ def test_case_24():
 
 
 def test_multi_steps_around_is_not_accumulation():
-    """Its second pass sees the last microbatch only: the control of case 24."""
+    """Its second pass sees the last microbatch only: the control of the test above."""
     tx = optax.MultiSteps(
         sam_optax.sharpness_aware(optax.sgd(1.0), sam_optax.sam(0.1)), every_k_schedule=2
     ).gradient_transformation()

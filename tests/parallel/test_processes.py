@@ -9,6 +9,8 @@ import sys
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = pathlib.Path(__file__).with_name("two_processes.py")
 
 

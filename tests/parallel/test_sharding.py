@@ -100,7 +100,7 @@ def test_perturbing_moves_no_array(name):
         assert leaf.sharding.is_equivalent_to(param.sharding, leaf.ndim)
 
 
-def test_case_26():
+def test_a_norm_spans_all_shards():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AUTO,))
     grads = jax.device_put(jnp.array([3.0, 4.0]), NamedSharding(mesh, P("data")))
     method = sam_optax.sam(0.5)

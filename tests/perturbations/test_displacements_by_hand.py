@@ -1,10 +1,4 @@
-"""Small cases with known right values: perturbations.
-
-What users of other implementations ran into, each with the kind that it stands for. Scale
-invariance has its own file (``test_theorems_asam.py``), and so have the covariance of R-SAM's noise
-(``test_noise.py``), sharded arrays and odd leaves (``test_cases_trees.py``), the combinator's
-cases (``test_cases_combinator.py``) and those of training loops (``test_cases_loops.py``).
-"""
+"""Displacements whose right values are known by hand, for methods of every kind."""
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +18,12 @@ def displacement(method, grads, params=None):
     return method.update(grads, method.init(grads if params is None else params), params)[0]
 
 
-# Case 1: zero gradients.
+# Zero gradients.
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("name", ["sam", "sam_1", "sam_3", "asam", "fsam", "rsam"])
-def test_case_1_zero_gradient(name, dtype):
+def test_zero_gradient(name, dtype):
     with precision(dtype):
         params = {"w": jnp.ones(3, dtype), "k": jnp.ones((2, 1, 2), dtype)}
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -54,7 +48,7 @@ def test_case_1_zero_gradient(name, dtype):
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
 @pytest.mark.parametrize("name", ["sam", "sam_3", "asam", "fsam", "rsam"])
-def test_case_1_zero_second_gradient(name, dtype):
+def test_zero_second_gradient(name, dtype):
     with precision(dtype):
         params = {"w": jnp.ones(3, dtype)}
         base = optax.adam(0.1, eps=1e-4)  # the default, 1e-8, is 0 in float16
@@ -69,7 +63,7 @@ def test_case_1_zero_second_gradient(name, dtype):
         np.testing.assert_array_equal(vector(updates), 0)
 
 
-# Case 2: the sharp gradient is the gradient at w + ε.
+# The sharp gradient is the gradient at w + ε.
 
 
 @pytest.mark.parametrize(
@@ -77,7 +71,7 @@ def test_case_1_zero_second_gradient(name, dtype):
 )
 @pytest.mark.parametrize("grads_given", [True, False])
 @pytest.mark.parametrize("name", ["sam", "sam_1", "sam_3", "sam_inf", "fsam"])
-def test_case_2_parabola(name, x, rho, sharp, grads_given):
+def test_sharp_gradient_of_a_parabola(name, x, rho, sharp, grads_given):
     tx = sam_optax.sharpness_aware(optax.sgd(1.0), make(name, rho))
     grad_fn = jax.grad(lambda x: x**2)
     x = jnp.array(x)
@@ -86,11 +80,11 @@ def test_case_2_parabola(name, x, rho, sharp, grads_given):
     assert float(updates) == pytest.approx(-sharp, rel=1e-6)
 
 
-# Case 3: one norm over the tree, over the perturbed leaves only.
+# One norm over the tree, over the perturbed leaves only.
 
 
 @pytest.mark.parametrize("rho", [0.1, 2.0])
-def test_case_3_norm_over_the_tree(rho):
+def test_norm_over_the_tree(rho):
     grads = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}
     eps = displacement(sam_optax.sam(rho), grads)
     np.testing.assert_allclose(vector(eps), [rho * 0.6, rho * 0.8], rtol=1e-6)
@@ -98,7 +92,7 @@ def test_case_3_norm_over_the_tree(rho):
 
 @pytest.mark.parametrize("rho", [0.1, 2.0])
 @pytest.mark.parametrize("chosen", ["a", "b"])
-def test_case_3_norm_over_the_perturbed_leaves(rho, chosen):
+def test_norm_over_the_perturbed_leaves(rho, chosen):
     grads = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}
     params = {"a": jnp.array([1.0]), "b": jnp.array([-0.0])}
     method = sam_optax.perturb_only(sam_optax.sam(rho), {k: k == chosen for k in params})
@@ -108,10 +102,10 @@ def test_case_3_norm_over_the_perturbed_leaves(rho, chosen):
     np.testing.assert_array_equal(eps[other], 0)
 
 
-# Case 4: ASAM by hand.
+# ASAM by hand.
 
 
-def test_case_4_asam():
+def test_asam_by_hand():
     w, g = {"w": jnp.array([2.0, -0.5])}, {"w": jnp.array([1.0, 1.0])}
     eps = displacement(sam_optax.asam(0.5, 0.0), g, w)
     np.testing.assert_allclose(eps["w"], [0.970143, 0.060634], atol=1e-6)
@@ -123,7 +117,7 @@ def test_case_4_asam():
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3, np.inf])
 @pytest.mark.parametrize("normalization", ["elementwise", "filterwise"])
 @pytest.mark.parametrize("shape", [(3,), (2, 2, 3)])
-def test_case_4_zero_weights_and_no_eta(p, normalization, shape):
+def test_zero_weights_and_no_eta(p, normalization, shape):
     w, g = {"w": jnp.zeros(shape)}, {"w": jnp.ones(shape)}
     method = sam_optax.asam(0.5, 0.0, p=p, normalization=normalization)
     np.testing.assert_array_equal(displacement(method, g, w)["w"], 0)
@@ -134,14 +128,14 @@ def test_case_4_zero_weights_and_no_eta(p, normalization, shape):
     assert int(jnp.count_nonzero(eps)) == 1
 
 
-# Case 6: F-SAM's orders.
+# F-SAM's orders.
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [({}, (-0.5, 1.0)), ({"ema_start": "zero", "subtract": "new"}, (-0.045, 0.95))],
 )
-def test_case_6_orders_of_fsam(options, expected):
+def test_orders_of_fsam(options, expected):
     method = sam_optax.remove_full_gradient(0.5, 0.9, **options)
     state = method.init(jnp.zeros(2))
     for g in ([1.0, 0.0], [0.0, 1.0]):
@@ -150,7 +144,7 @@ def test_case_6_orders_of_fsam(options, expected):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_case_6_constant_gradient(dtype):
+def test_constant_gradient(dtype):
     with precision(dtype):
         g = jnp.array([0.3, -0.7], dtype)
         method = sam_optax.fsam(0.1, 1.0, 0.9)
@@ -160,28 +154,28 @@ def test_case_6_constant_gradient(dtype):
         np.testing.assert_array_equal(np.asarray(eps, np.float64), 0)
 
 
-# Case 7: R-SAM (its covariance: test_noise.py; γ = 0 and keys: test_rsam.py).
+# R-SAM (its covariance: test_noise.py; γ = 0 and keys: test_rsam.py).
 
 
 @pytest.mark.parametrize("rho", [0.05, 3.0])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_case_7_radius_of_rsam(rho, scale):
+def test_radius_of_rsam(rho, scale):
     w = {"k": jnp.ones((3, 2)), "b": jnp.ones(2)}
     eps = displacement(sam_optax.rsam(rho, key=KEY), jax.tree.map(lambda x: scale * x, w), w)
     assert norm(eps) == pytest.approx(rho, rel=1e-6)
 
 
-# Case 8: p = ∞.
+# SAM with p = ∞.
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_case_8_p_inf(dtype):
+def test_sam_with_p_inf_by_hand(dtype):
     with precision(dtype):
         eps = displacement(sam_optax.sam(0.25, p=np.inf), jnp.array([1e-3, -7, 0], dtype))
         np.testing.assert_array_equal(np.asarray(eps, np.float64), [0.25, -0.25, 0])
 
 
-# Case 9: the whole range of each dtype.
+# The whole range of each dtype.
 
 RANGES = {
     jnp.float16: (6e-8, 1e-4, 300, 65504),
@@ -194,7 +188,7 @@ RANGES = {
 @pytest.mark.parametrize(("dtype", "value"), [(d, v) for d, vs in RANGES.items() for v in vs])
 @pytest.mark.parametrize("count", [1, 100])
 @pytest.mark.parametrize("name", ["sam", "sam_3", "asam", "fsam"])
-def test_case_9_range(name, dtype, value, count):
+def test_range(name, dtype, value, count):
     with precision(dtype):
         grads = {"bias": jnp.full((count,), value, dtype)}  # a bias: ASAM's T is 1
         eps = displacement(make(name, 0.5), grads, grads)
@@ -205,7 +199,7 @@ def test_case_9_range(name, dtype, value, count):
     ("value", "weight"), [(1e-18, 1.0), (1e-16, 0.0), (1e18, 0.0), (1e18, 1.0), (1e16, 1e2)]
 )
 @pytest.mark.parametrize("normalization", ["elementwise", "filterwise"])
-def test_case_9_range_times_the_weights(normalization, value, weight):
+def test_range_times_the_weights(normalization, value, weight):
     """The norm is that of T g, which has to stay between 1e-18 and 1e18."""
     w, g = (jnp.full((2, 2, 3), x) for x in (weight, value))
     method = sam_optax.asam(0.5, 0.01, normalization=normalization)
@@ -215,12 +209,12 @@ def test_case_9_range_times_the_weights(normalization, value, weight):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_case_9_many_leaves(dtype):
+def test_many_leaves(dtype):
     """A bfloat16 accumulator would stop at 16; the norm of 600 ones is 24.49."""
     grads = [jnp.ones(1, dtype) for _ in range(600)]
     assert norm(displacement(sam_optax.sam(0.5), grads)) == pytest.approx(0.5, rel=0.01)
 
 
-def test_case_9_many_elements():
+def test_many_elements():
     eps = displacement(sam_optax.sam(0.5), jnp.ones(2**17, jnp.bfloat16))
     assert norm(eps) == pytest.approx(0.5, rel=0.01)

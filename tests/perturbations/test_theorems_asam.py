@@ -1,4 +1,4 @@
-"""What the ASAM paper proves, checked on the library: theorem 1, scale invariance (case 5)."""
+"""What the ASAM paper proves, checked on the library: theorem 1, scale invariance."""
 
 import jax
 import jax.numpy as jnp

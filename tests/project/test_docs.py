@@ -40,6 +40,7 @@ def site(tmp_path_factory):
     return out / "html"
 
 
+@pytest.mark.slow
 def test_every_page_is_built_and_reachable(site):
     index = (site / "index.html").read_text()
     for page in PAGES:
@@ -49,6 +50,7 @@ def test_every_page_is_built_and_reachable(site):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site, package):
     reference = "".join(path.read_text() for path in site.glob("reference/**/*.html"))
     documented = set(re.findall(r'<dt class="sig[^>]* id="([\w.]+)"', reference))
@@ -56,12 +58,14 @@ def test_every_public_name_is_in_the_reference(site, package):
     assert {f"{package}.{name}" for name in names} <= documented
 
 
+@pytest.mark.slow
 def test_every_state_shows_its_fields(site):
     reference = "".join(path.read_text() for path in site.glob("reference/**/*.html"))
     for field in sam_optax.SharpnessAwareState._fields:
         assert f'id="sam_optax.SharpnessAwareState.{field}"' in reference
 
 
+@pytest.mark.slow
 def test_defaults_are_shown_as_numbers(site):
     """Some are marked as static by their type, which is nobody's business."""
     assert "np.int32" not in (site / "reference" / "methods.html").read_text()
@@ -74,6 +78,7 @@ WITH_EXAMPLES = [
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
+@pytest.mark.slow
 def test_examples_run(page):
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     path = DOCS / page
@@ -133,13 +138,15 @@ def skeleton(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_skeleton_of_a_method_passes(skeleton):
     """Its own tests, the docstring's example, the public names and a part of the conformance."""
     files = [METHOD, ITS_TESTS, "tests/project/test_public_api.py"]
     files += ["tests/conformance/test_conformance.py"]
     chosen = "layerwise_sam and (test_layerwise_sam or docstring or documented or public or "
     chosen += "annotations or protocol or pure or retrace)"
-    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--confcutdir=tests", "-k", chosen]
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--confcutdir=tests", "-m", ""]
+    options += ["-k", chosen]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *files],
         capture_output=True,

@@ -31,6 +31,7 @@ def test_there_are_notebooks():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the notebook machinery
 @every_notebook
+@pytest.mark.slow
 def test_notebook_runs(path):
     """In the environment of the tests: eight devices. Nothing is written to stderr: no warnings."""
     notebook = nbformat.read(path, as_version=4)
@@ -92,6 +93,7 @@ def test_every_notebook_is_listed(page):
     assert named == {path.name for path in NOTEBOOKS}
 
 
+@pytest.mark.slow
 def test_the_method_of_the_notebook_conforms(tmp_path):
     """The cell that defines it, in the conformance suite: the claim that the notebook makes."""
     notebook = nbformat.read(ROOT / "notebooks" / "own_method.ipynb", as_version=4)
@@ -111,7 +113,8 @@ def test_the_method_of_the_notebook_conforms(tmp_path):
     methods.write_text(before + source + start + after)
 
     files = ["test_conformance.py", "test_conformance_dtypes.py", "test_conformance_trees.py"]
-    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--confcutdir=tests", "-k", "leaf_asam"]
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--confcutdir=tests"]
+    options += ["-m", "", "-k", "leaf_asam"]
     result = subprocess.run(
         [
             sys.executable,

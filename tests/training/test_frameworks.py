@@ -167,7 +167,7 @@ def test_haiku_random_start_with_the_statistics_of_its_start():
 
 
 def test_plain_pytrees_with_leaves_that_are_not_trained():
-    """Case 28: integers and None pass through, a frozen subtree has update 0 and is seen."""
+    """Integers and None pass through, a frozen subtree has update 0 and is seen."""
     params = {"w": jnp.array([3.0, 4.0]), "n": jnp.array([2, 7]), "hole": None, "b": jnp.array(5.0)}
 
     def loss_fn(params):

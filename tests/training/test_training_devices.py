@@ -61,7 +61,7 @@ def test_pmap_with_identical_data_is_one_device(method):
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("how", ["apply_loss", "apply_gradients"])
 def test_data_parallel_is_m_sharpness(how, check_vma):
-    """Case 25: losses ½(w − c)², c = 1 and −3, w = 0, ρ = .1: the mean sharp gradient is 1.0.
+    """Losses ½(w − c)², c = 1 and −3, w = 0, ρ = .1: the mean sharp gradient is 1.0.
 
     The devices' ascent gradients are −1 and 3, their sharp gradients −1.1 and 3.1.
     """

@@ -26,6 +26,7 @@ def small(images, *more):
     ]
 
 
+@pytest.mark.slow
 def test_a_preset_on_its_data(tmp_path, capsys):
     """From the published archive to the report, with a network of the papers' kind."""
     path = archives.to_tar(archives.python(10), tmp_path, "cifar-10-python")
@@ -93,6 +94,7 @@ def interrupt(monkeypatch):
     monkeypatch.setattr(OutputDirectory, "write", write_and_stop)
 
 
+@pytest.mark.slow
 def test_resuming_gives_the_params_of_an_uninterrupted_run(images, tmp_path, capsys, monkeypatch):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(small(images, "--out", str(whole))) == 0
@@ -203,6 +205,7 @@ def test_paths_that_are_relative_or_no_text(images, tmp_path, monkeypatch):
     assert found["title"] == "R-SAM: flat on bright"
 
 
+@pytest.mark.slow
 def test_a_full_disk_in_the_middle(tmp_path):
     metrics = Metrics(tmp_path, tensorboard=False)
     (tmp_path / "metrics.jsonl").unlink()

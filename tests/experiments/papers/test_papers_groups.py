@@ -15,6 +15,8 @@ from sam_optax.experiments.papers import architectures, feed, optimizer, step
 from sam_optax.experiments.papers.loop import Training
 from sam_optax.experiments.papers.options import SUPPORTED, UNGROUPED
 
+pytestmark = pytest.mark.slow
+
 
 class Dense(nn.Module):
     """Without BatchNorm."""

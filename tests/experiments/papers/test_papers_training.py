@@ -15,6 +15,8 @@ from sam_optax.experiments.papers.loop import Training
 from sam_optax.experiments.papers.metrics import Metrics
 from sam_optax.experiments.papers.options import SUPPORTED
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_number_of_devices_changes_nothing_but_rounding(images):
     """Batch statistics, augmentation, mixup and the perturbation are of the whole batch."""

@@ -1,4 +1,4 @@
-"""Small cases with known right values: training loops made of the combinator's parts."""
+"""What training loops do around a step: loss scaling, dropout, accumulation, devices, resuming."""
 
 import flax.serialization
 import jax
@@ -13,11 +13,11 @@ import sam_optax
 
 KEY = jax.random.key(0)
 
-# Case 19: loss scaling.
+# Loss scaling.
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_case_19_loss_scaling(name):
+def test_loss_scaling(name):
     params = init_mlp()
     x, y = (a[0] for a in batches(1))
     tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.5))
@@ -38,10 +38,10 @@ def test_case_19_loss_scaling(name):
     assert_close(scaled, plain, 1e-5)
 
 
-# Case 21: the same dropout key in both passes.
+# The same dropout key in both passes.
 
 
-def test_case_21_dropout():
+def test_dropout_with_one_key():
     w = jnp.array([1.0, 2.0, 3.0, 4.0])
     key = jax.random.key(3)
     grad_fn = jax.grad(lambda w: jnp.sum(jax.random.bernoulli(key, 0.5, w.shape) * w))
@@ -50,10 +50,10 @@ def test_case_21_dropout():
     assert_same(updates, -grad_fn(w))
 
 
-# Case 24: accumulation inside grad_fn averages both passes.
+# Accumulation inside grad_fn averages both passes.
 
 
-def test_case_24_accumulation():
+def test_accumulation_inside_grad_fn():
     a = jnp.array([1.0, 3.0])
     grad_fn = lambda w: jnp.mean(a * w)
     tx = sam_optax.sharpness_aware(optax.sgd(1.0), sam_optax.sam(0.1))
@@ -62,11 +62,11 @@ def test_case_24_accumulation():
     assert float(updates) == pytest.approx(-2.2, rel=1e-6)
 
 
-# Case 25: synchronized and per-device perturbation.
+# Synchronized and per-device perturbation.
 
 
 @pytest.mark.parametrize(("synchronized", "expected"), [(True, 1.1), (False, 1.0)])
-def test_case_25_two_devices(synchronized, expected):
+def test_synchronized_and_per_device_perturbation(synchronized, expected):
     mean = lambda x: jax.lax.pmean(x, "device")
     average = optax.stateless(lambda g, p: mean(g))
     tx = sam_optax.sharpness_aware(optax.chain(average, optax.sgd(1.0)), sam_optax.sam(0.1))
@@ -80,11 +80,11 @@ def test_case_25_two_devices(synchronized, expected):
     np.testing.assert_allclose(updates, -expected, rtol=1e-6)
 
 
-# Case 27: resuming.
+# Resuming.
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_case_27_resume(name):
+def test_resume_in_the_middle(name):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.5))
     x, y = batches(10)
 

@@ -1,0 +1,76 @@
+"""The radius tied to the learning rate, as in GSAM, against its formula."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+import references_family as ref
+from family import BASE, LR, MOMENTUM, START, gap, numpy_gradients, run
+
+import sam_optax
+
+
+@pytest.mark.parametrize(
+    ("lr", "expected"),
+    [(0.0, 0.0), (1e-4, 0.0), (1e-3, 0.1), (5.5e-4, 0.05), (2.8e-4, 0.02), (2e-3, 0.1)],
+)
+def test_known_rates(lr, expected):
+    rho = sam_optax.rho_from_learning_rate(lambda t: lr, 0.0, 0.1, 1e-4, 1e-3)
+    assert float(rho(0)) == pytest.approx(expected, abs=1e-8)
+    assert ref.gsam_radius(lr, 0.0, 0.1, 1e-4, 1e-3) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("lr", "expected"), [(0.0, 0.02), (0.05, 0.02), (0.1, 0.3), (0.2, 0.3)])
+def test_equal_learning_rates_divide_by_nothing(lr, expected):
+    rho = sam_optax.rho_from_learning_rate(lambda t: lr, 0.02, 0.3, 0.1, 0.1)
+    assert float(rho(0)) == pytest.approx(expected)
+    assert float(jax.jit(rho)(0)) == pytest.approx(expected)
+
+
+SCHEDULES = {
+    "cosine": optax.cosine_decay_schedule(0.1, 10),
+    "warm-up": optax.warmup_cosine_decay_schedule(0.0, 0.1, 3, 10, 0.001),
+    "linear": optax.linear_schedule(0.1, 0.01, 10),
+    "exponential": optax.exponential_decay(0.1, 5, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_follows_a_schedule(name):
+    numbers = (0.05, 0.3, 0.01, 0.1)
+    rho = sam_optax.rho_from_learning_rate(SCHEDULES[name], *numbers)
+    traced = jax.jit(jax.vmap(rho))(jnp.arange(12))
+    for t in range(12):
+        expected = ref.gsam_radius(float(SCHEDULES[name](t)), *numbers)
+        assert float(rho(t)) == pytest.approx(expected, rel=1e-5)
+        assert float(traced[t]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_in_a_run_of_gsam():
+    rho = sam_optax.rho_from_learning_rate(optax.linear_schedule(0.1, 0.0, 5), 0.1, 0.6, 0.02, 0.1)
+    base = optax.chain(sam_optax.surrogate_gap(0.4), BASE)
+    points, _ = run(sam_optax.sharpness_aware(base, sam_optax.sam(rho)))
+    # Schedules compute in float32 for an integer step, so that the radius is exact to 1e-7 only.
+    radius = lambda t: ref.gsam_radius(0.1 * max(0, 5 - t) / 5, 0.1, 0.6, 0.02, 0.1)
+    expected = ref.train(START, numpy_gradients(), ref.gsam(radius, 0.4), LR, MOMENTUM)
+    assert gap(points, expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"schedule": 0.1}, TypeError, ["schedule", "0.1", "constant rho"]),
+        ({"rho_min": -0.1}, ValueError, ["rho_min", "-0.1", "[0, inf)"]),
+        ({"rho_max": 0.01}, ValueError, ["rho_max", "0.01", "[0.05, inf)"]),
+        ({"lr_min": -1}, ValueError, ["lr_min", "-1", "[0, inf)"]),
+        ({"lr_max": 1e-5}, ValueError, ["lr_max", "1e-05", "[0.0001, inf)"]),
+        ({"rho_max": lambda t: 0.1}, TypeError, ["rho_max"]),
+        ({"rho_max": float("nan")}, ValueError, ["rho_max", "nan"]),
+    ],
+)
+def test_bad_arguments(arguments, error, words):
+    good = {"rho_min": 0.05, "rho_max": 0.1, "lr_min": 1e-4, "lr_max": 1e-3}
+    with pytest.raises(error) as caught:
+        sam_optax.rho_from_learning_rate(**{"schedule": lambda t: 0.1, **good, **arguments})
+    for word in words:
+        assert word in str(caught.value)
