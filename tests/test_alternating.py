@@ -35,7 +35,7 @@ METHODS = {
     "fsam": sam_optax.fsam(0.05),
     "rsam": sam_optax.rsam(0.05, 0.02, key=KEY),
     "rsam_schedule": sam_optax.rsam(
-        0.05, optax.linear_schedule(0.0, 0.03, 8), key=KEY, norm_power=1.0
+        0.05, optax.linear_schedule(0.0, 0.03, 8), key=KEY, noise_scale="norm"
     ),
     "random_start_asam": sam_optax.random_start(sam_optax.asam(0.1), 0.02, key=KEY),
     "perturb_only": sam_optax.perturb_only(

@@ -18,7 +18,7 @@ METHODS = {
     "asam": sam_optax.asam(0.5),
     "fsam": sam_optax.fsam(0.3),
     "rsam": sam_optax.rsam(0.3, key=KEY),
-    "rsam_normalized": sam_optax.rsam(0.3, 0.2, 0.5, key=KEY, normalize_gradient=True),
+    "rsam_raw": sam_optax.rsam(0.3, 0.2, 0.5, key=KEY, weighting="raw"),
     "random_asam": sam_optax.random_start(sam_optax.asam(0.5), key=KEY),
     "only": sam_optax.perturb_only(sam_optax.sam(0.3), {"layer0": True, "layer1": False}),
     "fsam_asam": sam_optax.as_perturbation(

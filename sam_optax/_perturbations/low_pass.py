@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import chex
 import optax
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
+from sam_optax._internal import noise, trees
+from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride
 from sam_optax._perturbations.perturbation import Perturbation, RandomStartState
 from sam_optax._perturbations.random_start import random_start
@@ -16,9 +16,10 @@ def low_pass(
     gamma: hp.Hyperparameter = 0.002,
     samples: int = hp.static_default(1),
     *,
-    key: chex.PRNGKey,
-    norm_power: float = 1.0,
+    key: noise.Key,
+    noise_scale: NoiseScale = "norm",
     kernel_axis: AxisOverride = hp.static_default(-1),
+    draw: noise.Draw | None = None,
 ) -> Perturbation:
     r"""Smoothing without ascent: the mean gradient at random points near the params.
 
@@ -60,8 +61,15 @@ def low_pass(
     """
     hp.check_integer("samples", samples, lower=1)
     # λ = 0 leaves the noise alone of δ₀ + λĝ.
-    noise = random_start(
-        optax.identity(), gamma, 0.0, key=key, norm_power=norm_power, kernel_axis=kernel_axis
+    start = random_start(
+        optax.identity(),
+        gamma,
+        0.0,
+        key=key,
+        noise_scale=noise_scale,
+        weighting="raw",
+        kernel_axis=kernel_axis,
+        draw=draw,
     )
 
     def update_fn(
@@ -73,8 +81,8 @@ def low_pass(
         if params is None:
             raise ValueError("low_pass needs the params: call update(grads, state, params).")
         zeros = trees.map_inexact(trees.zeros_like, updates)
-        return noise.update(zeros, state, params, **extra)
+        return start.update(zeros, state, params, **extra)
 
     return Perturbation(
-        noise.init, update_fn, noise.start_fn, single_pass=True, samples=int(samples)
+        start.init, update_fn, start.start_fn, single_pass=True, samples=int(samples)
     )

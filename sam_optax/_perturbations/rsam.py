@@ -1,10 +1,10 @@
 """R-SAM: SAM from a random start."""
 
-import chex
-
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
+from sam_optax._internal import noise, trees
+from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride
+from sam_optax._internal.weighting import Weighting
 from sam_optax._perturbations.perturbation import Perturbation
 from sam_optax._perturbations.random_start import random_start_cast
 from sam_optax._perturbations.sam import sam
@@ -15,10 +15,11 @@ def rsam(
     gamma: hp.Hyperparameter = 0.1,
     lmbda: hp.Hyperparameter = 1.0,
     *,
-    key: chex.PRNGKey,
-    norm_power: float = 0.5,
+    key: noise.Key,
+    noise_scale: NoiseScale = "relative",
+    weighting: Weighting = "normalized",
     kernel_axis: AxisOverride = hp.static_default(-1),
-    normalize_gradient: bool = False,
+    draw: noise.Draw | None = None,
 ) -> Perturbation:
     r"""Random SAM: :func:`sam` with a kernel-wise :func:`random_start`.
 
@@ -59,8 +60,9 @@ def rsam(
         gamma,
         lmbda,
         key,
-        norm_power,
+        noise_scale,
+        weighting,
         kernel_axis,
-        normalize_gradient,
+        draw,
         trees.cast_if_range_allows,
     )

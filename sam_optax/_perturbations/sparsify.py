@@ -37,7 +37,7 @@ class SparsifyState(NamedTuple):
 def sparsify(
     sparsity: float = 0.5,
     *,
-    key: chex.PRNGKey,
+    key: noise.Key,
     choice: Choice = "fisher",
     every: int = hp.static_default(100),
     drop: hp.Hyperparameter = 0.5,

@@ -11,7 +11,7 @@ import optax
 from jax import lax
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import noise
+from sam_optax._internal import generator, noise
 from sam_optax.analysis import _krylov
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
@@ -122,7 +122,7 @@ def _probe(
     product = _krylov.hessian(loss, params)
 
     def of(i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        signs = jnp.sign(noise.normal(noise.fold_in(words, i), flat.shape))
+        signs = jnp.sign(generator.normal(noise.fold_in(words, i), flat.shape))
         found = _krylov.lanczos(product, jnp.where(signs < 0, -1, 1).astype(flat.dtype), steps)
         return found.diagonal, found.off_diagonal, found.usable
 

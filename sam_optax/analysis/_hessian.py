@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import noise, trees
+from sam_optax._internal import generator, noise, trees
 from sam_optax.analysis import _krylov
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
@@ -143,7 +143,7 @@ def _iterate(
         # What has converged is set aside; what has not is where the run starts, beside a random
         # vector in which there is something of every eigenvector.
         found = jnp.asarray(residuals <= converged * np.max(np.abs(values)))[:, None]
-        random = noise.normal(noise.fold_in(words, run), (n,)).astype(dtype)
+        random = generator.normal(noise.fold_in(words, run), (n,)).astype(dtype)
         start = random / jnp.linalg.norm(random) + jnp.sum(jnp.where(found, 0, known), axis=0)
         settled = jnp.where(found, known, 0)
         krylov = _krylov.deflated_lanczos(loss, params, start, settled, shift, steps)

@@ -49,7 +49,7 @@ def gradient_stability(
     gammas: Sequence[float] = PAPER_GAMMAS,
     *,
     draws: int = 4,
-    norm_power: float = 0.5,
+    noise_scale: NoiseScale = "relative",
     kernel_axis: AxisOverride = -1,
     key: chex.PRNGKey | None = None,
 ) -> GradientStability:
@@ -63,7 +63,7 @@ def gradient_stability(
 
     over ρ, with δ₀ ~ N(0, γ² diag(‖w_j‖)) as in :func:`sam_optax.rsam`: figures 1 and 2 of its
     paper. A cosine near 1 says that one step along the gradient finds the steepest point.
-    (With ``norm_power=0`` the noise is N(0, γ² I), which the text beside the figures describes.)
+    (With ``noise_scale=0`` the noise is N(0, γ² I), which the text beside the figures describes.)
     The same draws serve all γ, so that curves differ by its size alone.
 
     Args:
@@ -73,7 +73,7 @@ def gradient_stability(
       rhos: (radii,) values ρ ≥ 0, in units of the weights. The figures go up to about .5.
       gammas: (scales,) values γ ≥ 0. Default 0 and γ² = .0075, .01, .0125, the paper's.
       draws: number of random starts for each γ > 0, an integer ≥ 1. Default 4.
-      norm_power: see :func:`sam_optax.random_start`.
+      noise_scale: see :func:`sam_optax.random_start`.
       kernel_axis: see :func:`sam_optax.random_start`.
       key: a JAX PRNG key for the noise. Default: always the same one.
 
@@ -111,7 +111,7 @@ def gradient_stability(
         jnp.asarray([float(gammas[g]) for g, _ in pairs], jnp.float32),
         jnp.asarray([d for _, d in pairs], jnp.int32),
         words,
-        norm_power=norm_power,
+        noise_scale=noise_scale,
         kernel_axis=kernel_axis,
     )
     # Without noise there is one draw, which stands for all.
@@ -123,7 +123,7 @@ def gradient_stability(
     return GradientStability(jnp.asarray(rhos), jnp.asarray(gammas), cosine, values, start_loss)
 
 
-@functools.partial(jax.jit, static_argnames=("norm_power", "kernel_axis"))
+@functools.partial(jax.jit, static_argnames=("noise_scale", "kernel_axis"))
 def _curves(
     loss: Loss,
     params: optax.Params,
@@ -132,7 +132,7 @@ def _curves(
     draws: jax.Array,
     words: jax.Array,
     *,
-    norm_power: float,
+    noise_scale: NoiseScale,
     kernel_axis: AxisOverride,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Cosines and losses (pairs, radii), and losses at the starts (pairs,)."""
@@ -144,7 +144,7 @@ def _curves(
             sam_optax.sam(),
             gamma,
             key=jax.random.key(0),
-            norm_power=norm_power,
+            noise_scale=noise_scale,
             kernel_axis=kernel_axis,
         )
         state = method.init(moving)._replace(key=words)
