@@ -12,7 +12,7 @@ from sam_optax._internal.devices import AxisName, is_replicated
 from sam_optax._internal.leaf_roles import AxisOverride, unit_axes, unit_norm
 
 NoiseScale: TypeAlias = Literal["relative", "sqrt_norm", "norm", "isotropic"]
-"""The standard deviation of an element of kernel j with n_j elements, in units of γ.
+"""The standard deviation of an element of kernel j with n_j elements, over γ.
 
 ``"relative"``: ‖w_j‖/√n_j; ``"sqrt_norm"``: ‖w_j‖^½; ``"norm"``: ‖w_j‖; ``"isotropic"``: 1.
 """
@@ -84,7 +84,6 @@ def expected_length(
 
     It comes from the deviations alone: ‖δ₀‖ itself would take another pass over the noise.
     """
-
     sums: dict[Any, jax.Array] = {}
 
     def add_squares(g: Any, deviation: jax.Array) -> None:

@@ -37,7 +37,7 @@ def low_pass(
       gamma: scale γ ≥ 0 of the noise. No value is standard, .002 is this library's. The public
         code raises γ during training, for which a schedule will do.
       samples: M, an integer ≥ 1.
-      key: a JAX PRNG key, typed or raw.
+      key: a JAX PRNG key, typed or raw, or an integer seed.
       norm_power: power k of the kernel norm in the standard deviation γ ‖w_j‖^k. Default 1, as in
         the public code of LPF-SGD, where the noise scales with the weights.
       kernel_axis: see :func:`random_start`.
@@ -47,7 +47,7 @@ def low_pass(
       is one key.
 
     Raises:
-      TypeError: ``key`` is not a single PRNG key, or ``samples`` is no integer.
+      TypeError: ``key`` is neither a seed nor a single PRNG key, or ``samples`` is no integer.
       ValueError: a hyperparameter out of range.
 
     Example:

@@ -33,8 +33,7 @@ def random_start(
     kernel_axis: AxisOverride = hp.static_default(-1),
     draw: noise.Draw | None = None,
 ) -> Perturbation:
-    r"""Doc.
-    """
+    r"""Doc."""
     return random_start_cast(
         perturbation,
         gamma,

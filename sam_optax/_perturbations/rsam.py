@@ -43,7 +43,7 @@ def rsam(
       A :class:`~sam_optax.Perturbation` with a ``start_fn``; its state is one key.
 
     Raises:
-      TypeError: ``key`` is not a single PRNG key.
+      TypeError: ``key`` is neither a seed nor a single PRNG key.
       ValueError: a hyperparameter out of range.
 
     Example:

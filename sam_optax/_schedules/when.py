@@ -7,8 +7,8 @@ import chex
 import jax.numpy as jnp
 import optax
 
-from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import generator, noise
+from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.hyperparameters import check_integer
 
 
@@ -103,13 +103,13 @@ def bernoulli(p: hp.Hyperparameter, *, key: noise.Key) -> RandomWhen:
       p: probability that a step perturbs, 0 ≤ p ≤ 1, or an optax schedule of it. A step costs
         1 + p gradients in the mean. The SS-SAM paper compares constant, stepwise and smooth
         schedules.
-      key: a JAX PRNG key, typed or raw.
+      key: a JAX PRNG key, typed or raw, or an integer seed.
 
     Returns:
       For ``sharpness_aware(..., when=...)`` and ``alternating(..., when=...)``.
 
     Raises:
-      TypeError: ``key`` is not a single PRNG key.
+      TypeError: ``key`` is neither a seed nor a single PRNG key.
       ValueError: ``p`` outside [0, 1].
 
     Example:

@@ -2,14 +2,13 @@
 
 from typing import Any, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import generator, noise, trees
+from sam_optax._internal import hyperparameters as hp
 from sam_optax.analysis import _krylov
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
@@ -52,7 +51,7 @@ def hessian_eigenvalues(
     *,
     which: Which = "algebraic",
     steps: int = 80,
-    key: chex.PRNGKey | None = None,
+    key: noise.Key | None = None,
 ) -> HessianEigenvalues:
     r"""The k largest eigenvalues of the Hessian of the loss.
 
@@ -76,7 +75,7 @@ def hessian_eigenvalues(
       which: ``"algebraic"`` (the largest, of any sign) or ``"magnitude"`` (the largest in
         absolute value: for diag(1, −5) that is −5, while the algebraically largest is 1).
       steps: Lanczos steps of one run. Default 80, after Ghorbani et al.
-      key: a JAX PRNG key for the start vectors. Default: always the same one.
+      key: a JAX PRNG key, or an integer seed, for the start vectors. Default: always the same one.
 
     Returns:
       :class:`HessianEigenvalues`. Large ``residuals`` call for more ``steps``.

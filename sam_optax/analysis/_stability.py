@@ -4,7 +4,6 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,8 @@ from jax import lax
 
 import sam_optax
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
+from sam_optax._internal import noise, trees
+from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride
 from sam_optax.analysis import _vectors
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
@@ -51,7 +51,7 @@ def gradient_stability(
     draws: int = 4,
     noise_scale: NoiseScale = "relative",
     kernel_axis: AxisOverride = -1,
-    key: chex.PRNGKey | None = None,
+    key: noise.Key | None = None,
 ) -> GradientStability:
     r"""Gradient and loss along the ascent step, from the weights and from random starts.
 
@@ -61,9 +61,11 @@ def gradient_stability(
         L(\hat w + \rho\, g(\hat w)/\|g(\hat w)\|),
         \qquad \hat w = w + \delta_0,
 
-    over ρ, with δ₀ ~ N(0, γ² diag(‖w_j‖)) as in :func:`sam_optax.rsam`: figures 1 and 2 of its
-    paper. A cosine near 1 says that one step along the gradient finds the steepest point.
-    (With ``noise_scale=0`` the noise is N(0, γ² I), which the text beside the figures describes.)
+    over ρ, with δ₀ as in :func:`sam_optax.rsam`: figures 1 and 2 of its paper. A cosine near 1
+    says that one step along the gradient finds the steepest point. (The text beside the figures
+    has N(0, γ² I), ``noise_scale="isotropic"``, and the algorithm γ² diag(‖w_j‖),
+    ``"sqrt_norm"``; with γ of the figures either may take the loss at the start to chance, which
+    :attr:`GradientStability.start_loss` tells.)
     The same draws serve all γ, so that curves differ by its size alone.
 
     Args:
@@ -75,7 +77,7 @@ def gradient_stability(
       draws: number of random starts for each γ > 0, an integer ≥ 1. Default 4.
       noise_scale: see :func:`sam_optax.random_start`.
       kernel_axis: see :func:`sam_optax.random_start`.
-      key: a JAX PRNG key for the noise. Default: always the same one.
+      key: a JAX PRNG key, or an integer seed, for the noise. Default: always the same one.
 
     Returns:
       :class:`GradientStability`.
