@@ -58,7 +58,7 @@ def _is_seed(key: Any) -> bool:
 
 def first_key(key: Key) -> jax.Array:
     """The state of a sequence of draws, from a JAX key or a seed: uint32 of shape (2,)."""
-    key = jax.random.key(key) if _is_seed(key) else key  # type: ignore[arg-type]
+    key = jax.random.key(key) if _is_seed(key) else key
     assert not isinstance(key, int)
     if jnp.issubdtype(key.dtype, jnp.unsignedinteger) and key.size == 4:
         key = jax.random.wrap_key_data(key, impl="rbg")  # raw, but not of the default kind

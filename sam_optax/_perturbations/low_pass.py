@@ -25,7 +25,7 @@ def low_pass(
 
     .. math::
         \frac{1}{M} \sum_{i=1}^{M} \nabla L(w + \delta_i), \qquad
-        \delta_i \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|^{2k})),
+        \delta_i \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2)),
 
     for kernels j as in :func:`random_start`. Each sample costs a gradient on the whole batch. The
     paper splits the batch into M parts, each with a sample of its own, at the price of one
@@ -34,13 +34,15 @@ def low_pass(
     ``grads`` given to ``update`` are not used: give ``None``.
 
     Args:
-      gamma: scale γ ≥ 0 of the noise. No value is standard, .002 is this library's. The public
+      gamma: scale γ ≥ 0 of the noise. No value is standard, 0.002 is this library's. The public
         code raises γ during training, for which a schedule will do.
       samples: M, an integer ≥ 1.
       key: a JAX PRNG key, typed or raw, or an integer seed.
-      norm_power: power k of the kernel norm in the standard deviation γ ‖w_j‖^k. Default 1, as in
-        the public code of LPF-SGD, where the noise scales with the weights.
+      noise_scale: standard deviation of the noise, as in :func:`random_start`. Default ``"norm"``,
+        γ ‖w_j‖, as in the public code of LPF-SGD; so ‖δ_j‖ ≈ γ √n_j ‖w_j‖, and a γ is good for
+        networks of one size. ``"relative"`` has one meaning for all.
       kernel_axis: see :func:`random_start`.
+      draw: see :func:`random_start`.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn`` that is the perturbed point. Its state

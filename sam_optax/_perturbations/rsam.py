@@ -24,32 +24,36 @@ def rsam(
     r"""Random SAM: :func:`sam` with a kernel-wise :func:`random_start`.
 
     .. math::
-        \varepsilon = \rho\, (\delta_0 + \lambda \hat g) / \|\delta_0 + \lambda \hat g\|_2,
-        \qquad \hat g = \nabla L(w + \delta_0),
-        \qquad \delta_0 \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|)).
+        \varepsilon = \rho\, d / \|d\|_2, \qquad
+        d = \frac{\delta_0}{\|\delta\|} + \lambda \frac{\hat g}{\|\hat g\|}, \qquad
+        \hat g = \nabla L(w + \delta_0), \qquad
+        \delta_0 \sim N\left(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2 / n_j)\right),
 
-    γ = 0 is SAM, to the bit for λ = 1.
+    with ‖δ‖² = E‖δ₀‖²: noise relative to each kernel, and both terms of unit length before λ
+    weighs them. The paper prints ``noise_scale="sqrt_norm", weighting="raw"``, without γ and λ:
+    see :func:`random_start`. γ = 0 is SAM, to the bit for λ = 1 with ``"normalized"`` and
+    ``"raw"``.
 
     Args:
-      rho: radius ρ ≥ 0 of the whole perturbation, noise included. Default .05, SAM's.
+      rho: radius ρ ≥ 0 of the whole perturbation, noise included. Default 0.05, SAM's.
       gamma: see :func:`random_start`.
       lmbda: see :func:`random_start`.
       key: see :func:`random_start`.
-      norm_power: see :func:`random_start`.
+      noise_scale: see :func:`random_start`.
+      weighting: see :func:`random_start`.
       kernel_axis: see :func:`random_start`.
-      normalize_gradient: see :func:`random_start`.
+      draw: see :func:`random_start`.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn``; its state is one key.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.
-      ValueError: a hyperparameter out of range.
+      ValueError: a hyperparameter out of range, or an unknown name.
 
     Example:
-      >>> import jax, optax, sam_optax
-      >>> tx = sam_optax.sharpness_aware(
-      ...     optax.adamw(1e-3), sam_optax.rsam(rho=0.05, key=jax.random.key(0)))
+      >>> import optax, sam_optax
+      >>> tx = sam_optax.sharpness_aware(optax.adamw(1e-3), sam_optax.rsam(rho=0.05, key=0))
 
     References:
       Liu et al., `Random Sharpness-Aware Minimization
