@@ -12,7 +12,7 @@ from sam_optax._internal.devices import AxisName, is_replicated
 from sam_optax._internal.leaf_roles import AxisOverride, unit_axes, unit_norm
 
 NoiseScale: TypeAlias = Literal["relative", "sqrt_norm", "norm", "isotropic"]
-"""The standard deviation over γ of an element of kernel j, which has n_j elements.
+"""The standard deviation of an element of kernel j, of n_j elements, in units of gamma.
 
 ``"relative"``: ‖w_j‖/√n_j; ``"sqrt_norm"``: ‖w_j‖^½; ``"norm"``: ‖w_j‖; ``"isotropic"``: 1.
 """
