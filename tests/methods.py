@@ -42,10 +42,16 @@ METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "remove_full_gradient": lambda rho: sam_optax.remove_full_gradient(),
     "fsam_asam": lambda rho: optax.chain(sam_optax.remove_full_gradient(), sam_optax.asam(rho)),
     "rsam": functools.partial(sam_optax.rsam, key=KEY),
-    "rsam_normalized": functools.partial(
-        sam_optax.rsam, gamma=0.2, lmbda=0.5, key=KEY, normalize_gradient=True
+    "rsam_raw": lambda rho, **options: sam_optax.rsam(
+        rho, 0.2, 0.5, key=0, weighting="raw", **options
     ),
-    "rsam_power_1": functools.partial(sam_optax.rsam, key=KEY, norm_power=1.0),
+    "rsam_normalized_gradient": functools.partial(
+        sam_optax.rsam, gamma=0.2, lmbda=0.5, key=KEY, weighting="normalized_gradient"
+    ),
+    "rsam_sqrt_norm": functools.partial(sam_optax.rsam, key=KEY, noise_scale="sqrt_norm"),
+    "rsam_norm": functools.partial(sam_optax.rsam, key=KEY, noise_scale="norm"),
+    "rsam_isotropic": functools.partial(sam_optax.rsam, key=KEY, noise_scale="isotropic"),
+    "rsam_draw": functools.partial(sam_optax.rsam, key=KEY, draw=jax.random.normal),
     "rsam_scheduled": lambda rho, gamma=0.2, **options: sam_optax.rsam(
         rho, optax.linear_schedule(0.0, gamma, 5), key=KEY, **options
     ),
@@ -95,7 +101,7 @@ KINDS = ["sam", "sam_scheduled", "asam", "fsam", "rsam", "only_rsam", "ssam", "m
 KINDS += ["low_pass_samples", "by_hand"]
 # One of each formula, for what does not depend on options.
 FORMULAS = ["sam", "sam_1", "sam_3", "asam", "asam_filterwise", "fsam", "fsam_corrected", "rsam"]
-FORMULAS += ["rsam_normalized", "only_rsam"]
+FORMULAS += ["rsam_raw", "rsam_normalized_gradient", "only_rsam"]
 
 
 def build(name: str, rho: Any = RHO, **options: Any) -> optax.GradientTransformation:

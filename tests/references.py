@@ -111,19 +111,50 @@ def fsam_residuals(
     return residuals
 
 
-def kernel_std(w: np.ndarray, gamma: float, axis: int | None = -1) -> np.ndarray:
-    """Standard deviation of R-SAM's δ₀: the covariance is γ² diag(‖w_j‖), kernel by kernel."""
-    std = np.empty_like(w)
+def kernel_std(
+    w: np.ndarray, gamma: float, axis: int | None = -1, noise_scale: str = "sqrt_norm"
+) -> np.ndarray:
+    """Standard deviation of δ₀, kernel by kernel.
+
+    R-SAM's, read literally, is "sqrt_norm": the covariance is γ² diag(‖w_j‖).
+    """
+
+    def of_kernel(kernel: np.ndarray) -> float:
+        norm = np.sqrt(np.sum(np.abs(kernel) ** 2))
+        covariance = {
+            "sqrt_norm": gamma**2 * norm,
+            "norm": gamma**2 * norm**2,
+            "relative": gamma**2 * norm**2 / kernel.size,
+            "isotropic": gamma**2,
+        }[noise_scale]
+        return np.sqrt(covariance)
+
+    std = np.empty(w.shape)
     if w.ndim < 2 or axis is None:
-        std[...] = np.sqrt(gamma**2 * np.linalg.norm(w.ravel()))
+        std[...] = of_kernel(w)
         return std
     for j in range(w.shape[axis]):
         where = (slice(None),) * (axis % w.ndim) + (j,)
-        std[where] = np.sqrt(gamma**2 * np.linalg.norm(w[where].ravel()))
+        std[where] = of_kernel(w[where])
     return std
 
 
-def rsam(delta: Leaves, g_hat: Leaves, rho: float, lmbda: float) -> list[np.ndarray]:
-    """R-SAM, algorithm 1: ρ (δ₀ + λ ĝ)/‖δ₀ + λ ĝ‖, given δ₀ and ĝ."""
-    direction = flatten(delta) + lmbda * flatten(g_hat)
+def rsam(
+    delta: Leaves,
+    g_hat: Leaves,
+    rho: float,
+    lmbda: float,
+    weighting: str = "raw",
+    std: Leaves | None = None,
+) -> list[np.ndarray]:
+    """R-SAM, algorithm 1: ρ (δ₀ + λ ĝ)/‖δ₀ + λ ĝ‖, given δ₀ and ĝ, or either of unit length.
+
+    Of unit length is δ₀ by its expectation: E‖δ₀‖² is the sum of all variances.
+    """
+    noise, gradient = flatten(delta), flatten(g_hat)
+    if weighting in ("normalized", "normalized_gradient"):
+        gradient = gradient / np.linalg.norm(gradient)
+    if weighting == "normalized":
+        noise = noise / np.sqrt(np.sum(flatten(std) ** 2))
+    direction = noise + lmbda * gradient
     return unflatten(rho * direction / np.linalg.norm(direction), g_hat)

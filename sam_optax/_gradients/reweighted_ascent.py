@@ -14,7 +14,7 @@ from sam_optax._internal import noise, trees
 
 
 def reweighted_ascent(
-    losses_fn: LossesFn, batch: Any, *, key: chex.PRNGKey, power: float = 1.0
+    losses_fn: LossesFn, batch: Any, *, key: noise.Key, power: float = 1.0
 ) -> Callable[[optax.Params], optax.Updates]:
     r"""δ-SAM's ascent gradient: one that comes closer to a perturbation of each example's own.
 
@@ -33,14 +33,14 @@ def reweighted_ascent(
     Args:
       losses_fn: ``(params, batch) -> losses``, of shape (batch,).
       batch: what it takes as second argument.
-      key: a JAX PRNG key, typed or raw, another one for each step.
+      key: a JAX PRNG key, typed or raw, or an integer seed, another one for each step.
       power: k. Default 1, as derived above; 0 is the plain gradient.
 
     Returns:
       ``params -> grads``, for ``update(..., ascent_grad_fn=...)``.
 
     Raises:
-      TypeError: ``key`` is not a single PRNG key.
+      TypeError: ``key`` is neither a seed nor a single PRNG key.
       ValueError: ``power`` < 0; (from ``grad_fn``) there is not one loss for each example.
 
     Example:

@@ -66,7 +66,7 @@ def _count(marked: Any) -> jax.Array:
 def everywhere(tree: Any, value: bool) -> Any:
     """A Boolean array for each inexact leaf, else ``None``."""
     return jax.tree.map(
-        lambda leaf: jnp.full(jnp.shape(leaf), value) if trees.is_inexact(leaf) else None,
+        lambda leaf: jnp.full_like(leaf, value, dtype=bool) if trees.is_inexact(leaf) else None,
         tree,
         is_leaf=lambda leaf: leaf is None,
     )

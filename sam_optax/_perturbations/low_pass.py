@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import chex
 import optax
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
+from sam_optax._internal import noise, trees
+from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride
 from sam_optax._perturbations.perturbation import Perturbation, StartState
 from sam_optax._perturbations.random_start import random_start
@@ -16,15 +16,16 @@ def low_pass(
     gamma: hp.Hyperparameter = 0.002,
     samples: int = hp.static_default(1),
     *,
-    key: chex.PRNGKey,
-    norm_power: float = 1.0,
+    key: noise.Key,
+    noise_scale: NoiseScale = "norm",
     kernel_axis: AxisOverride = hp.static_default(-1),
+    draw: noise.Draw | None = None,
 ) -> Perturbation:
     r"""Smoothing without ascent: the mean gradient at random points near the params.
 
     .. math::
         \frac{1}{M} \sum_{i=1}^{M} \nabla L(w + \delta_i), \qquad
-        \delta_i \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|^{2k})),
+        \delta_i \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2)),
 
     for kernels j as in :func:`random_start`. Each sample costs a gradient on the whole batch. The
     paper splits the batch into M parts, each with a sample of its own, at the price of one
@@ -33,20 +34,22 @@ def low_pass(
     ``grads`` given to ``update`` are not used: give ``None``.
 
     Args:
-      gamma: scale γ ≥ 0 of the noise. No value is standard, .002 is this library's. The public
+      gamma: scale γ ≥ 0 of the noise. No value is standard, 0.002 is this library's. The public
         code raises γ during training, for which a schedule will do.
       samples: M, an integer ≥ 1.
-      key: a JAX PRNG key, typed or raw.
-      norm_power: power k of the kernel norm in the standard deviation γ ‖w_j‖^k. Default 1, as in
-        the public code of LPF-SGD, where the noise scales with the weights.
+      key: a JAX PRNG key, typed or raw, or an integer seed.
+      noise_scale: standard deviation of the noise, as in :func:`random_start`. Default ``"norm"``,
+        γ ‖w_j‖, as in the public code of LPF-SGD; so ‖δ_j‖ ≈ γ √n_j ‖w_j‖, and a γ is good for
+        networks of one size. ``"relative"`` has one meaning for all.
       kernel_axis: see :func:`random_start`.
+      draw: see :func:`random_start`.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn`` that is the perturbed point. Its state
       is one key.
 
     Raises:
-      TypeError: ``key`` is not a single PRNG key, or ``samples`` is no integer.
+      TypeError: ``key`` is neither a seed nor a single PRNG key, or ``samples`` is no integer.
       ValueError: a hyperparameter out of range.
 
     Example:
@@ -60,8 +63,15 @@ def low_pass(
     """
     hp.check_integer("samples", samples, lower=1)
     # λ = 0 leaves the noise alone of δ₀ + λĝ.
-    noise = random_start(
-        optax.identity(), gamma, 0.0, key=key, norm_power=norm_power, kernel_axis=kernel_axis
+    start = random_start(
+        optax.identity(),
+        gamma,
+        0.0,
+        key=key,
+        noise_scale=noise_scale,
+        weighting="raw",
+        kernel_axis=kernel_axis,
+        draw=draw,
     )
 
     def update_fn(
@@ -73,8 +83,8 @@ def low_pass(
         if params is None:
             raise ValueError("low_pass needs the params: call update(grads, state, params).")
         zeros = trees.map_inexact(trees.zeros_like, updates)
-        return noise.update(zeros, state, params, **extra)
+        return start.update(zeros, state, params, **extra)
 
     return Perturbation(
-        noise.init, update_fn, noise.start_fn, single_pass=True, samples=int(samples)
+        start.init, update_fn, start.start_fn, single_pass=True, samples=int(samples)
     )

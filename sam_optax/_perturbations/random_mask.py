@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sam_optax._internal import generator, noise, trees
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import noise, trees
 from sam_optax._perturbations.perturbation import Perturbation
 
 
@@ -26,7 +26,7 @@ class RandomMaskState(NamedTuple):
 
 
 def random_mask(
-    beta: hp.Hyperparameter = 0.6, *, key: chex.PRNGKey, whole_leaves: bool = False
+    beta: hp.Hyperparameter = 0.6, *, key: noise.Key, whole_leaves: bool = False
 ) -> Perturbation:
     r"""Keeps each element of ε with probability β, enlarged so that its expectation stays.
 
@@ -41,7 +41,7 @@ def random_mask(
     Args:
       beta: β in (0, 1], the share that is kept. Default .6; published settings are .5 and .6.
         1 keeps all.
-      key: a JAX PRNG key, typed or raw.
+      key: a JAX PRNG key, typed or raw, or an integer seed.
       whole_leaves: whether a leaf is kept or dropped as a whole, as in ESAM's public code.
         Default False: element by element, as the paper writes it.
 
@@ -51,7 +51,7 @@ def random_mask(
       of its own.
 
     Raises:
-      TypeError: ``key`` is not a single PRNG key.
+      TypeError: ``key`` is neither a seed nor a single PRNG key.
       ValueError: ``beta`` outside (0, 1].
 
     Example:
@@ -89,7 +89,7 @@ def random_mask(
         bits = noise.bits_tree(words, updates, whole_leaves)
 
         def keep(e: Any, b: jax.Array) -> jax.Array:
-            wide, u = trees.widen(e), noise.uniform(b)
+            wide, u = trees.widen(e), generator.uniform(b)
             scaled = wide / share.astype(wide.dtype)
             return trees.cast_like(jnp.where(u < share, scaled, jnp.zeros_like(scaled)), e)
 

@@ -5,14 +5,20 @@ from typing import Any, NamedTuple
 
 import chex
 import jax
-import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import noise as noise_of
-from sam_optax._internal import trees
-from sam_optax._internal.leaf_roles import AxisOverride, unit_axes, unit_norm
-from sam_optax._internal.steepest_ascent import steepest_ascent
+from sam_optax._internal import noise, trees
+from sam_optax._internal.devices import AxisName
+from sam_optax._internal.kernel_noise import (
+    NoiseScale,
+    check_noise_scale,
+    deviations,
+    expected_length,
+    kernel_noise,
+)
+from sam_optax._internal.leaf_roles import AxisOverride
+from sam_optax._internal.weighting import Weighting, check_weighting, of_terms, times
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
 
@@ -36,53 +42,66 @@ def random_start(
     gamma: hp.Hyperparameter = 0.1,
     lmbda: hp.Hyperparameter = 1.0,
     *,
-    key: chex.PRNGKey,
-    norm_power: float = 0.5,
+    key: noise.Key,
+    noise_scale: NoiseScale = "relative",
+    weighting: Weighting = "normalized",
     kernel_axis: AxisOverride = hp.static_default(-1),
-    normalize_gradient: bool = False,
+    draw: noise.Draw | None = None,
 ) -> Perturbation:
     r"""Takes the ascent gradient at a random point near the params.
 
     .. math::
-        \delta_0 \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|)), \qquad
         \hat g = \nabla L(w + \delta_0), \qquad
-        \varepsilon = \mathrm{perturbation}(\delta_0 + \lambda \hat g).
+        \varepsilon = \mathrm{perturbation}\left(
+            \frac{\delta_0}{\|\delta\|} + \lambda \frac{\hat g}{\|\hat g\|}\right), \qquad
+        \delta_0 \sim N\left(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2 / n_j)\right),
 
-    A kernel j is one output unit: an index of the last axis of a leaf with two or more axes; a
-    leaf with fewer is one kernel. The second argument of N is a covariance, so the standard
-    deviation is γ ‖w_j‖^½.
+    with ‖δ‖² = E‖δ₀‖². A kernel j of n_j elements is one output unit: an index of the last axis of
+    a leaf with two or more axes; a leaf with fewer is one kernel. So ‖δ_j‖ ≈ γ ‖w_j‖ for kernels
+    of every size, and noise and gradient count as λ says for networks of every size. Kernels that
+    are zero, such as biases at their initialization, get no noise.
+
+    That is this library's reading. The paper prints δ₀ + λĝ with δ₀ ~ N(0, γ² diag(‖w_j‖)), and
+    values of neither γ nor λ for its tables; read literally (``noise_scale="sqrt_norm",
+    weighting="raw"``) with γ = 0.1 and λ = 1, ε is noise almost alone and the loss at the start is
+    that of chance.
 
     The noise is drawn at the start and again for ε, from one key in the state; it is never held.
-    It is a counter-based draw of this library's own, normal to within 4·10⁻⁴ in distribution, not
-    the stream of ``jax.random``.
 
     Args:
-      perturbation: what maps δ₀ + λĝ to ε, such as :func:`sam` or :func:`asam`.
-      gamma: scale γ ≥ 0 of the noise. Default .1; the paper's figures use γ² = .0075 to .0125.
-        0 is ``perturbation`` without a random start.
-      lmbda: weight λ ≥ 0 of the gradient against the noise. Default 1, as in equation (7) with
-        both terms on equal footing; the paper does not print its value.
-      key: a JAX PRNG key, typed or raw.
-      norm_power: power k of the kernel norm in the standard deviation γ ‖w_j‖^k. Default ½, the
-        paper's covariance. 1 makes the noise scale with the weights (as in the public code of
-        LPF-SGD); 0 is isotropic.
+      perturbation: what maps the direction to ε, such as :func:`sam` or :func:`asam`. It is handed
+        the direction times ‖ĝ‖, which is ĝ itself for γ = 0 and λ = 1.
+      gamma: scale γ ≥ 0 of the noise. Default 0.1, this library's: a tenth of each kernel. 0 is
+        ``perturbation`` without a random start.
+      lmbda: weight λ ≥ 0 of the gradient against the noise. Default 1, this library's: both count
+        alike.
+      key: a JAX PRNG key, typed or raw, or an integer seed.
+      noise_scale: standard deviation of an element of kernel j. ``"relative"``, the default, is
+        γ ‖w_j‖/√n_j; ``"sqrt_norm"`` is γ ‖w_j‖^½, the paper's covariance read literally;
+        ``"norm"`` is γ ‖w_j‖, as in the public code of LPF-SGD; ``"isotropic"`` is γ.
+      weighting: ``"normalized"``, the default, is δ₀/‖δ‖ + λĝ/‖ĝ‖; ``"normalized_gradient"`` is
+        δ₀ + λĝ/‖ĝ‖, as the paper's section 4.6 describes λ; ``"raw"`` is δ₀ + λĝ, equation (7)
+        and algorithm 1.
       kernel_axis: axis of the output unit. Default −1, the layout of Flax and Haiku; Equinox and
         PyTorch need 0. A function ``(path, leaf) -> axis | None`` decides leaf by leaf (``None``:
         one kernel).
-      normalize_gradient: uses λ ĝ/‖ĝ‖ in place of λ ĝ, as the paper's section 4.6 writes, so that
-        λ weighs the same for any scale of the loss. Default False, equation (7) and algorithm 1.
+      draw: ``(key, shape, dtype) -> array`` of independent elements of mean 0 and variance 1, such
+        as ``jax.random.normal`` or ``jax.random.rademacher``. Default ``None``: this library's
+        counter-based generator, normal to within 4·10⁻⁴ in distribution, which takes no memory
+        and little time. Leaves of up to 2¹⁶ elements share one draw.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn``. Its state is one key beside that of
       ``perturbation``. Wrapping it in ``optax.chain`` would lose the start, and raises.
 
     Raises:
-      TypeError: ``key`` is not a single PRNG key.
-      ValueError: a hyperparameter out of range, or ``perturbation`` has a random start already.
+      TypeError: ``key`` is neither a seed nor a single PRNG key, or ``draw`` no function.
+      ValueError: a hyperparameter out of range, an unknown name, a ``draw`` of another shape than
+        it was asked for, or ``perturbation`` has a random start already.
 
     Example:
-      >>> import jax, jax.numpy as jnp, sam_optax
-      >>> method = sam_optax.random_start(sam_optax.asam(), gamma=0.1, key=jax.random.key(0))
+      >>> import jax.numpy as jnp, sam_optax
+      >>> method = sam_optax.random_start(sam_optax.asam(), gamma=0.1, key=0)
       >>> params = {"kernel": jnp.ones((3, 2))}
       >>> state = method.init(params)
       >>> start = method.start_fn(params, state)
@@ -98,9 +117,10 @@ def random_start(
         gamma,
         lmbda,
         key,
-        norm_power,
+        noise_scale,
+        weighting,
         kernel_axis,
-        normalize_gradient,
+        draw,
         trees.cast_like,
     )
 
@@ -109,40 +129,27 @@ def random_start_cast(
     perturbation: optax.GradientTransformation,
     gamma: hp.Hyperparameter,
     lmbda: hp.Hyperparameter,
-    key: chex.PRNGKey,
-    norm_power: float,
+    key: noise.Key,
+    noise_scale: NoiseScale,
+    weighting: Weighting,
     kernel_axis: AxisOverride,
-    normalize_gradient: bool,
+    draw: noise.Draw | None,
     cast: Callable[[jax.Array, Any], jax.Array],
 ) -> Perturbation:
-    """:func:`random_start`, where ``cast`` gives δ₀ + λĝ the dtype of the gradient."""
+    """:func:`random_start`, where ``cast`` gives what becomes ε the dtype of the gradient."""
     hp.check("gamma", gamma, lower=0)
     hp.check("lmbda", lmbda, lower=0)
-    hp.check("norm_power", norm_power, lower=0, schedule=False)
-    noise_of.check_key(key)
+    check_noise_scale(noise_scale)
+    check_weighting(weighting)
+    noise.check_key(key)
+    noise.check_draw(draw)
     inner = as_perturbation(perturbation)
     if inner.has_start:
         raise ValueError("perturbation has a random start already: use one random_start only.")
 
-    def noise(params: optax.Params, key: chex.Array, step: chex.Numeric | None) -> optax.Params:
-        """δ₀, in float32 or wider."""
-        gamma_t = jnp.asarray(hp.evaluate(gamma, step)).astype(jnp.float32)
-
-        def scale(w: Any, axis: int | None, z: jax.Array) -> jax.Array:
-            w = trees.widen(w)
-            norm = unit_norm(jnp.abs(w), axis)
-            if isinstance(norm_power, float) and norm_power == 0.5:
-                std = jnp.sqrt(norm)  # compiles and runs faster than a power
-            else:
-                std = norm ** jnp.asarray(norm_power).astype(norm.dtype)
-            return std.astype(w.dtype) * z.astype(w.dtype)
-
-        axes = unit_axes(params, kernel_axis, min_ndim=2)
-        return trees.map_inexact(scale, params, axes, noise_of.normal_tree(key, params, gamma_t))
-
     def init_fn(params: optax.Params) -> RandomStartState:
         return RandomStartState(
-            key=noise_of.first_key(key),
+            key=noise.first_key(key),
             inner_state=inner.init(params),
             schedule=hp.init_schedules(gamma, lmbda),
         )
@@ -156,8 +163,10 @@ def random_start_cast(
         **extra: Any,
     ) -> optax.Params:
         del extra
-        step = hp.step_of(state.schedule, training_step)
-        return trees.add(params, noise(params, noise_of.fold_in(state.key, draw_index), step))
+        gamma_t = hp.evaluate(gamma, hp.step_of(state.schedule, training_step))
+        words = noise.fold_in(state.key, draw_index)
+        scales = deviations(params, noise_scale, kernel_axis)
+        return trees.add(params, kernel_noise(params, scales, words, gamma_t, draw))
 
     def update_fn(
         updates: optax.Updates,
@@ -166,6 +175,7 @@ def random_start_cast(
         *,
         training_step: chex.Numeric | None = None,
         draw_index: chex.Numeric | None = None,
+        norm_axis_name: AxisName | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, RandomStartState]:
         if params is None:
@@ -174,14 +184,22 @@ def random_start_cast(
                 "gradient at start_fn(params, state)."
             )
         step = hp.step_of(state.schedule, training_step)
-        lmbda_t = hp.evaluate(lmbda, step)
-        delta = noise(params, noise_of.fold_in(state.key, draw_index), step)
-        if normalize_gradient:
-            updates, lmbda_t = steepest_ascent(updates, None, lmbda_t, p=2), 1.0
+        gamma_t = hp.evaluate(gamma, step)
+        words = noise.fold_in(state.key, draw_index)
+        scales = deviations(params, noise_scale, kernel_axis)
+        factors = of_terms(
+            weighting,
+            updates,
+            hp.evaluate(lmbda, step),
+            lambda: expected_length(updates, scales, gamma_t, norm_axis_name),
+            norm_axis_name,
+        )
+        delta = kernel_noise(params, scales, words, gamma_t, draw)
 
         def direction(g: Any, d: jax.Array) -> jax.Array:
             wide = trees.widen(g)
-            return cast(d.astype(wide.dtype) + jnp.asarray(lmbda_t).astype(wide.dtype) * wide, g)
+            d = times(d.astype(wide.dtype), *factors.noise)
+            return cast(d + times(wide, *factors.gradient), g)
 
         eps, inner_state = inner.update(
             trees.map_inexact(direction, updates, delta),
@@ -189,11 +207,12 @@ def random_start_cast(
             params,
             training_step=training_step,
             draw_index=draw_index,
+            norm_axis_name=norm_axis_name,
             **extra,
         )
         eps = trees.map_inexact(trees.cast_like, eps, updates)
         return eps, RandomStartState(
-            noise_of.next_key(state.key), inner_state, hp.advance(state.schedule, step)
+            noise.next_key(state.key), inner_state, hp.advance(state.schedule, step)
         )
 
     return Perturbation(init_fn, update_fn, start_fn, state_type=RandomStartState)

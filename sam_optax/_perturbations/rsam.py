@@ -1,10 +1,10 @@
 """R-SAM: SAM from a random start."""
 
-import chex
-
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
+from sam_optax._internal import noise, trees
+from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride
+from sam_optax._internal.weighting import Weighting
 from sam_optax._perturbations.perturbation import Perturbation
 from sam_optax._perturbations.random_start import random_start_cast
 from sam_optax._perturbations.sam import sam
@@ -15,40 +15,45 @@ def rsam(
     gamma: hp.Hyperparameter = 0.1,
     lmbda: hp.Hyperparameter = 1.0,
     *,
-    key: chex.PRNGKey,
-    norm_power: float = 0.5,
+    key: noise.Key,
+    noise_scale: NoiseScale = "relative",
+    weighting: Weighting = "normalized",
     kernel_axis: AxisOverride = hp.static_default(-1),
-    normalize_gradient: bool = False,
+    draw: noise.Draw | None = None,
 ) -> Perturbation:
     r"""Random SAM: :func:`sam` with a kernel-wise :func:`random_start`.
 
     .. math::
-        \varepsilon = \rho\, (\delta_0 + \lambda \hat g) / \|\delta_0 + \lambda \hat g\|_2,
-        \qquad \hat g = \nabla L(w + \delta_0),
-        \qquad \delta_0 \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|)).
+        \varepsilon = \rho\, d / \|d\|_2, \qquad
+        d = \frac{\delta_0}{\|\delta\|} + \lambda \frac{\hat g}{\|\hat g\|}, \qquad
+        \hat g = \nabla L(w + \delta_0), \qquad
+        \delta_0 \sim N\left(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2 / n_j)\right),
 
-    γ = 0 is SAM, to the bit for λ = 1.
+    with ‖δ‖² = E‖δ₀‖²: noise relative to each kernel, and both terms of unit length before λ
+    weighs them. The paper prints ``noise_scale="sqrt_norm", weighting="raw"``, without γ and λ:
+    see :func:`random_start`. γ = 0 is SAM, to the bit for λ = 1 with ``"normalized"`` and
+    ``"raw"``.
 
     Args:
-      rho: radius ρ ≥ 0 of the whole perturbation, noise included. Default .05, SAM's.
+      rho: radius ρ ≥ 0 of the whole perturbation, noise included. Default 0.05, SAM's.
       gamma: see :func:`random_start`.
       lmbda: see :func:`random_start`.
       key: see :func:`random_start`.
-      norm_power: see :func:`random_start`.
+      noise_scale: see :func:`random_start`.
+      weighting: see :func:`random_start`.
       kernel_axis: see :func:`random_start`.
-      normalize_gradient: see :func:`random_start`.
+      draw: see :func:`random_start`.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn``; its state is one key.
 
     Raises:
-      TypeError: ``key`` is not a single PRNG key.
-      ValueError: a hyperparameter out of range.
+      TypeError: ``key`` is neither a seed nor a single PRNG key.
+      ValueError: a hyperparameter out of range, or an unknown name.
 
     Example:
-      >>> import jax, optax, sam_optax
-      >>> tx = sam_optax.sharpness_aware(
-      ...     optax.adamw(1e-3), sam_optax.rsam(rho=0.05, key=jax.random.key(0)))
+      >>> import optax, sam_optax
+      >>> tx = sam_optax.sharpness_aware(optax.adamw(1e-3), sam_optax.rsam(rho=0.05, key=0))
 
     References:
       Liu et al., `Random Sharpness-Aware Minimization
@@ -59,8 +64,9 @@ def rsam(
         gamma,
         lmbda,
         key,
-        norm_power,
+        noise_scale,
+        weighting,
         kernel_axis,
-        normalize_gradient,
+        draw,
         trees.cast_if_range_allows,
     )

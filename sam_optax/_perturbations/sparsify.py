@@ -37,7 +37,7 @@ class SparsifyState(NamedTuple):
 def sparsify(
     sparsity: float = 0.5,
     *,
-    key: chex.PRNGKey,
+    key: noise.Key,
     choice: Choice = "fisher",
     every: int = hp.static_default(100),
     drop: hp.Hyperparameter = 0.5,
@@ -63,7 +63,7 @@ def sparsify(
     Args:
       sparsity: share s of the elements that is not perturbed, 0 ≤ s < 1. Default .5; the paper
         goes up to .9 and more.
-      key: a JAX PRNG key, typed or raw, for the dynamic mask and for ties.
+      key: a JAX PRNG key, typed or raw, or an integer seed, for the dynamic mask and for ties.
       choice: ``"fisher"`` or ``"dynamic"``.
       every: number of perturbations between choices, an integer ≥ 1. The paper chooses once an
         epoch.
@@ -77,7 +77,7 @@ def sparsify(
       and the last one's is kept until the next choice.
 
     Raises:
-      TypeError: ``key`` is not a single PRNG key.
+      TypeError: ``key`` is neither a seed nor a single PRNG key.
       ValueError: a hyperparameter out of range, or an unknown ``choice``; in ``update``, the
         params are sharded over ``norm_axis_name``.
 

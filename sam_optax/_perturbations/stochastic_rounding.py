@@ -25,7 +25,7 @@ class StochasticRoundingState(NamedTuple):
 
 
 def stochastic_rounding(
-    perturbation: optax.GradientTransformation, *, key: chex.PRNGKey
+    perturbation: optax.GradientTransformation, *, key: noise.Key
 ) -> Perturbation:
     r"""Rounds the perturbed point up or down at random, so that ε survives on average.
 
@@ -45,7 +45,7 @@ def stochastic_rounding(
 
     Args:
       perturbation: any perturbation, random starts included.
-      key: a JAX PRNG key, typed or raw.
+      key: a JAX PRNG key, typed or raw, or an integer seed.
 
     Returns:
       A :class:`~sam_optax.Perturbation`. Its state is one key beside that of ``perturbation``.
@@ -64,6 +64,7 @@ def stochastic_rounding(
       0.0000
       0.0005
     """
+    noise.check_key(key)
     inner = as_perturbation(perturbation)
     if inner.single_pass:
         raise ValueError(

@@ -7,8 +7,8 @@ import chex
 import jax.numpy as jnp
 import optax
 
+from sam_optax._internal import generator, noise
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import noise
 from sam_optax._internal.hyperparameters import check_integer
 
 
@@ -93,7 +93,7 @@ def after(n: int) -> When:
     return lambda step: jnp.asarray(step) >= n
 
 
-def bernoulli(p: hp.Hyperparameter, *, key: chex.PRNGKey) -> RandomWhen:
+def bernoulli(p: hp.Hyperparameter, *, key: noise.Key) -> RandomWhen:
     """Perturbs at random, each step with probability ``p``: SS-SAM.
 
     The decision is a function of the key, which the optimizer's state holds (``when_state``), and
@@ -103,13 +103,13 @@ def bernoulli(p: hp.Hyperparameter, *, key: chex.PRNGKey) -> RandomWhen:
       p: probability that a step perturbs, 0 ≤ p ≤ 1, or an optax schedule of it. A step costs
         1 + p gradients in the mean. The SS-SAM paper compares constant, stepwise and smooth
         schedules.
-      key: a JAX PRNG key, typed or raw.
+      key: a JAX PRNG key, typed or raw, or an integer seed.
 
     Returns:
       For ``sharpness_aware(..., when=...)`` and ``alternating(..., when=...)``.
 
     Raises:
-      TypeError: ``key`` is not a single PRNG key.
+      TypeError: ``key`` is neither a seed nor a single PRNG key.
       ValueError: ``p`` outside [0, 1].
 
     Example:
@@ -125,7 +125,7 @@ def bernoulli(p: hp.Hyperparameter, *, key: chex.PRNGKey) -> RandomWhen:
     noise.check_key(key)
 
     def decide(training_step: chex.Array, state: chex.Array) -> chex.Numeric:
-        uniform = noise.uniform(noise.fold_in(state, training_step)[0])
+        uniform = generator.uniform(noise.fold_in(state, training_step)[0])
         return uniform < jnp.asarray(hp.evaluate(p, training_step)).astype(uniform.dtype)
 
     return RandomWhen(lambda: noise.first_key(key), decide)

@@ -3,15 +3,14 @@
 import functools
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
 
+from sam_optax._internal import generator, noise
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import noise
 from sam_optax.analysis import _krylov
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
@@ -49,7 +48,7 @@ def spectral_density(
     probes: int = 8,
     sigma: float | None = None,
     points: int = 1000,
-    key: chex.PRNGKey | None = None,
+    key: noise.Key | None = None,
 ) -> SpectralDensity:
     r"""The density of the Hessian's eigenvalues, by stochastic Lanczos quadrature.
 
@@ -69,7 +68,7 @@ def spectral_density(
       sigma: standard deviation σ > 0 of the smoothing, in the unit of λ. Default: a hundredth of
         the spectrum's width.
       points: number of points of the grid, an integer ≥ 2. Default 1000.
-      key: a JAX PRNG key for the probes. Default: always the same one.
+      key: a JAX PRNG key, or an integer seed, for the probes. Default: always the same one.
 
     Returns:
       A :class:`SpectralDensity`, of NumPy arrays. Not for use under jit.
@@ -122,7 +121,7 @@ def _probe(
     product = _krylov.hessian(loss, params)
 
     def of(i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        signs = jnp.sign(noise.normal(noise.fold_in(words, i), flat.shape))
+        signs = jnp.sign(generator.normal(noise.fold_in(words, i), flat.shape))
         found = _krylov.lanczos(product, jnp.where(signs < 0, -1, 1).astype(flat.dtype), steps)
         return found.diagonal, found.off_diagonal, found.usable
 

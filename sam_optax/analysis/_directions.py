@@ -2,12 +2,11 @@
 
 from typing import Any, Literal
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._internal import trees
+from sam_optax._internal import noise, trees
 from sam_optax._internal.leaf_roles import AxisOverride, unit_axes, unit_norm
 from sam_optax._internal.vectors import unit, widened
 from sam_optax.analysis._loss import LossLike, as_loss
@@ -78,7 +77,7 @@ def filter_normalized(
 
 def random_direction(
     params: optax.Params,
-    key: chex.PRNGKey,
+    key: noise.Key,
     *,
     kernel_axis: AxisOverride = -1,
     vectors: Literal["zero", "keep"] = "zero",
@@ -87,8 +86,8 @@ def random_direction(
 
     Args:
       params: pytree of weights w.
-      key: a JAX PRNG key. Two keys give the two directions of a plane, nearly orthogonal in many
-        dimensions.
+      key: a JAX PRNG key or an integer seed. Two keys give the two directions of a plane, nearly
+        orthogonal in many dimensions.
       kernel_axis: see :func:`filter_normalized`.
       vectors: see :func:`filter_normalized`.
 

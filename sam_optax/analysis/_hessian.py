@@ -2,14 +2,13 @@
 
 from typing import Any, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from sam_optax._internal import generator, noise, trees
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import noise, trees
 from sam_optax.analysis import _krylov
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
@@ -52,7 +51,7 @@ def hessian_eigenvalues(
     *,
     which: Which = "algebraic",
     steps: int = 80,
-    key: chex.PRNGKey | None = None,
+    key: noise.Key | None = None,
 ) -> HessianEigenvalues:
     r"""The k largest eigenvalues of the Hessian of the loss.
 
@@ -76,7 +75,7 @@ def hessian_eigenvalues(
       which: ``"algebraic"`` (the largest, of any sign) or ``"magnitude"`` (the largest in
         absolute value: for diag(1, −5) that is −5, while the algebraically largest is 1).
       steps: Lanczos steps of one run. Default 80, after Ghorbani et al.
-      key: a JAX PRNG key for the start vectors. Default: always the same one.
+      key: a JAX PRNG key, or an integer seed, for the start vectors. Default: always the same one.
 
     Returns:
       :class:`HessianEigenvalues`. Large ``residuals`` call for more ``steps``.
@@ -143,7 +142,7 @@ def _iterate(
         # What has converged is set aside; what has not is where the run starts, beside a random
         # vector in which there is something of every eigenvector.
         found = jnp.asarray(residuals <= converged * np.max(np.abs(values)))[:, None]
-        random = noise.normal(noise.fold_in(words, run), (n,)).astype(dtype)
+        random = generator.normal(noise.fold_in(words, run), (n,)).astype(dtype)
         start = random / jnp.linalg.norm(random) + jnp.sum(jnp.where(found, 0, known), axis=0)
         settled = jnp.where(found, known, 0)
         krylov = _krylov.deflated_lanczos(loss, params, start, settled, shift, steps)

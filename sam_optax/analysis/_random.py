@@ -2,21 +2,16 @@
 
 from typing import Any
 
-import chex
 import jax
-import jax.numpy as jnp
 
 from sam_optax._internal import noise, trees
 
 
-def first_words(key: chex.PRNGKey | None) -> jax.Array:
+def first_words(key: noise.Key | None) -> jax.Array:
     """The random words that a measure starts from; without a key always the same."""
     if key is None:
-        key = jax.random.key(0)
-    dtype = getattr(key, "dtype", None)
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if not (typed and key.shape == ()) and not (dtype == jnp.uint32 and key.ndim == 1):
-        raise TypeError(f"key must be one PRNG key, such as jax.random.key(0), got {key!r}.")
+        key = 0
+    noise.check_key(key)
     return noise.first_key(key)
 
 

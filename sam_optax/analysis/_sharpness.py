@@ -3,14 +3,13 @@
 import math
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
 
 import sam_optax
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
+from sam_optax._internal import noise, trees
 from sam_optax._internal.leaf_roles import AxisOverride, BiasMask
 from sam_optax._internal.steepest_ascent import check_p
 from sam_optax._perturbations.asam import Normalization
@@ -53,7 +52,7 @@ def sharpness(
     p: float = 2,
     steps: int = 20,
     restarts: int = 2,
-    key: chex.PRNGKey | None = None,
+    key: noise.Key | None = None,
     group_size: int | None = None,
 ) -> Sharpness:
     r"""Sharpness: the largest rise of the loss within a p-norm ball of radius ρ.
@@ -79,7 +78,7 @@ def sharpness(
       steps: gradients for each start, an integer ≥ 1. Default 20.
       restarts: random starts beside w, an integer ≥ 0. Default 2, two
         opposite points.
-      key: a JAX PRNG key for the restarts. Default: always the same one.
+      key: a JAX PRNG key, or an integer seed, for the restarts. Default: always the same one.
       group_size: m of m-sharpness, the mean over groups of m examples (in their order) of each
         group's own maximum; the SAM paper's, and with m = 8 what table 1 of the ASAM paper uses.
         All groups share their random starts. Default: the loss of all examples.
@@ -119,7 +118,7 @@ def adaptive_sharpness(
     filter_axis: AxisOverride = -1,
     steps: int = 20,
     restarts: int = 2,
-    key: chex.PRNGKey | None = None,
+    key: noise.Key | None = None,
     group_size: int | None = None,
 ) -> Sharpness:
     r"""Adaptive sharpness: the largest rise within a ball that scales with the weights.
@@ -192,7 +191,7 @@ def _measure(
     p: float,
     steps: int,
     restarts: int,
-    key: chex.PRNGKey | None,
+    key: noise.Key | None,
     group_size: int | None,
 ) -> Sharpness:
     hp.check("rho", rho, lower=0, schedule=False)

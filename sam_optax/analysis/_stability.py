@@ -4,7 +4,6 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,8 @@ from jax import lax
 
 import sam_optax
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees, vectors
+from sam_optax._internal import noise, trees, vectors
+from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
@@ -48,9 +48,9 @@ def gradient_stability(
     gammas: Sequence[float] = PAPER_GAMMAS,
     *,
     draws: int = 4,
-    norm_power: float = 0.5,
+    noise_scale: NoiseScale = "relative",
     kernel_axis: AxisOverride = -1,
-    key: chex.PRNGKey | None = None,
+    key: noise.Key | None = None,
 ) -> GradientStability:
     r"""Gradient and loss along the ascent step, from the weights and from random starts.
 
@@ -60,9 +60,11 @@ def gradient_stability(
         L(\hat w + \rho\, g(\hat w)/\|g(\hat w)\|),
         \qquad \hat w = w + \delta_0,
 
-    over ρ, with δ₀ ~ N(0, γ² diag(‖w_j‖)) as in :func:`sam_optax.rsam`: figures 1 and 2 of its
-    paper. A cosine near 1 says that one step along the gradient finds the steepest point.
-    (With ``norm_power=0`` the noise is N(0, γ² I), which the text beside the figures describes.)
+    over ρ, with δ₀ as in :func:`sam_optax.rsam`: figures 1 and 2 of its paper. A cosine near 1
+    says that one step along the gradient finds the steepest point. (The text beside the figures
+    has N(0, γ² I), ``noise_scale="isotropic"``, and the algorithm γ² diag(‖w_j‖),
+    ``"sqrt_norm"``; with γ of the figures either may take the loss at the start to chance, which
+    :attr:`GradientStability.start_loss` tells.)
     The same draws serve all γ, so that curves differ by its size alone.
 
     Args:
@@ -72,9 +74,9 @@ def gradient_stability(
       rhos: (radii,) values ρ ≥ 0, in units of the weights. The figures go up to about .5.
       gammas: (scales,) values γ ≥ 0. Default 0 and γ² = .0075, .01, .0125, the paper's.
       draws: number of random starts for each γ > 0, an integer ≥ 1. Default 4.
-      norm_power: see :func:`sam_optax.random_start`.
+      noise_scale: see :func:`sam_optax.random_start`.
       kernel_axis: see :func:`sam_optax.random_start`.
-      key: a JAX PRNG key for the noise. Default: always the same one.
+      key: a JAX PRNG key, or an integer seed, for the noise. Default: always the same one.
 
     Returns:
       :class:`GradientStability`.
@@ -110,7 +112,7 @@ def gradient_stability(
         jnp.asarray([float(gammas[g]) for g, _ in pairs], jnp.float32),
         jnp.asarray([d for _, d in pairs], jnp.int32),
         words,
-        norm_power=norm_power,
+        noise_scale=noise_scale,
         kernel_axis=kernel_axis,
     )
     # Without noise there is one draw, which stands for all.
@@ -122,7 +124,7 @@ def gradient_stability(
     return GradientStability(jnp.asarray(rhos), jnp.asarray(gammas), cosine, values, start_loss)
 
 
-@functools.partial(jax.jit, static_argnames=("norm_power", "kernel_axis"))
+@functools.partial(jax.jit, static_argnames=("noise_scale", "kernel_axis"))
 def _curves(
     loss: Loss,
     params: optax.Params,
@@ -131,7 +133,7 @@ def _curves(
     draws: jax.Array,
     words: jax.Array,
     *,
-    norm_power: float,
+    noise_scale: NoiseScale,
     kernel_axis: AxisOverride,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Cosines and losses (pairs, radii), and losses at the starts (pairs,)."""
@@ -143,7 +145,7 @@ def _curves(
             sam_optax.sam(),
             gamma,
             key=jax.random.key(0),
-            norm_power=norm_power,
+            noise_scale=noise_scale,
             kernel_axis=kernel_axis,
         )
         state = method.init(moving)._replace(key=words)

@@ -93,7 +93,7 @@ def fsam(loss: Loss, rho: float = 0.1, sigma: float = 1.0, lmbda: float = 0.9) -
 
 
 def rsam(loss: Loss, rho: float = 0.05, gamma: float = 0.1, lmbda: float = 1.0) -> Step:
-    """R-SAM: ĝ = ∇L(w + δ), ε = ρ (δ + λĝ)/‖δ + λĝ‖, with δ drawn by ``jax.random.normal``."""
+    """R-SAM: ĝ = ∇L(w + δ), ε along δ/‖δ‖ + λĝ/‖ĝ‖, with δ drawn by ``jax.random.normal``."""
 
     def init(params: optax.Params) -> Any:
         return jax.random.key(0), zeros(params)
@@ -104,8 +104,8 @@ def rsam(loss: Loss, rho: float = 0.05, gamma: float = 0.1, lmbda: float = 1.0) 
 
         def draw(w: jax.Array, key: jax.Array) -> jax.Array:
             axes = tuple(range(w.ndim - 1)) if w.ndim > 1 else None
-            norm = jnp.sqrt(jnp.sum(jnp.square(w), axis=axes, keepdims=True))
-            return gamma * jnp.sqrt(norm) * jax.random.normal(key, w.shape, w.dtype)
+            rms = jnp.sqrt(jnp.mean(jnp.square(w), axis=axes, keepdims=True))
+            return gamma * rms * jax.random.normal(key, w.shape, w.dtype)
 
         return jax.tree.map(draw, params, keys)
 
@@ -115,7 +115,8 @@ def rsam(loss: Loss, rho: float = 0.05, gamma: float = 0.1, lmbda: float = 1.0) 
         delta = noise(noise_key, params)
         start = jax.tree.map(jnp.add, params, delta)
         grads = jax.grad(loss)(start, batch)
-        direction = jax.tree.map(lambda d, g: d + lmbda * g, delta, grads)
+        by_delta, by_grads = 1 / guarded_norm(delta), lmbda / guarded_norm(grads)
+        direction = jax.tree.map(lambda d, g: by_delta * d + by_grads * g, delta, grads)
         scale = rho / guarded_norm(direction)
         perturbed = jax.tree.map(lambda w, d: w + scale * d, params, direction)
         params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))

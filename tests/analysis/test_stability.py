@@ -51,12 +51,12 @@ def test_random_starts_are_those_of_the_library():
 
 
 def test_scale_of_the_noise():
-    """γ ‖w_j‖^½ for each kernel, or the same for all weights with norm_power=0."""
+    """γ ‖w_j‖^½ for each kernel, or the same for all weights, by name."""
     w = {"kernel": jnp.ones((5000, 2)) * jnp.array([0.01, 1.0])}
     spread = lambda w: jnp.mean((w["kernel"][:, 1] - 1) ** 2)
     kernelwise, isotropic = (
-        analysis.gradient_stability(spread, w, [0.0], [0.1], draws=1, norm_power=power)
-        for power in (0.5, 0.0)
+        analysis.gradient_stability(spread, w, [0.0], [0.1], draws=1, noise_scale=scale)
+        for scale in ("sqrt_norm", "isotropic")
     )
     norm = np.sqrt(5000)
     assert float(kernelwise.start_loss[0, 0]) == pytest.approx(0.01 * norm, rel=0.1)

@@ -39,7 +39,7 @@ OPTIONS = {
     "asam": {"rho": 0.1},
     "fsam": {},
     "rsam": {"gamma": 0.02},
-    "rsam_scheduled": {"gamma": 0.03, "norm_power": 1.0},
+    "rsam_scheduled": {"gamma": 0.03, "noise_scale": "norm"},
     "random_asam": {"rho": 0.1, "gamma": 0.02},
     "only_sam": {},
     "fsam_asam": {"rho": 0.1},

@@ -136,7 +136,6 @@ def test_inject_hyperparams_leaves_whole_numbers_alone():
             "gamma",
             "beta",
             "key",
-            "norm_power",
         }
 
 

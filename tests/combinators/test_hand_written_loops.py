@@ -13,7 +13,7 @@ import sam_optax
 KEY = jax.random.key(0)
 BASE = optax.sgd(0.1, momentum=0.9)
 STEPS = 4
-ALL = [*FOUR, "sam_1", "sam_3", "sam_scheduled", "rsam_normalized", "random_asam", "only_sam"]
+ALL = [*FOUR, "sam_1", "sam_3", "sam_scheduled", "rsam_raw", "random_asam", "only_sam"]
 ALL += ["fsam_asam"]
 PARAMS = {
     "layer0": {"kernel": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "bias": jnp.array([0.1, -0.2])},

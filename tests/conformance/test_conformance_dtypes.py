@@ -113,7 +113,11 @@ def scalars():
         ),
         "rsam": sam_optax.rsam(schedule(0.1), schedule(0.1), schedule(1.0), key=jax.random.key(0)),
         "rsam_normalized": sam_optax.rsam(
-            value(0.1), value(0.1), value(1.0), key=jax.random.key(0), normalize_gradient=True
+            value(0.1),
+            value(0.1),
+            value(1.0),
+            key=jax.random.key(0),
+            weighting="normalized_gradient",
         ),
     }
 

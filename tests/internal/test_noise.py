@@ -238,7 +238,7 @@ def test_draws_within_a_step_are_independent():
 
 def test_complex_noise_has_the_variance_in_both_parts():
     params = {"c": jnp.full((200, 300), 1 + 1j), "r": jnp.ones((3, 2))}
-    method = sam_optax.rsam(gamma=0.1, norm_power=0, key=jax.random.key(0))
+    method = sam_optax.rsam(gamma=0.1, noise_scale="isotropic", weighting="raw", key=0)
     delta = method.start_fn(params, method.init(params))["c"] - params["c"]
     delta = np.complex128(delta) / 0.1
     assert np.mean(np.abs(delta) ** 2) == pytest.approx(1, abs=0.02)

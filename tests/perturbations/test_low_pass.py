@@ -36,9 +36,9 @@ def test_step_is_the_mean_over_its_draws(samples):
 
 
 def test_standard_deviation():
-    """γ ‖w_j‖ for kernel j by default, γ ‖w_j‖^½ as R-SAM has it with norm_power=.5."""
+    """γ ‖w_j‖ for kernel j by default, γ ‖w_j‖^½ as R-SAM has it with "sqrt_norm"."""
     w = {"k": jnp.asarray(np.random.default_rng(0).normal(size=(2000, 3)) * [1, 2, 4], jnp.float32)}
-    for options, power in (({}, 2), ({"norm_power": 0.5}, 1), ({"kernel_axis": 0}, None)):
+    for options, power in (({}, 2), ({"noise_scale": "sqrt_norm"}, 1), ({"kernel_axis": 0}, None)):
         method = sam_optax.low_pass(0.01, key=KEY, **options)
         delta = vector(method.start_fn(w, method.init(w))) - vector(w)
         delta = delta.reshape(2000, 3)
@@ -148,8 +148,8 @@ def test_schedules_and_steps_that_do_not_perturb():
         ({"gamma": -0.1}, ValueError, ["gamma", "-0.1"]),
         ({"samples": 0}, ValueError, ["samples", "0", "1"]),
         ({"samples": 1.5}, TypeError, ["samples", "1.5", "integer"]),
-        ({"key": 3}, TypeError, ["key", "3", "PRNG"]),
-        ({"norm_power": -1}, ValueError, ["norm_power", "-1"]),
+        ({"key": 3.0}, TypeError, ["key", "3.0", "PRNG"]),
+        ({"noise_scale": "none"}, ValueError, ["noise_scale", "'none'", "'relative'"]),
     ],
 )
 def test_bad_arguments(arguments, error, words):

@@ -1,0 +1,83 @@
+"""Random words and normal noise, each element a function of its index and of two words.
+
+Element i of a draw is a keyed hash of i. A kernel that reads the noise computes it on the spot, in
+some twenty arithmetic operations: nothing is held in memory, a draw is sharded as its reader is,
+and it can be drawn again at any time. ``jax.random`` gives better noise for more time (measured in
+the documentation of R-SAM); random starts take it, or any other distribution, by their ``draw``.
+"""
+
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# Odd polynomial in s, the sum of three integers that are uniform on [0, 2^11), [0, 2^11) and
+# [0, 2^10), centred and divided by 2^10. The coefficients are a least-squares fit of the normal
+# quantile function, weighted by the exact distribution of s and scaled to variance 1. The
+# distribution function is within 4e-4 of the normal one, the kurtosis is 2.9997, the largest
+# magnitude 4.68.
+_QUANTILE = (
+    1.09911499,
+    -0.0170216267,
+    0.0170709122,
+    0.00441047238,
+    -0.00233205256,
+    0.000283106587,
+)
+_MEAN_SUM = 2047 / 2 + 2047 / 2 + 1023 / 2
+
+
+def index(shape: tuple[int, ...]) -> jax.Array:
+    """Row-major index of each element, modulo 2^32."""
+    result = jnp.zeros(shape, jnp.uint32)
+    for axis in range(len(shape)):
+        stride = math.prod(shape[axis + 1 :]) % 2**32
+        result += lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
+    return result
+
+
+def hash_words(x: jax.Array, words: chex.Array) -> jax.Array:
+    """A bijection of 32-bit integers, keyed with two words, whose output bits look random.
+
+    Two rounds of multiplication by an odd constant and of folding the high bits into the low
+    ones, the form and the constants that low-bias integer hashes were found to need.
+    """
+    x = x * jnp.uint32(0x9E3779B9) + words[0]
+    x ^= x >> 16
+    x = x * jnp.uint32(0x21F0AAAD) + words[1]
+    x ^= x >> 15
+    x *= jnp.uint32(0x735A2D97)
+    return x ^ (x >> 15)
+
+
+def bits(words: chex.Array, shape: tuple[int, ...]) -> jax.Array:
+    """32 random bits for each element, uint32 of the given shape."""
+    return hash_words(index(shape), words)
+
+
+def uniform(bits: chex.Array) -> jax.Array:
+    """float32, uniform on [0, 1) in steps of 2^-24, from 32 random bits."""
+    return (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
+
+
+def normal(words: chex.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Standard normal float32 noise.
+
+    Args:
+      words: uint32 array of shape (2,), random bits.
+      shape: shape of the noise.
+
+    Returns:
+      float32 array of the given shape.
+    """
+    word = bits(words, shape)
+    total = (word & 0x7FF) + ((word >> 11) & 0x7FF) + (word >> 22)
+    # Signed integers convert to floating point in one instruction, unsigned ones do not.
+    s = (total.astype(jnp.int32).astype(jnp.float32) - _MEAN_SUM) * 2.0**-10
+    square = jnp.square(s)
+    polynomial = jnp.full_like(s, _QUANTILE[-1])
+    for coefficient in _QUANTILE[-2::-1]:
+        polynomial = polynomial * square + coefficient
+    return s * polynomial

@@ -1,0 +1,104 @@
+"""Noise for weights, whose scale follows the norm of each kernel."""
+
+from typing import Any, Literal, TypeAlias, get_args
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import noise, trees, vectors
+from sam_optax._internal.devices import AxisName, is_replicated
+from sam_optax._internal.leaf_roles import AxisOverride, unit_axes, unit_norm
+
+NoiseScale: TypeAlias = Literal["relative", "sqrt_norm", "norm", "isotropic"]
+"""The standard deviation of an element of kernel j, of n_j elements, in units of gamma.
+
+``"relative"``: ‖w_j‖/√n_j; ``"sqrt_norm"``: ‖w_j‖^½; ``"norm"``: ‖w_j‖; ``"isotropic"``: 1.
+"""
+
+
+def check_noise_scale(noise_scale: Any) -> None:
+    """Raises unless ``noise_scale`` is one of the names."""
+    if noise_scale not in get_args(NoiseScale):
+        known = ", ".join(repr(name) for name in get_args(NoiseScale))
+        raise ValueError(f"noise_scale must be one of {known}, got {noise_scale!r}.")
+
+
+def deviations(params: optax.Params, noise_scale: NoiseScale, kernel_axis: AxisOverride) -> Any:
+    """Standard deviations of the noise over γ, one for each kernel, broadcastable to the leaf.
+
+    Args:
+      params: pytree of weights w.
+      noise_scale: how γ is to be read.
+      kernel_axis: axis of the output unit of leaves with two or more axes.
+    """
+
+    def of_leaf(w: Any, axis: int | None) -> jax.Array:
+        magnitude = jnp.abs(trees.widen(w))
+        if noise_scale == "isotropic":
+            return jnp.ones((1,) * magnitude.ndim, magnitude.dtype)
+        norm = unit_norm(magnitude, axis)
+        if noise_scale == "sqrt_norm":
+            return jnp.sqrt(norm)
+        if noise_scale == "relative":
+            return norm * _kernel_size(magnitude, norm) ** -0.5
+        return norm
+
+    return trees.map_inexact(of_leaf, params, unit_axes(params, kernel_axis, min_ndim=2))
+
+
+def kernel_noise(
+    params: optax.Params,
+    deviations: Any,
+    words: chex.Array,
+    gamma: chex.Numeric,
+    draw: noise.Draw | None,
+) -> Any:
+    """δ₀ for the inexact leaves, in float32 or wider.
+
+    Args:
+      params: pytree of weights w.
+      deviations: see :func:`deviations`.
+      words: uint32 words, from which the noise follows.
+      gamma: scale γ.
+      draw: draws of mean 0 and variance 1; ``None`` is the library's generator.
+    """
+
+    def scaled(w: Any, deviation: jax.Array, z: jax.Array) -> jax.Array:
+        dtype = trees.compute_dtype(w)
+        delta = deviation.astype(dtype) * z.astype(dtype)
+        # Less to compile than to compute it again wherever it is read.
+        return noise.hold(delta) if delta.size <= noise.SMALL else delta
+
+    gamma = jnp.asarray(gamma).astype(jnp.float32)
+    return trees.map_inexact(
+        scaled, params, deviations, noise.normal_tree(words, params, gamma, draw)
+    )
+
+
+def expected_length(
+    grads: optax.Updates, deviations: Any, gamma: chex.Numeric, axis_name: AxisName | None
+) -> jax.Array:
+    """(E‖δ₀‖²)^½ over the leaves that have a gradient.
+
+    It comes from the deviations alone: ‖δ₀‖ itself would take another pass over the noise.
+    """
+    sums: dict[Any, jax.Array] = {}
+
+    def add_squares(g: Any, deviation: jax.Array) -> None:
+        squares = _kernel_size(g, deviation) * jnp.square(deviation.ravel())
+        # Leaves with as many kernels are added up first, which leaves fewer sums to compile.
+        of_all = axis_name is not None and is_replicated(squares, axis_name)
+        group = squares.size, squares.dtype, of_all
+        sums[group] = sums[group] + squares if group in sums else squares
+
+    trees.map_inexact(add_squares, grads, deviations)
+    squares = list(sums.values())
+    dtype = vectors.accumulator_dtype(squares)
+    return jnp.asarray(gamma).astype(dtype) * jnp.sqrt(vectors.total(squares, dtype, axis_name))
+
+
+def _kernel_size(leaf: Any, kernels: jax.Array) -> float:
+    """n_j, of a leaf with so many kernels."""
+    return float(max(1, jnp.size(leaf) // max(1, kernels.size)))
