@@ -1,16 +1,21 @@
 """The second pass of a Flax NNX training step."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import nnx
 
+from sam_optax._internal import slips
 from sam_optax.training._differentiable import require_differentiable
 
 _FILTER = (
     "Let wrt select the Variables that are trained, as in nnx.Optimizer(model, tx, wrt=nnx.Param)."
+)
+
+_ARGUMENTS = (
+    "After model and loss_fn, pass what nnx.value_and_grad(loss_fn)(model, ...) is given: this "
+    "step's batch, an nnx.Rngs."
 )
 
 _FILTERS = (
@@ -56,9 +61,9 @@ def nnx_grad_fn(
       as leaves.
 
     Raises:
-      TypeError: ``model`` is not an NNX module; ``loss_fn`` cannot be called with these arguments;
-        ``wrt`` is passed by position; (from ``grad_fn``) ``wrt`` selects a Variable that cannot
-        be differentiated.
+      TypeError: ``model`` is not an NNX module, or ``wrt`` is passed by position; (from
+        ``grad_fn``) ``wrt`` selects a Variable that cannot be differentiated, or ``loss_fn`` takes
+        other arguments or does not return a scalar.
 
     Example:
       >>> import jax.numpy as jnp, optax, sam_optax
@@ -87,7 +92,7 @@ def nnx_grad_fn(
       >>> int(model.dropout.rngs.count[...])  # drawn from once
       1
     """
-    _check_arguments(model, loss_fn, args, kwargs)
+    _check_arguments(model, loss_fn, args)
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
     # All objects at once, so that what two of them share is one object again in the copies.
     objects = {i: leaf for i, leaf in enumerate(leaves) if _is_object(leaf)}
@@ -110,8 +115,16 @@ def nnx_grad_fn(
             own = dict(zip(objects, copies, strict=True))
             now = [own.get(i, leaf) for i, leaf in enumerate(leaves)]
             copied_args, copied_kwargs = jax.tree.unflatten(structure, now)
-            value = loss_fn(copy, *copied_args, **copied_kwargs)
-            return value[0] if has_aux else value
+            value = slips.call(
+                "loss_fn",
+                loss_fn,
+                copy,
+                *copied_args,
+                kwargs=copied_kwargs,
+                called="loss_fn(model, *args, **kwargs) with the arguments of nnx_grad_fn",
+                remedy=_ARGUMENTS,
+            )
+            return slips.loss_and_aux(value, has_aux)[0]
 
         return jax.grad(loss)(params)
 
@@ -137,8 +150,8 @@ def _is_filter(argument: Any) -> bool:
     return argument is ... or isinstance(argument, _FILTERS)
 
 
-def _check_arguments(model: Any, loss_fn: Any, args: Any, kwargs: Any) -> None:
-    """Raises unless ``nnx.value_and_grad(loss_fn)`` can be called with the same."""
+def _check_arguments(model: Any, loss_fn: Any, args: Any) -> None:
+    """Raises for what ``nnx.value_and_grad(loss_fn)`` is not called with."""
     if not _is_object(model):
         raise TypeError(
             "model must be an NNX module, as in nnx_grad_fn(model, loss_fn, *args), got "
@@ -152,12 +165,3 @@ def _check_arguments(model: Any, loss_fn: Any, args: Any, kwargs: Any) -> None:
             "wrt is a keyword argument: nnx_grad_fn(model, loss_fn, *args, wrt=...). What follows "
             f"loss_fn are the arguments of the loss, and {found[0]!r} is a filter."
         )
-    try:
-        inspect.signature(loss_fn).bind(model, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(
-            f"loss_fn cannot be called with what nnx_grad_fn was given: {error}. After loss_fn, "
-            "pass what nnx.value_and_grad(loss_fn) is called with: the batch, an nnx.Rngs."
-        ) from None
-    except ValueError:  # a function without a signature
-        pass
