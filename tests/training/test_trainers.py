@@ -80,7 +80,7 @@ def test_keras_steps_are_those_of_alternating(keras):
     optimizer_of = run("keras_fit", batches=batches[:1])["Optax"]
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
     model.compile(optimizer=optimizer_of(tx), loss="mse")
-    w = jnp.asarray(model.trainable_variables[0].value)
+    w = jnp.array(model.trainable_variables[0].value)  # fit donates the model's own
     twice = (batch for batch in batches for _ in range(2))
     model.fit(twice, steps_per_epoch=2 * len(batches), verbose=0)
     state = tx.init(w)
@@ -97,10 +97,11 @@ def test_keras_step_by_hand(keras):
     names = run("keras_step")
     carry, losses = [names[name] for name in ("params", "fixed", "opt_state")], []
     fixed = carry[1]
-    for x, y in BATCHES * 3:
-        *carry, loss = names["train_step"](*carry, x, y)
+    x = X.reshape(-1, 3)
+    for _ in range(60):
+        *carry, loss = names["train_step"](*carry, x, x @ TRUE)
         losses.append(float(loss))
-    assert np.mean(losses[-12:]) < 0.5 * np.mean(losses[:12])
+    assert losses[-1] < 0.5 * losses[0]
     # BatchNorm has seen one pass of each step: its mean is that of the clean one.
     x, y = BATCHES[0]
     params, opt_state = carry[0], carry[2]
@@ -180,7 +181,9 @@ def test_brax():
 
 
 def test_penzai():
-    pz = pytest.importorskip("penzai").pz
+    pytest.importorskip("penzai")
+    from penzai import pz
+
     model = pz.nn.Linear.from_config(
         "linear", jax.random.key(0), input_axes={"in": 3}, output_axes={"out": 1}
     )
