@@ -1,8 +1,10 @@
 """Sharpness-aware minimization for JAX, as optax gradient transformations."""
 
-from sam_optax._combinators.alternating import AlternatingState, alternating, eval_params
+from sam_optax._combinators.alternating import AlternatingState, alternating
+from sam_optax._combinators.eval_params import eval_params
 from sam_optax._combinators.first_pass import FirstPassState, pop_first_pass
 from sam_optax._combinators.looksam import looksam
+from sam_optax._combinators.repeat_batches import repeat_batches
 from sam_optax._combinators.sharpness_aware import SharpnessAwareState, sharpness_aware
 from sam_optax._combinators.step_info import StepInfo
 from sam_optax._descent.mix_gradients import decoupled_sharpness, mix_gradients
@@ -84,6 +86,7 @@ __all__ = [
     "random_mask",
     "random_start",
     "remove_full_gradient",
+    "repeat_batches",
     "reuse_orthogonal",
     "reweighted_ascent",
     "rho_from_learning_rate",

@@ -266,35 +266,3 @@ def alternating(
         return trees.merge(moves, jax.tree.map(trees.zeros_like, updates)), new_state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def eval_params(params: optax.Params, state: optax.OptState) -> optax.Params:
-    """The unperturbed params, exactly, whatever :func:`alternating` has done to ``params``.
-
-    Args:
-      params: the params of the training loop.
-      state: state of :func:`alternating`, or of an optimizer that contains it once.
-
-    Returns:
-      w, what the model has learnt. Leaves that are not inexact are those of ``params``.
-
-    Raises:
-      ValueError: ``state`` does not hold exactly one :class:`AlternatingState`.
-
-    Example:
-      >>> import jax.numpy as jnp, optax, sam_optax
-      >>> tx = sam_optax.alternating(optax.sgd(0.1), sam_optax.sam(rho=1.0))
-      >>> params = jnp.array(3.0)
-      >>> updates, state = tx.update(2 * params, tx.init(params), params)
-      >>> params = optax.apply_updates(params, updates)
-      >>> print(params, sam_optax.eval_params(params, state))
-      4.0 3.0
-    """
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AlternatingState))
-    found = [node for node in nodes if isinstance(node, AlternatingState)]
-    if len(found) != 1:
-        raise ValueError(
-            "eval_params needs the state of an optimizer that contains alternating(...) once, "
-            f"found it {len(found)} times."
-        )
-    return trees.merge(found[0].params, params)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import optax
 
-from sam_optax._internal import control_flow, trees
+from sam_optax._internal import control_flow, slips, trees
 
 GradFn: TypeAlias = Callable[..., optax.Updates]
 """``params -> grads``; with groups of the batch, ``(params, index) -> grads``."""
@@ -88,7 +88,7 @@ def _of_grad(name: str, grad_fn: GradFn) -> Evaluation:
         )
 
     def evaluate(params: optax.Params, *group: Any) -> Pass:
-        grads = grad_fn(params, *group)
+        grads = slips.checked_gradient(grad_fn, params, name)(params, *group)
         trees.require_gradient(f"what {name} returns", grads, params)
         return Pass(None, grads)
 

@@ -22,7 +22,7 @@ from sam_optax._combinators.gradient_functions import (
 from sam_optax._combinators.perturbed_gradient import Gradients, PerturbedGradient
 from sam_optax._combinators.skip_nonfinite import all_finite, norm_is_finite, unless_nonfinite
 from sam_optax._combinators.step_info import StepInfo
-from sam_optax._internal import control_flow, extra_args, trees
+from sam_optax._internal import control_flow, extra_args, slips, trees
 from sam_optax._internal.devices import AxisName, check_local
 from sam_optax._internal.hyperparameters import (
     check_float_dtype,
@@ -224,6 +224,7 @@ def sharpness_aware(
         # g, where the ascent and a step that does not perturb have it in common.
         leads = not (loss.ascent_given or method.has_start or groups)
         if updates is not None and value_and_grad_fn is None:
+            slips.check_gradient("grads", updates, params)
             trees.require_gradient("grads", updates, params)
             first: Pass | None = Pass(None, updates)
         else:

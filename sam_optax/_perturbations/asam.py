@@ -80,6 +80,7 @@ def asam(
     hp.check("rho", rho, lower=0)
     hp.check("eta", eta, lower=0)
     check_p(p)
+    p = float(p)  # a NumPy scalar in a closure is an array to those who filter closures
     if normalization not in ("elementwise", "filterwise"):
         raise ValueError(
             f"normalization must be 'elementwise' or 'filterwise', got {normalization!r}."

@@ -48,6 +48,7 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
     """
     hp.check("rho", rho, lower=0)
     check_p(p)
+    p = float(p)  # a NumPy scalar in a closure is an array to those who filter closures
 
     def init_fn(params: optax.Params) -> optax.OptState:
         del params

@@ -6,25 +6,41 @@ from typing import Any
 import jax
 from flax import nnx
 
+from sam_optax._internal import slips
 from sam_optax.training._differentiable import require_differentiable
 
 _FILTER = (
     "Let wrt select the Variables that are trained, as in nnx.Optimizer(model, tx, wrt=nnx.Param)."
 )
 
+_ARGUMENTS = (
+    "After model and loss_fn, pass what nnx.value_and_grad(loss_fn)(model, ...) is given: this "
+    "step's batch, an nnx.Rngs."
+)
+
+_FILTERS = (
+    *(nnx.All, nnx.Any, nnx.Not, nnx.PathContains, nnx.OfType, nnx.WithTag),
+    *(nnx.Everything, nnx.Nothing),
+)
+
 
 def nnx_grad_fn(
     model: Any,
-    loss_fn: Callable[[Any], Any],
+    loss_fn: Callable[..., Any],
+    *args: Any,
     wrt: Any = nnx.Param,
-    *,
     has_aux: bool = False,
+    **kwargs: Any,
 ) -> Callable[[Any], Any]:
     """A gradient function of the params for ``optimizer.update(model, grads, grad_fn=...)``.
 
-    It takes the model as it is now and never changes it. Made *before* the first pass, it draws
-    from the same RNG streams at the same counts, so that dropout masks are those of the first
-    pass; that pass alone then advances the streams and the BatchNorm statistics, once a step.
+    It is given what ``nnx.value_and_grad(loss_fn)`` is called with: ``nnx_grad_fn(model, loss_fn,
+    x, y, rngs)`` goes with ``nnx.value_and_grad(loss_fn)(model, x, y, rngs)``.
+
+    The gradient function keeps the model, and every module, ``nnx.Rngs`` and Variable among the
+    arguments, as they are now, and never changes them. Made *before* the first pass, it draws from
+    the same RNG streams at the same counts, so that dropout masks are those of the first pass;
+    that pass alone then advances the streams and the BatchNorm statistics, once per step.
 
     A random start (:func:`sam_optax.rsam`) evaluates its own first gradient and does not use
     ``grads``: the loss and the statistics are still those at the params, for which the step makes
@@ -32,17 +48,22 @@ def nnx_grad_fn(
 
     Args:
       model: an NNX module.
-      loss_fn: ``model -> loss``, or ``model -> (loss, aux)``, on this step's batch.
-      wrt: filter of the Variables to differentiate, the one of the optimizer and of
+      loss_fn: ``(model, *args, **kwargs) -> loss``, or ``-> (loss, aux)``.
+      *args: what ``loss_fn`` takes after the model: this step's batch, an ``nnx.Rngs``, further
+        modules. Objects that occur more than once stay one object.
+      wrt: filter of the Variables of ``model`` to differentiate, the one of the optimizer and of
         ``nnx.value_and_grad``. Default: ``nnx.Param``.
       has_aux: whether ``loss_fn`` returns ``aux``, which is dropped.
+      **kwargs: keyword arguments of ``loss_fn``.
 
     Returns:
       ``grad_fn(params) -> grads``, both of the structure of ``nnx.state(model, wrt)`` with arrays
       as leaves.
 
     Raises:
-      TypeError: (from ``grad_fn``) ``wrt`` selects a Variable that cannot be differentiated.
+      TypeError: ``model`` is not an NNX module, or ``wrt`` is passed by position; (from
+        ``grad_fn``) ``wrt`` selects a Variable that cannot be differentiated, or ``loss_fn`` takes
+        other arguments or does not return a scalar.
 
     Example:
       >>> import jax.numpy as jnp, optax, sam_optax
@@ -61,18 +82,24 @@ def nnx_grad_fn(
       >>> optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
       >>> @nnx.jit
       ... def train_step(model, optimizer, x, y):
-      ...     def loss_fn(model):
+      ...     def loss_fn(model, x, y):
       ...         return jnp.mean((model(x) - y) ** 2)
-      ...     grad_fn = nnx_grad_fn(model, loss_fn)  # before the first pass
-      ...     loss, grads = nnx.value_and_grad(loss_fn)(model)
+      ...     grad_fn = nnx_grad_fn(model, loss_fn, x, y)  # before the first pass
+      ...     loss, grads = nnx.value_and_grad(loss_fn)(model, x, y)
       ...     optimizer.update(model, grads, grad_fn=grad_fn)
       ...     return loss
       >>> loss = train_step(model, optimizer, jnp.ones((4, 3)), jnp.ones((4, 1)))
       >>> int(model.dropout.rngs.count[...])  # drawn from once
       1
     """
-    graphdef, params_now, rest = nnx.split(model, wrt, ...)  # type: ignore[misc]
-    structure = jax.tree.structure(params_now)
+    _check_arguments(model, loss_fn, args)
+    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
+    # All objects at once, so that what two of them share is one object again in the copies.
+    objects = {i: leaf for i, leaf in enumerate(leaves) if _is_object(leaf)}
+    graphdef, params_now, rest = nnx.split(  # type: ignore[misc]
+        [model, *objects.values()], _in_model(wrt), ...
+    )
+    params_structure = jax.tree.structure(params_now)
     # The arrays as they are now: a Variable here may be the model's own and change with it.
     rest_leaves, rest_structure = jax.tree.flatten(rest)
 
@@ -80,14 +107,61 @@ def nnx_grad_fn(
         require_differentiable(params, _FILTER)
 
         def loss(params: Any) -> Any:
-            copy = nnx.merge(
+            copy, *copies = nnx.merge(
                 graphdef,
-                jax.tree.unflatten(structure, jax.tree.leaves(params)),
+                jax.tree.unflatten(params_structure, jax.tree.leaves(params)),
                 jax.tree.unflatten(rest_structure, rest_leaves),
             )
-            value = loss_fn(copy)
-            return value[0] if has_aux else value
+            own = dict(zip(objects, copies, strict=True))
+            now = [own.get(i, leaf) for i, leaf in enumerate(leaves)]
+            copied_args, copied_kwargs = jax.tree.unflatten(structure, now)
+            value = slips.call(
+                "loss_fn",
+                loss_fn,
+                copy,
+                *copied_args,
+                kwargs=copied_kwargs,
+                called="loss_fn(model, *args, **kwargs) with the arguments of nnx_grad_fn",
+                remedy=_ARGUMENTS,
+            )
+            return slips.loss_and_aux(value, has_aux)[0]
 
         return jax.grad(loss)(params)
 
     return grad_fn
+
+
+def _is_object(leaf: Any) -> bool:
+    """Whether an argument has a state of its own: a module, an ``nnx.Rngs``, a Variable."""
+    return isinstance(leaf, nnx.Variable) or nnx.graph.is_graph_node(leaf)
+
+
+def _in_model(wrt: Any) -> Callable[[Any, Any], bool]:
+    """The filter for the first of several objects alone."""
+    selects = nnx.filterlib.to_predicate(wrt)
+    return lambda path, value: path[0] == 0 and selects(path[1:], value)
+
+
+def _is_filter(argument: Any) -> bool:
+    if isinstance(argument, (list, tuple)):
+        return len(argument) > 0 and all(_is_filter(part) for part in argument)
+    if isinstance(argument, type):
+        return issubclass(argument, nnx.Variable)
+    return argument is ... or isinstance(argument, _FILTERS)
+
+
+def _check_arguments(model: Any, loss_fn: Any, args: Any) -> None:
+    """Raises for what ``nnx.value_and_grad(loss_fn)`` is not called with."""
+    if not _is_object(model):
+        raise TypeError(
+            "model must be an NNX module, as in nnx_grad_fn(model, loss_fn, *args), got "
+            f"{type(model).__name__}."
+        )
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function of the model, got {loss_fn!r}.")
+    found = [argument for argument in args if _is_filter(argument)]
+    if found:
+        raise TypeError(
+            "wrt is a keyword argument: nnx_grad_fn(model, loss_fn, *args, wrt=...). What follows "
+            f"loss_fn are the arguments of the loss, and {found[0]!r} is a filter."
+        )

@@ -9,6 +9,7 @@ import optax
 from flax.training import train_state
 
 from sam_optax import SharpnessAwareState, StartState, pop_first_pass
+from sam_optax._internal import slips
 from sam_optax._internal.control_flow import trace_once
 from sam_optax.training._differentiable import require_differentiable
 from sam_optax.training._overwritten import (
@@ -27,6 +28,11 @@ _SELECTED = (
     "If a wrapper around sharpness_aware chooses between two states (optax.apply_if_finite, say), "
     "it cannot hand on the loss of a random start: use sharpness_aware(..., skip_nonfinite=True) "
     "in its place, or apply_gradients(grads=None, grad_fn=...), which needs no loss."
+)
+
+_CLOSE_OVER = (
+    "Close over this step's batch: apply_loss(lambda params: loss(params, batch)). Keyword "
+    "arguments of apply_loss go to the optimizer."
 )
 
 _GROUPS = (
@@ -131,6 +137,8 @@ class TrainState(train_state.TrainState):
 
         Raises:
           ValueError: ``grads`` and ``grad_fn`` are both missing.
+          TypeError: ``grads``, or what ``grad_fn`` returns, is the pair of ``jax.value_and_grad``;
+            ``grad_fn`` is not a function of the params alone.
         """
         extra = dict(extra_args or {})
         if grads is None and "value_and_grad_fn" not in extra:
@@ -140,10 +148,14 @@ class TrainState(train_state.TrainState):
                     "the gradient on this step's batch, such as "
                     "jax.grad(lambda params: loss(params, batch))."
                 )
+            grad_fn = slips.checked_gradient(grad_fn, self.params)
             # Other transformations cannot all do without a gradient, nor the statistics be found.
             if has_overwritten(self.params) or not isinstance(self.opt_state, SharpnessAwareState):
                 grad_fn = trace_once(grad_fn, self.params)
                 grads = grad_fn(self.params)
+        elif grads is not None:
+            slips.check_gradient("grads", grads, self.params)
+            grad_fn = grad_fn and slips.checked_gradient(grad_fn, self.params)
         if grad_fn is not None:
             extra["grad_fn"] = of_optimized(grad_fn, self.params)
         params = optimized(self.params)
@@ -159,7 +171,7 @@ class TrainState(train_state.TrainState):
         )
 
     def apply_loss(
-        self, loss_fn: Callable[..., Any], *, has_aux: bool = False, **extra: Any
+        self, loss_fn: Callable[..., Any], *args: Any, has_aux: bool = False, **extra: Any
     ) -> tuple[Self, Any]:
         """One whole training step from a loss.
 
@@ -179,6 +191,7 @@ class TrainState(train_state.TrainState):
         Args:
           loss_fn: ``params -> loss``, a scalar, or ``params -> (loss, aux)``, with aux a tree of
             arrays. It must be the same function for both passes: same batch, same dropout key.
+          *args: none; a batch that is passed here is refused, as ``loss_fn`` has to close over it.
           has_aux: whether ``loss_fn`` returns ``aux``.
           **extra: keyword arguments of ``tx.update``.
 
@@ -186,11 +199,17 @@ class TrainState(train_state.TrainState):
           ``(state, loss)``, or ``(state, (loss, aux))`` with ``has_aux``.
 
         Raises:
-          TypeError: ``params`` has a leaf that cannot be differentiated, ``extra`` names a field of
-            the state, a wrapper such as ``optax.apply_if_finite`` keeps a random start from
-            handing on its loss, or aux is not floating-point with ``groups``.
+          TypeError: ``loss_fn`` needs further arguments, or does not return a scalar (with
+            ``has_aux`` a pair); ``params`` has a leaf that cannot be differentiated, ``extra``
+            names a field of the state, a wrapper such as ``optax.apply_if_finite`` keeps a random
+            start from handing on its loss, or aux is not floating-point with ``groups``.
           ValueError: ``groups`` with overwrite-with-gradient collections.
         """
+        if args:
+            raise TypeError(
+                f"apply_loss takes loss_fn and no further positional arguments, got {len(args)}. "
+                f"{_CLOSE_OVER}"
+            )
         fields = sorted(self.__dataclass_fields__.keys() & extra.keys())
         if fields:
             raise TypeError(
@@ -198,10 +217,7 @@ class TrainState(train_state.TrainState):
                 f"a field, use state.replace({fields[0]}=...) on the state it returns."
             )
         require_differentiable(self.params, _FILTER)
-
-        def loss_and_aux(params: Any, *group: Any) -> tuple[Any, Any]:
-            return loss_fn(params, *group) if has_aux else (loss_fn(params, *group), None)
-
+        loss_and_aux = slips.checked_loss(loss_fn, has_aux, _CLOSE_OVER)
         value_and_grad: Callable[..., Any] = trace_once(
             jax.value_and_grad(loss_and_aux, has_aux=True), self.params
         )

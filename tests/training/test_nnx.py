@@ -176,7 +176,7 @@ def test_wrt_selects_what_is_trained():
     def loss_fn(model: NNXNet) -> jax.Array:
         return jnp.mean(jnp.square(model(data(0)[0]) - 1))
 
-    grad_fn = nnx_grad_fn(model, loss_fn, wrt)
+    grad_fn = nnx_grad_fn(model, loss_fn, wrt=wrt)
     grads = nnx.grad(loss_fn, argnums=nnx.DiffState(0, wrt))(model)
     # At the params themselves it is the gradient of the first pass.
     params = nnx.state(model, wrt)
@@ -189,6 +189,6 @@ def test_wrt_selects_what_is_trained():
 
 def test_a_filter_that_selects_too_much_is_named():
     model = NNXNet(nnx.Rngs(0))
-    grad_fn = nnx_grad_fn(model, lambda model: jnp.sum(model(data(0)[0])), nnx.Variable)
+    grad_fn = nnx_grad_fn(model, lambda model: jnp.sum(model(data(0)[0])), wrt=nnx.Variable)
     with pytest.raises(TypeError, match=r"count.*filter it out.*wrt"):
         grad_fn(nnx.state(model, nnx.Variable))

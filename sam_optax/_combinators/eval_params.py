@@ -1,0 +1,75 @@
+"""The unperturbed params of a run with :func:`sam_optax.alternating`."""
+
+from typing import Any
+
+import jax
+import optax
+
+from sam_optax._combinators.alternating import AlternatingState
+
+
+def eval_params(params: optax.Params, state: optax.OptState) -> optax.Params:
+    """The unperturbed params, exactly, whatever :func:`alternating` has done to ``params``.
+
+    Args:
+      params: the params of the training loop, in the structure that the optimizer was initialized
+        with. For NNX ``nnx.state(model, wrt)``.
+      state: state of :func:`alternating`, or of an optimizer that contains it: in ``optax.chain``,
+        ``optax.masked``, once for each label of ``optax.partition``. For NNX
+        ``optimizer.opt_state``.
+
+    Returns:
+      w, what the model has learnt, in the structure of ``params``. Leaves that no ``alternating``
+      moves (not inexact, masked out, another label's optimizer) are those of ``params``.
+
+    Raises:
+      ValueError: ``state`` does not hold an :class:`AlternatingState`, holds two of the same leaf,
+        or is the state of other params.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, sam_optax
+      >>> tx = sam_optax.alternating(optax.sgd(0.1), sam_optax.sam(rho=1.0))
+      >>> params = jnp.array(3.0)
+      >>> updates, state = tx.update(2 * params, tx.init(params), params)
+      >>> params = optax.apply_updates(params, updates)
+      >>> print(params, sam_optax.eval_params(params, state))
+      4.0 3.0
+    """
+    # Leaves are found by their paths: a state may hold a part of them (None or a MaskedNode in
+    # place of the others), and NNX holds each in a Variable of another type than the model's.
+    held: dict[Any, Any] = {}
+    for found in alternating_states(state):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(found.params):
+            if path in held:
+                raise ValueError(
+                    "eval_params needs a state that holds each leaf of the params once, but two "
+                    f"states of alternating(...) hold {jax.tree_util.keystr(path) or 'the params'}:"
+                    " pass the state of one optimizer."
+                )
+            held[path] = leaf
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    own = [held.pop(path, leaf) for path, leaf in leaves]
+    if held:
+        missing = jax.tree_util.keystr(next(iter(held))) or "the only leaf"
+        raise ValueError(
+            "eval_params needs the params that the state belongs to, in the structure that the "
+            f"optimizer was initialized with: the state holds {missing}, which params of structure "
+            f"{structure} do not have. For NNX pass nnx.state(model, wrt)."
+        )
+    return jax.tree.unflatten(structure, own)
+
+
+def alternating_states(state: optax.OptState) -> list[AlternatingState]:
+    """The states of :func:`sam_optax.alternating` in an optimizer's state, at least one.
+
+    Raises:
+      ValueError: there is none.
+    """
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AlternatingState))
+    found = [node for node in nodes if isinstance(node, AlternatingState)]
+    if not found:
+        raise ValueError(
+            "the state must be that of an optimizer that contains alternating(...), which was "
+            f"found 0 times in {jax.tree.structure(state)}."
+        )
+    return found

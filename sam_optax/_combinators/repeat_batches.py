@@ -1,0 +1,132 @@
+"""Batches for loops with :func:`sam_optax.alternating`, each as often as its step takes calls."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+import optax
+
+from sam_optax._combinators.eval_params import alternating_states
+from sam_optax._internal.hyperparameters import check_integer
+
+Batch = TypeVar("Batch")
+
+
+def repeat_batches(
+    batches: Iterable[Batch],
+    state_fn: Callable[[], optax.OptState],
+    *,
+    microbatches: int = 1,
+) -> Iterator[Batch]:
+    """Yields each batch as often as the training step of :func:`alternating` takes calls.
+
+    That is twice for most steps, once for a step that ``when`` leaves alone or that takes a single
+    pass, once more at the beginning with a random start, and once less where ``skip_nonfinite``
+    gives a step up at its first gradient. The loop itself stays as it is: one ``update`` for each
+    batch that it is handed.
+
+    The counts are read from the state after every call, which waits for that call to finish. A
+    loop that fetches batches ahead of the state (a prefetching loader) cannot use this: repeat
+    each batch twice there, the very first one three times with a random start.
+
+    Args:
+      batches: the batches, one for each training step.
+      state_fn: returns the optimizer state of the loop as it is now, such as ``lambda: state``,
+        ``lambda: train_state.opt_state`` or, for NNX, ``lambda: optimizer.opt_state``.
+      microbatches: the k of ``optax.MultiSteps(alternating(...), k)``: then k batches in a row make
+        a step and are repeated together; what does not fill a step at the end is left out.
+        Default: 1.
+
+    Returns:
+      An iterator over the batches with their repetitions.
+
+    Raises:
+      TypeError: ``state_fn`` is not a function.
+      ValueError: ``microbatches`` < 1; (from the iterator) the state has no ``alternating``, is
+        still the one of before the last call, or holds several in different phases.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sam_optax
+      >>> tx = sam_optax.alternating(
+      ...     optax.sgd(0.1), sam_optax.sam(rho=0.1), when=sam_optax.every(2))
+      >>> params = jnp.array([3.0, 4.0])
+      >>> state, seen = tx.init(params), []
+      >>> for x in sam_optax.repeat_batches([1.0, 2.0, 3.0], lambda: state):
+      ...     grads = jax.grad(lambda w: x * jnp.sum(w**2))(params)
+      ...     updates, state = tx.update(grads, state, params)
+      ...     params = optax.apply_updates(params, updates)
+      ...     seen.append(x)
+      >>> seen
+      [1.0, 1.0, 2.0, 3.0, 3.0]
+    """
+    if not callable(state_fn):
+        raise TypeError(
+            "state_fn must be a function that returns the optimizer state as it is now, such as "
+            f"lambda: state, got {type(state_fn).__name__}."
+        )
+    check_integer("microbatches", microbatches, lower=1)
+    return _repeat(iter(batches), state_fn, int(microbatches))
+
+
+def _repeat(
+    batches: Iterator[Batch], state_fn: Callable[[], optax.OptState], microbatches: int
+) -> Iterator[Batch]:
+    while len(step := list(itertools.islice(batches, microbatches))) == microbatches:
+        before = _progress(state_fn())
+        for batch in step:
+            yield batch
+        now = _progress(state_fn(), before)
+        # A call that something outside has dropped (optax.apply_if_finite) leads nowhere: the next
+        # batch has its turn.
+        while now.step == before.step and now.phase != before.phase:
+            before = now
+            for batch in step:
+                yield batch
+            now = _progress(state_fn(), before)
+
+
+class _Progress:
+    """Where the training is.
+
+    Attributes:
+      step: number of steps taken or skipped.
+      phase: ``AlternatingState.phase``.
+      buffer: the array that ``phase`` was read from.
+    """
+
+    def __init__(self, state: optax.OptState) -> None:
+        states = alternating_states(state)
+        found = {(_value(s.step) + _value(s.skipped), _value(s.phase)) for s in states}
+        if len(found) > 1:
+            raise ValueError(
+                "repeat_batches needs all states of alternating(...) in one optimizer to take the "
+                "same calls, but they are in different phases: give every one the same when, and "
+                f"perturbations of one kind. Got (step, phase) = {sorted(found)}."
+            )
+        ((self.step, self.phase),) = found
+        (self.buffer,) = jax.tree.leaves(states[0].phase)
+
+
+def _progress(state: optax.OptState, before: _Progress | None = None) -> _Progress:
+    now = _Progress(state)
+    if before is not None and now.buffer is before.buffer:
+        raise ValueError(
+            "state_fn returned the state of before the last call: it must return the optimizer "
+            "state as it is now, as lambda: state does in a loop that rebinds state, and the loop "
+            "must call update once for each batch."
+        )
+    return now
+
+
+def _value(scalar: Any) -> int:
+    """The number in a scalar, which may be held in a Variable or be repeated over devices."""
+    (leaf,) = jax.tree.leaves(scalar)
+    values = np.unique(np.asarray(leaf))
+    if values.size != 1:
+        raise ValueError(
+            "repeat_batches needs one training run, and the runs in this state differ: "
+            f"{values.tolist()}."
+        )
+    return int(values[0])

@@ -1,0 +1,147 @@
+"""Naming the usual slips: a function of other arguments, a pair in place of a gradient."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_VALUE_AND_GRAD = (
+    "a pair of a value and a gradient, as jax.value_and_grad returns it: use jax.grad, or pass the "
+    "second part of the pair."
+)
+
+
+def call(
+    name: str,
+    function: Callable[..., Any],
+    *args: Any,
+    called: str,
+    remedy: str,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """``function(*args, **kwargs)``, with an error that names the arguments if it takes others.
+
+    The signature is looked at only after the call has failed: a decorator may show another one.
+
+    Args:
+      name: of the argument that holds the function.
+      function: what to call.
+      *args: what to call it with.
+      called: how that is written, for the message.
+      remedy: what to pass instead, for the message.
+      kwargs: keyword arguments.
+
+    Raises:
+      TypeError: the signature of the function does not allow the call.
+    """
+    kwargs = kwargs or {}
+    try:
+        return function(*args, **kwargs)
+    except TypeError as error:
+        reason = _refusal(function, args, kwargs)
+        if reason is None:
+            raise
+        raise TypeError(f"{name} is called as {called}, which fails: {reason}. {remedy}") from error
+
+
+def _refusal(function: Any, args: Any, kwargs: Any) -> str | None:
+    """Why a signature does not allow a call, if that is so."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a function without a signature
+        pass
+    return None
+
+
+def check_gradient(name: str, grads: Any, params: Any) -> None:
+    """Raises for a pair in place of a gradient, and for a function.
+
+    Raises:
+      TypeError: ``grads`` is what ``jax.value_and_grad`` returns, or a function.
+    """
+    if callable(grads) and jax.tree_util.all_leaves([grads]):
+        raise TypeError(
+            f"{name} must be a gradient, in the structure of the params, got a function: call it, "
+            "as in grads=jax.grad(loss)(params). The function itself is grad_fn."
+        )
+    if _is_pair(grads) and not _is_pair(params):
+        raise TypeError(
+            f"{name} must be a gradient, in the structure of the params, got {_VALUE_AND_GRAD}"
+        )
+
+
+def checked_gradient(
+    grad_fn: Callable[..., Any], params: Any, name: str = "grad_fn"
+) -> Callable[..., Any]:
+    """``grad_fn``, which raises for its own slips: arguments it lacks, a pair that it returns."""
+
+    def checked(point: Any, *group: Any) -> Any:
+        remedy = (
+            "It must be a function of the params alone, on this step's batch, such as "
+            "jax.grad(lambda params: loss(params, batch))."
+        )
+        called = _written(name, group)
+        grads = call(name, grad_fn, point, *group, called=called, remedy=remedy)
+        check_gradient(f"what {name} returns", grads, params)
+        return grads
+
+    return checked
+
+
+def checked_loss(
+    loss_fn: Callable[..., Any], has_aux: bool, remedy: str
+) -> Callable[..., tuple[Any, Any]]:
+    """``loss_fn`` as a function that returns loss and aux, or ``None``, and names its slips."""
+
+    def checked(params: Any, *group: Any) -> tuple[Any, Any]:
+        called = _written("loss_fn", group)
+        value = call("loss_fn", loss_fn, params, *group, called=called, remedy=remedy)
+        return loss_and_aux(value, has_aux)
+
+    return checked
+
+
+def loss_and_aux(value: Any, has_aux: bool) -> tuple[Any, Any]:
+    """What a loss function has returned, as a pair.
+
+    Raises:
+      TypeError: it is not a scalar, or not a pair where there is to be one.
+    """
+    if has_aux:
+        if not _is_pair(value):
+            raise TypeError(
+                "with has_aux=True loss_fn must return a pair (loss, aux), got "
+                f"{_described(value)}: leave has_aux out if there is no aux."
+            )
+        loss, aux = value
+    else:
+        loss, aux = value, None
+        if _is_pair(value):
+            raise TypeError(
+                "loss_fn must return a scalar, got a pair: pass has_aux=True if it is (loss, aux). "
+                "If it is that of jax.value_and_grad, pass the loss, which is differentiated here."
+            )
+    if not (jax.tree_util.all_leaves([loss]) and jnp.shape(loss) == ()):
+        raise TypeError(
+            f"loss_fn must return a scalar, got {_described(loss)}: take the mean over the batch, "
+            "and pass the loss itself, not its gradient."
+        )
+    return loss, aux
+
+
+def _is_pair(tree: Any) -> bool:
+    return type(tree) in (tuple, list) and len(tree) == 2
+
+
+def _written(name: str, group: tuple[Any, ...]) -> str:
+    return f"{name}(params, i)" if group else f"{name}(params)"
+
+
+def _described(value: Any) -> str:
+    if jax.tree_util.all_leaves([value]) and hasattr(value, "shape"):
+        return f"an array of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
