@@ -170,8 +170,7 @@ def test_a_mask_that_is_edited_is_taken():
     [
         ([v(2, 2), v(), v(2, 2), v()], ["have no names", "[1], [3]", "bias_mask"]),  # Keras
         ({"w": v(2, 2), "c": v()}, ["is called a bias", "['c']", "bias_mask=False"]),
-        (v(3), ["have no names", "the params"]),
-        ([v(), v(), v(), v()], ["[0], [1], [2], …"]),
+        ([v(), v(), v(2, 2), v(), v()], ["[0], [1], [3], …"]),
     ],
 )
 def test_no_bias_found_warns(params, words):
@@ -190,7 +189,8 @@ def test_no_bias_found_warns(params, words):
         ({"w": v(2, 2), "n": jnp.arange(3), "frozen": None}, {}),
         ([v(2, 2), v()], {"bias_mask": False}),
         ([v(2, 2), v()], {"bias_mask": [False, True]}),
-        ([v(3, 2)], {"stack_axes": 0}),
+        (v(3), {}),  # one vector is not a network
+        ({"a": v(3), "c": v(), "d": jnp.ones(())}, {}),
         ({}, {}),
     ],
 )
@@ -201,6 +201,7 @@ def test_no_warning(params, arguments):
 def test_axes_that_stack_layers_do_not_hide_what_may_be_a_bias():
     with pytest.warns(UserWarning, match="found no biases"):
         sam_optax.asam(stack_axes=1).init([v(3, 2, 2), v(3, 2)])
+    sam_optax.asam().init([v(3, 2, 2), v(3, 2)])  # two axes, for all that is known
 
 
 def test_training_warns_once():

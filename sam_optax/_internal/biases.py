@@ -81,21 +81,21 @@ def resolve_biases(params: optax.Params, bias_mask: BiasMask | None) -> Any:
 
 
 def warn_without_biases(params: optax.Params, stack_axes: StackAxes) -> None:
-    """Warns if no leaf is a bias by its name although some have the shape of one.
+    """Warns if no leaf is a bias by its name although the tree looks like a network with some.
 
-    The warning has one place in the code, so that Python's default filter shows it once.
+    That is one with leaves of one axis besides those of more; a bare vector has no layers. The
+    warning has one place in the code, so that Python's default filter shows it once.
     """
     found = [
-        (path, leaf)
+        (path, np.ndim(layer_of(stack_axes, path, leaf)[1]))
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
         if trees.is_inexact(leaf)
     ]
-    if any(_is_bias(path) for path, _ in found):
+    vectors = [path for path, ndim in found if ndim == 1]
+    matrices = any(ndim > 1 for _, ndim in found)
+    if not (vectors and matrices) or any(_is_bias(path) for path, _ in found):
         return
-    vectors = [path for path, leaf in found if np.ndim(layer_of(stack_axes, path, leaf)[1]) == 1]
-    if not vectors:
-        return
-    shown = ", ".join(jax.tree_util.keystr(path) or "the params" for path in vectors[:3])
+    shown = ", ".join(jax.tree_util.keystr(path) for path in vectors[:3])
     more = ", …" if len(vectors) > 3 else ""
     nameless = not any(list(_names(path)) for path, _ in found)
     why = (

@@ -88,8 +88,8 @@ def asam(
         does not have, or ``params`` missing in ``update``.
 
     Warns:
-      UserWarning: in ``init``, where no leaf has a bias's name although some have one axis, and
-        there is no ``bias_mask``.
+      UserWarning: in ``init``, if there is no ``bias_mask`` and no leaf has a bias's name, although
+        some have one axis besides others with more.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
