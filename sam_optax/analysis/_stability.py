@@ -63,6 +63,8 @@ def gradient_stability(
 
     over ρ, with δ₀ ~ N(0, γ² diag(‖w_j‖)) as in :func:`sam_optax.rsam`: figures 1 and 2 of its
     paper. A cosine near 1 says that one step along the gradient finds the steepest point.
+    Compare ``start_loss`` with the loss at w: where the noise is so large that the network at the
+    start guesses, a stable gradient there says nothing about the neighbourhood of w.
     (With ``norm_power=0`` the noise is N(0, γ² I), which the text beside the figures describes.)
     The same draws serve all γ, so that curves differ by its size alone.
 
