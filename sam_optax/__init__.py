@@ -14,6 +14,7 @@ from sam_optax._gradients.accumulate import accumulate
 from sam_optax._gradients.part_of_batch import part_of_batch
 from sam_optax._gradients.reweighted_ascent import reweighted_ascent
 from sam_optax._gradients.rising_samples import rising_samples
+from sam_optax._internal.biases import bias_leaves
 from sam_optax._internal.devices import local
 from sam_optax._internal.hyperparameters import ScheduleState
 from sam_optax._perturbations.asam import asam
@@ -68,6 +69,7 @@ __all__ = [
     "as_perturbation",
     "asam",
     "bernoulli",
+    "bias_leaves",
     "decoupled_sharpness",
     "eval_params",
     "every",

@@ -114,7 +114,8 @@ def sharpness_aware(
         same on all devices. Under ``jit`` with sharded arrays, leave it out.
       sync_perturbation: with ``axis_name``, whether all devices perturb by the same ε, that of the
         averaged ascent gradient (one further all-reduce). Default False: each by its own
-        (m-sharpness, what the papers train with).
+        (m-sharpness, which the SAM paper suggests; the ASAM paper trains with it on ImageNet and
+        with PyramidNet only).
       norm_axis_name: the axis (or axes) that the params themselves are sharded over inside
         ``jax.shard_map``: norms then span it, so that ‖ε‖ = ρ over the whole tree. With
         ``check_vma=True`` leaves that are replicated over the axis count once; without it all

@@ -9,7 +9,7 @@ import optax
 
 from sam_optax._internal import noise, trees, vectors
 from sam_optax._internal.devices import AxisName, is_replicated
-from sam_optax._internal.leaf_roles import AxisOverride, unit_axes, unit_norm
+from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, Units, unit_axes, unit_norm
 
 NoiseScale: TypeAlias = Literal["relative", "sqrt_norm", "norm", "isotropic"]
 """The standard deviation of an element of kernel j, of n_j elements, in units of gamma.
@@ -25,27 +25,32 @@ def check_noise_scale(noise_scale: Any) -> None:
         raise ValueError(f"noise_scale must be one of {known}, got {noise_scale!r}.")
 
 
-def deviations(params: optax.Params, noise_scale: NoiseScale, kernel_axis: AxisOverride) -> Any:
+def deviations(
+    params: optax.Params, noise_scale: NoiseScale, kernel_axis: AxisOverride, stack_axes: StackAxes
+) -> Any:
     """Standard deviations of the noise over γ, one for each kernel, broadcastable to the leaf.
 
     Args:
       params: pytree of weights w.
       noise_scale: how γ is to be read.
       kernel_axis: axis of the output unit of leaves with two or more axes.
+      stack_axes: number of leading axes that stack layers.
     """
 
-    def of_leaf(w: Any, axis: int | None) -> jax.Array:
+    def of_leaf(w: Any, units: Units) -> jax.Array:
         magnitude = jnp.abs(trees.widen(w))
         if noise_scale == "isotropic":
             return jnp.ones((1,) * magnitude.ndim, magnitude.dtype)
-        norm = unit_norm(magnitude, axis)
+        norm = unit_norm(magnitude, units)
         if noise_scale == "sqrt_norm":
             return jnp.sqrt(norm)
         if noise_scale == "relative":
             return norm * _kernel_size(magnitude, norm) ** -0.5
         return norm
 
-    return trees.map_inexact(of_leaf, params, unit_axes(params, kernel_axis, min_ndim=2))
+    return trees.map_inexact(
+        of_leaf, params, unit_axes(params, kernel_axis, min_ndim=2, stack_axes=stack_axes)
+    )
 
 
 def kernel_noise(

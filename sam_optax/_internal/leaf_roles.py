@@ -1,36 +1,30 @@
-"""What a leaf is in its network: a bias, a stack of filters, a set of kernels."""
+"""What a leaf is in its network: a set of filters or kernels, or a stack of layers of them."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from sam_optax._internal import trees
+
 BiasMask: TypeAlias = Any | Callable[[optax.Params], Any]
 """A pytree of booleans (a prefix of the params), or a function of the params returning one."""
+
+Normalization: TypeAlias = Literal["elementwise", "filterwise"]
+"""What ASAM's normalization operator measures a weight by: itself, or its convolution filter."""
 
 AxisOverride: TypeAlias = int | Callable[[Any, Any], int | None]
 """The axis of the output unit, or a function ``(path, leaf) -> axis | None``."""
 
-_BIAS_NAMES = ("bias", "b")
-# Containers that add an entry of their own behind the name of a leaf (Flax NNX).
-_BOX_NAMES = ("value", "raw_value")
+StackAxes: TypeAlias = int | Callable[[Any, Any], int]
+"""The number of leading axes that stack layers, or a function ``(path, leaf) -> number``."""
 
-
-def _name(entry: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return str(entry)
-
-
-def _is_bias(path: tuple[Any, ...]) -> bool:
-    names = [_name(entry) for entry in path]
-    while len(names) > 1 and names[-1] in _BOX_NAMES:
-        names.pop()
-    return bool(names) and names[-1] in _BIAS_NAMES
+CONVOLUTION_NDIM = 4
+"""Axes from which on a leaf is a convolution kernel: two of space, input and output channels."""
 
 
 def _is_none(leaf: Any) -> bool:
@@ -38,7 +32,7 @@ def _is_none(leaf: Any) -> bool:
 
 
 def expand_mask(name: str, mask: Any, params: optax.Params) -> Any:
-    """A mask (pytree prefix of booleans, or a function of params) as one Boolean a leaf."""
+    """A mask (pytree prefix of booleans, or a function of params) as one Boolean per leaf."""
     mask = mask(params) if callable(mask) else mask
     try:
         return jax.tree.map(
@@ -60,40 +54,89 @@ def _as_bool(value: Any) -> bool:
     return bool(value)
 
 
-def bias_leaves(params: optax.Params, bias_mask: BiasMask | None) -> Any:
-    """One Boolean a leaf: whether it is a bias."""
-    if bias_mask is not None:
-        return expand_mask("bias_mask", bias_mask, params)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: _is_bias(path), params, is_leaf=_is_none
-    )
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """How a leaf falls into units (filters, kernels).
 
-
-def unit_axes(params: optax.Params, override: AxisOverride, *, min_ndim: int) -> Any:
-    """For each leaf the axis that indexes its output units, or ``None``.
-
-    Leaves with fewer than ``min_ndim`` axes have none, unless a function says so.
+    Attributes:
+      stacked: number of leading axes that stack layers, each with its own units.
+      axis: the axis of a layer, counted without those, that indexes its units; ``None``: the
+        rule knows none, and a layer as a whole is one unit.
     """
 
-    def axis_of(path: Any, leaf: Any) -> int | None:
-        ndim = jnp.ndim(leaf) if leaf is not None else 0
+    stacked: int
+    axis: int | None
+
+    def elements(self, ndim: int) -> tuple[int, ...]:
+        """The axes of a leaf along which the elements of one unit lie."""
+        unit = None if self.axis is None else self.stacked + self.axis
+        return tuple(i for i in range(self.stacked, ndim) if i != unit)
+
+
+def check_stack_axes(value: Any) -> None:
+    """Raises unless ``value`` is a number of axes or a function."""
+    if callable(value):
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ValueError(
+            f"stack_axes must be an integer >= 0, the number of leading axes that stack layers, "
+            f"or a function (path, leaf) that returns one; got {value!r}."
+        )
+
+
+def layer_of(stack_axes: StackAxes, path: Any, leaf: Any) -> tuple[int, Any]:
+    """The number of axes that stack layers, and the leaf as a single layer has it."""
+    stacked = stack_axes(path, leaf) if callable(stack_axes) else stack_axes
+    check_stack_axes(stacked)
+    if not stacked:
+        return 0, leaf
+    if stacked > np.ndim(leaf):
+        raise ValueError(
+            f"stack_axes={stacked} is more than the {np.ndim(leaf)} axes of the leaf "
+            f"{jax.tree_util.keystr(path)}: pass a function (path, leaf) that returns 0 for leaves "
+            "that are not stacked."
+        )
+    return int(stacked), jax.ShapeDtypeStruct(np.shape(leaf)[stacked:], jnp.result_type(leaf))
+
+
+def unit_axes(
+    params: optax.Params, override: AxisOverride, *, min_ndim: int, stack_axes: StackAxes = 0
+) -> Any:
+    """For each leaf its :class:`Units`.
+
+    Leaves with fewer than ``min_ndim`` axes have no axis of units, unless a function says so.
+    Axes are counted within a layer, without those that stack layers.
+    """
+
+    def units_of(path: Any, leaf: Any) -> Units:
+        if not trees.is_inexact(leaf):  # None, counters, keys: nothing is normalized
+            return Units(0, None)
+        stacked, layer = layer_of(stack_axes, path, leaf)
+        ndim = np.ndim(layer)
         if callable(override):
-            axis = override(path, leaf)
+            axis = override(path, layer)
         else:
             axis = override if ndim >= min_ndim else None
-        if axis is not None and not -ndim <= axis < ndim:
+        if axis is None:
+            return Units(stacked, None)
+        if not -ndim <= axis < ndim:
+            inside = f" in addition to {stacked} that stack layers" if stacked else ""
             raise ValueError(
                 f"axis {axis} is out of range for the leaf {jax.tree_util.keystr(path)} with "
-                f"{ndim} axes."
+                f"{ndim} axes{inside}."
             )
-        return axis
+        return Units(stacked, axis % ndim)
 
-    return jax.tree_util.tree_map_with_path(axis_of, params, is_leaf=_is_none)
+    return jax.tree_util.tree_map_with_path(units_of, params, is_leaf=_is_none)
 
 
-def unit_norm(magnitude: jax.Array, axis: int | None) -> jax.Array:
-    """‖·‖₂ of each output unit, broadcastable against the leaf (``None``: one unit)."""
-    others = None
-    if axis is not None:
-        others = tuple(i for i in range(magnitude.ndim) if i != axis % magnitude.ndim)
+def unit_norm(magnitude: jax.Array, units: Units) -> jax.Array:
+    """‖·‖₂ of each unit, broadcastable against the leaf."""
+    others = units.elements(magnitude.ndim)
     return jnp.sqrt(jnp.sum(jnp.square(magnitude), axis=others, keepdims=True))
+
+
+def unit_size(leaf: Any, units: Units) -> int:
+    """The number of elements of one unit."""
+    shape = np.shape(leaf)
+    return int(np.prod([shape[i] for i in units.elements(len(shape))], dtype=np.int64))

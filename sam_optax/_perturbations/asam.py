@@ -1,6 +1,6 @@
 """ASAM: ascent in a neighbourhood that scales with the weights."""
 
-from typing import Any, Literal
+from typing import Any
 
 import chex
 import jax.numpy as jnp
@@ -8,12 +8,21 @@ import optax
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
+from sam_optax._internal.biases import resolve_biases, warn_without_biases
 from sam_optax._internal.devices import AxisName
-from sam_optax._internal.leaf_roles import AxisOverride, BiasMask, bias_leaves, unit_axes, unit_norm
+from sam_optax._internal.leaf_roles import (
+    CONVOLUTION_NDIM,
+    AxisOverride,
+    BiasMask,
+    Normalization,
+    StackAxes,
+    Units,
+    check_stack_axes,
+    unit_axes,
+    unit_norm,
+)
 from sam_optax._internal.steepest_ascent import check_p, steepest_ascent
 from sam_optax._perturbations.perturbation import Perturbation
-
-Normalization = Literal["elementwise", "filterwise"]
 
 
 def asam(
@@ -24,6 +33,7 @@ def asam(
     normalization: Normalization = "elementwise",
     bias_mask: BiasMask | None = None,
     filter_axis: AxisOverride = hp.static_default(-1),
+    stack_axes: StackAxes = hp.static_default(0),
 ) -> Perturbation:
     r"""Adaptive SAM: the neighbourhood is measured in units of the weights.
 
@@ -34,43 +44,59 @@ def asam(
         \qquad T = T_w + \eta I,
 
     so ‖T⁻¹ε‖_p = ρ (in float32 for elements of T g between 1e−18 and 1e18); for p = 2,
-    ε = ρ T² g/‖T g‖₂, and for p = ∞, ε = ρ T sign(g). As η → 0
-    the perturbed loss does not change when weights are rescaled in a way that leaves the loss
-    as it was (theorem 1).
+    ε = ρ T² g/‖T g‖₂, and for p = ∞, ε = ρ T sign(g).
 
     * ``"elementwise"``: T_w = ``|w|``.
     * ``"filterwise"``: T_w = ‖f‖₂ for every element of a convolution filter f, ``|w|`` elsewhere.
-    * Biases: T = 1, without η, so that translations change nothing either.
+    * Biases: T = 1, without η, so that translations that leave the loss as it was change nothing.
+
+    Invariance (theorem 1): rescaling weights such that the loss stays as it was changes neither
+    the perturbed loss nor adaptive sharpness, if all of this holds:
+
+    * η = 0. With η > 0, weights that are not large against η feel their scale.
+    * T scales along with whatever is rescaled. Element-wise, it does for every weight; filter by
+      filter, for scales of whole filters. It holds where normalization follows a convolution (or
+      a layer that is normalized element-wise), and ends where the next convolution undoes the
+      scale, in one input channel of each of its filters.
+    * No bias is rescaled: hidden layers have none, or ``bias_mask=False``. A hidden bias grows with
+      its layer, and T = 1 does not; with ``bias_mask=False`` translations count instead.
 
     Args:
-      rho: radius ρ ≥ 0, relative to the weights. Default .5, the paper's for CIFAR-10 (1 for
-        CIFAR-100 and ImageNet, .2 for IWSLT'14).
-      eta: η ≥ 0, in units of the weights. Default .01, the paper's.
+      rho: radius ρ ≥ 0, relative to the weights. Default 0.5, the paper's for CIFAR-10 (1 for
+        CIFAR-100 and ImageNet, 0.2 for IWSLT'14).
+      eta: η ≥ 0, in units of the weights. Default 0.01, the paper's.
       p: norm of the neighbourhood, 1 ≤ p ≤ ∞. Default 2, the paper's for training.
       normalization: ``"elementwise"`` (the paper's choice) or ``"filterwise"``.
       bias_mask: which leaves are biases: a pytree of booleans (a prefix of the params) or a
-        function of the params that returns one, as in ``optax.masked``. Default: leaves whose
-        last path entry is ``bias`` or ``b``. ``bias_mask=False`` normalizes every leaf.
-      filter_axis: the axis of a filter's index, for leaves with three or more axes, which count
-        as convolution kernels. Default −1, the layout of Flax and Haiku; Equinox and PyTorch
-        need 0. A function ``(path, leaf) -> axis | None`` decides leaf by leaf (``None``: not
-        filters).
+        function of the params that returns one, as in ``optax.masked``. Default: by their names,
+        see :func:`bias_leaves`. ``bias_mask=False`` normalizes every leaf.
+      filter_axis: the axis of a filter's index, for convolution kernels: leaves with four or more
+        axes. Default −1, the layout of Flax and Haiku; Equinox and PyTorch need 0. A function
+        ``(path, leaf) -> axis | None`` decides leaf by leaf (``None``: not filters), for example
+        for one-dimensional convolutions, whose kernels have three axes like those of attention.
+      stack_axes: the number of leading axes that stack layers, as ``nn.scan``, ``nnx.scan`` and
+        Equinox's stacked blocks make them: each layer has its own filters, and axes are counted
+        within a layer. A function ``(path, leaf) -> number`` decides leaf by leaf. Default 0.
 
     Returns:
       A :class:`~sam_optax.Perturbation` whose ``update`` needs ``params``. Its state is empty but
       for a step count if a hyperparameter is a schedule.
 
     Raises:
-      ValueError: a hyperparameter out of range, an unknown ``normalization``, or ``params``
-        missing in ``update``.
+      ValueError: a hyperparameter out of range, an unknown ``normalization``, an axis that a leaf
+        does not have, or ``params`` missing in ``update``.
+
+    Warns:
+      UserWarning: in ``init``, if there is no ``bias_mask`` and no leaf has a bias's name, although
+        some have one axis besides others with more.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
       >>> method = sam_optax.asam(rho=0.5, eta=0.0)
-      >>> params = {"kernel": jnp.array([2.0, -0.5])}
-      >>> grads = {"kernel": jnp.array([1.0, 1.0])}
+      >>> params = {"kernel": jnp.array([[2.0], [-0.5]]), "bias": jnp.zeros(1)}
+      >>> grads = {"kernel": jnp.array([[1.0], [1.0]]), "bias": jnp.zeros(1)}
       >>> eps, _ = method.update(grads, method.init(params), params)
-      >>> print(eps["kernel"].round(4))
+      >>> print(eps["kernel"][:, 0].round(4))
       [0.9701 0.0606]
 
     References:
@@ -86,8 +112,11 @@ def asam(
             f"normalization must be 'elementwise' or 'filterwise', got {normalization!r}."
         )
 
+    check_stack_axes(stack_axes)
+
     def init_fn(params: optax.Params) -> optax.OptState:
-        del params
+        if bias_mask is None:
+            warn_without_biases(params, stack_axes)
         return hp.init_schedules(rho, eta)
 
     def update_fn(
@@ -112,20 +141,20 @@ def asam(
             )
         step = hp.step_of(state, training_step)
         eta_t = hp.evaluate(eta, step)
-        biases = bias_leaves(params, bias_mask)
-        axes = unit_axes(params, filter_axis, min_ndim=3)
+        biases = resolve_biases(params, bias_mask)
+        filters = unit_axes(params, filter_axis, min_ndim=CONVOLUTION_NDIM, stack_axes=stack_axes)
 
-        def normalization_operator(w: Any, is_bias: bool, axis: int | None) -> Any:
+        def normalization_operator(w: Any, is_bias: bool, units: Units) -> Any:
             magnitude = jnp.abs(trees.widen(w))
             if is_bias:
                 return jnp.ones((), magnitude.dtype)
-            if normalization == "filterwise" and axis is not None:
-                magnitude = unit_norm(magnitude, axis)
+            if normalization == "filterwise" and units.axis is not None:
+                magnitude = unit_norm(magnitude, units)
             return magnitude + jnp.asarray(eta_t).astype(magnitude.dtype)
 
         eps = steepest_ascent(
             updates,
-            lambda: trees.map_inexact(normalization_operator, params, biases, axes),
+            lambda: trees.map_inexact(normalization_operator, params, biases, filters),
             hp.evaluate(rho, step),
             p,
             norm_axis_name,

@@ -7,7 +7,7 @@ import optax
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
 from sam_optax._internal.kernel_noise import NoiseScale
-from sam_optax._internal.leaf_roles import AxisOverride
+from sam_optax._internal.leaf_roles import AxisOverride, StackAxes
 from sam_optax._perturbations.perturbation import Perturbation, StartState
 from sam_optax._perturbations.random_start import random_start
 
@@ -19,6 +19,7 @@ def low_pass(
     key: noise.Key,
     noise_scale: NoiseScale = "norm",
     kernel_axis: AxisOverride = hp.static_default(-1),
+    stack_axes: StackAxes = hp.static_default(0),
     draw: noise.Draw | None = None,
 ) -> Perturbation:
     r"""Smoothing without ascent: the mean gradient at random points near the params.
@@ -42,6 +43,7 @@ def low_pass(
         γ ‖w_j‖, as in the public code of LPF-SGD; so ‖δ_j‖ ≈ γ √n_j ‖w_j‖, and a γ is good for
         networks of one size. ``"relative"`` has one meaning for all.
       kernel_axis: see :func:`random_start`.
+      stack_axes: see :func:`random_start`.
       draw: see :func:`random_start`.
 
     Returns:
@@ -71,6 +73,7 @@ def low_pass(
         noise_scale=noise_scale,
         weighting="raw",
         kernel_axis=kernel_axis,
+        stack_axes=stack_axes,
         draw=draw,
     )
 

@@ -17,7 +17,7 @@ from sam_optax._internal.kernel_noise import (
     expected_length,
     kernel_noise,
 )
-from sam_optax._internal.leaf_roles import AxisOverride
+from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, check_stack_axes
 from sam_optax._internal.weighting import Weighting, check_weighting, of_terms, times
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
@@ -46,6 +46,7 @@ def random_start(
     noise_scale: NoiseScale = "relative",
     weighting: Weighting = "normalized",
     kernel_axis: AxisOverride = hp.static_default(-1),
+    stack_axes: StackAxes = hp.static_default(0),
     draw: noise.Draw | None = None,
 ) -> Perturbation:
     r"""Takes the ascent gradient at a random point near the params.
@@ -85,6 +86,8 @@ def random_start(
       kernel_axis: axis of the output unit. Default −1, the layout of Flax and Haiku; Equinox and
         PyTorch need 0. A function ``(path, leaf) -> axis | None`` decides leaf by leaf (``None``:
         one kernel).
+      stack_axes: number of leading axes that stack layers (``nn.scan``, ``nnx.scan``), each of
+        which has its own kernels, or a function ``(path, leaf) -> number``. Default 0.
       draw: ``(key, shape, dtype) -> array`` of independent elements of mean 0 and variance 1, such
         as ``jax.random.normal`` or ``jax.random.rademacher``. Default ``None``: this library's
         counter-based generator, normal to within 4·10⁻⁴ in distribution, which takes no memory
@@ -114,33 +117,37 @@ def random_start(
     """
     return random_start_cast(
         perturbation,
-        gamma,
-        lmbda,
-        key,
-        noise_scale,
-        weighting,
-        kernel_axis,
-        draw,
         trees.cast_like,
+        gamma=gamma,
+        lmbda=lmbda,
+        key=key,
+        noise_scale=noise_scale,
+        weighting=weighting,
+        kernel_axis=kernel_axis,
+        stack_axes=stack_axes,
+        draw=draw,
     )
 
 
 def random_start_cast(
     perturbation: optax.GradientTransformation,
+    cast: Callable[[jax.Array, Any], jax.Array],
+    *,
     gamma: hp.Hyperparameter,
     lmbda: hp.Hyperparameter,
     key: noise.Key,
     noise_scale: NoiseScale,
     weighting: Weighting,
     kernel_axis: AxisOverride,
+    stack_axes: StackAxes,
     draw: noise.Draw | None,
-    cast: Callable[[jax.Array, Any], jax.Array],
 ) -> Perturbation:
     """:func:`random_start`, where ``cast`` gives what becomes ε the dtype of the gradient."""
     hp.check("gamma", gamma, lower=0)
     hp.check("lmbda", lmbda, lower=0)
     check_noise_scale(noise_scale)
     check_weighting(weighting)
+    check_stack_axes(stack_axes)
     noise.check_key(key)
     noise.check_draw(draw)
     inner = as_perturbation(perturbation)
@@ -165,7 +172,7 @@ def random_start_cast(
         del extra
         gamma_t = hp.evaluate(gamma, hp.step_of(state.schedule, training_step))
         words = noise.fold_in(state.key, draw_index)
-        scales = deviations(params, noise_scale, kernel_axis)
+        scales = deviations(params, noise_scale, kernel_axis, stack_axes)
         return trees.add(params, kernel_noise(params, scales, words, gamma_t, draw))
 
     def update_fn(
@@ -186,7 +193,7 @@ def random_start_cast(
         step = hp.step_of(state.schedule, training_step)
         gamma_t = hp.evaluate(gamma, step)
         words = noise.fold_in(state.key, draw_index)
-        scales = deviations(params, noise_scale, kernel_axis)
+        scales = deviations(params, noise_scale, kernel_axis, stack_axes)
         factors = of_terms(
             weighting,
             updates,

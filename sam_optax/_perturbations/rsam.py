@@ -3,7 +3,7 @@
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
 from sam_optax._internal.kernel_noise import NoiseScale
-from sam_optax._internal.leaf_roles import AxisOverride
+from sam_optax._internal.leaf_roles import AxisOverride, StackAxes
 from sam_optax._internal.weighting import Weighting
 from sam_optax._perturbations.perturbation import Perturbation
 from sam_optax._perturbations.random_start import random_start_cast
@@ -19,6 +19,7 @@ def rsam(
     noise_scale: NoiseScale = "relative",
     weighting: Weighting = "normalized",
     kernel_axis: AxisOverride = hp.static_default(-1),
+    stack_axes: StackAxes = hp.static_default(0),
     draw: noise.Draw | None = None,
 ) -> Perturbation:
     r"""Random SAM: :func:`sam` with a kernel-wise :func:`random_start`.
@@ -42,6 +43,7 @@ def rsam(
       noise_scale: see :func:`random_start`.
       weighting: see :func:`random_start`.
       kernel_axis: see :func:`random_start`.
+      stack_axes: see :func:`random_start`.
       draw: see :func:`random_start`.
 
     Returns:
@@ -61,12 +63,13 @@ def rsam(
     """
     return random_start_cast(
         sam(rho),
-        gamma,
-        lmbda,
-        key,
-        noise_scale,
-        weighting,
-        kernel_axis,
-        draw,
         trees.cast_if_range_allows,
+        gamma=gamma,
+        lmbda=lmbda,
+        key=key,
+        noise_scale=noise_scale,
+        weighting=weighting,
+        kernel_axis=kernel_axis,
+        stack_axes=stack_axes,
+        draw=draw,
     )

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import noise, trees
-from sam_optax._internal.leaf_roles import AxisOverride, unit_axes, unit_norm
+from sam_optax._internal.leaf_roles import (
+    AxisOverride,
+    StackAxes,
+    Units,
+    check_stack_axes,
+    unit_axes,
+    unit_norm,
+)
 from sam_optax._internal.vectors import unit, widened
 from sam_optax.analysis._loss import LossLike, as_loss
 from sam_optax.analysis._random import first_words, normal_like
@@ -18,6 +25,7 @@ def filter_normalized(
     params: optax.Params,
     *,
     kernel_axis: AxisOverride = -1,
+    stack_axes: StackAxes = 0,
     vectors: Literal["zero", "keep"] = "zero",
 ) -> optax.Params:
     r"""Scales a direction, kernel by kernel, to the size of the weights.
@@ -26,8 +34,9 @@ def filter_normalized(
         d_j \leftarrow \frac{d_j}{\|d_j\|_2} \|w_j\|_2
 
     for every kernel (output unit, filter) j, so that α in w + α d is relative to the weights and
-    slices of different networks can be compared, whatever their scale. The same normalization as
-    ASAM's filterwise T_w.
+    slices of different networks can be compared. It does for every kernel what ASAM's filter-wise
+    T_w does for those of convolutions, and it makes slices invariant to the same scales: those of
+    whole kernels.
 
     Args:
       direction: a tree like the params.
@@ -35,6 +44,8 @@ def filter_normalized(
       kernel_axis: axis of the output unit, for leaves with two or more axes. Default −1, the
         layout of Flax and Haiku; Equinox and PyTorch need 0. A function
         ``(path, leaf) -> axis | None`` decides leaf by leaf (``None``: one kernel).
+      stack_axes: the number of leading axes that stack layers, each with its own kernels (see
+        :func:`sam_optax.asam`): axes are counted within a layer. Default 0.
       vectors: what becomes of leaves with fewer than two axes, biases and the scales of
         normalization layers: ``"zero"``, the default and that of Li et al., leaves them where
         they are; ``"keep"`` takes each as one kernel.
@@ -43,7 +54,7 @@ def filter_normalized(
       The direction, in float32 or wider; ``None`` at leaves that are not floating-point.
 
     Raises:
-      ValueError: an unknown ``vectors``, or a ``kernel_axis`` out of range.
+      ValueError: an unknown ``vectors``, or an axis that a leaf does not have.
 
     Example:
       >>> import jax.numpy as jnp
@@ -59,20 +70,21 @@ def filter_normalized(
     """
     if vectors not in ("zero", "keep"):
         raise ValueError(f"vectors must be 'zero' or 'keep', got {vectors!r}.")
+    check_stack_axes(stack_axes)
     wide = widened(params)
 
-    def normalize(w: Any, d: Any, axis: int | None) -> Any:
+    def normalize(w: Any, d: Any, units: Units) -> Any:
         if w is None:
             return None
-        if w.ndim < 2 and vectors == "zero":
+        if w.ndim - units.stacked < 2 and vectors == "zero":
             return jnp.zeros_like(w)
         d = trees.widen(d)
-        length = unit_norm(jnp.abs(d), axis)
-        factor = unit_norm(jnp.abs(w), axis) / jnp.where(length > 0, length, 1)
+        length = unit_norm(jnp.abs(d), units)
+        factor = unit_norm(jnp.abs(w), units) / jnp.where(length > 0, length, 1)
         return d * factor.astype(d.dtype)
 
-    axes = unit_axes(wide, kernel_axis, min_ndim=2)
-    return jax.tree.map(normalize, wide, direction, axes, is_leaf=lambda leaf: leaf is None)
+    kernels = unit_axes(wide, kernel_axis, min_ndim=2, stack_axes=stack_axes)
+    return jax.tree.map(normalize, wide, direction, kernels, is_leaf=lambda leaf: leaf is None)
 
 
 def random_direction(
@@ -80,6 +92,7 @@ def random_direction(
     key: noise.Key,
     *,
     kernel_axis: AxisOverride = -1,
+    stack_axes: StackAxes = 0,
     vectors: Literal["zero", "keep"] = "zero",
 ) -> optax.Params:
     """A Gaussian direction, filter-normalized.
@@ -89,6 +102,7 @@ def random_direction(
       key: a JAX PRNG key or an integer seed. Two keys give the two directions of a plane, nearly
         orthogonal in many dimensions.
       kernel_axis: see :func:`filter_normalized`.
+      stack_axes: see :func:`filter_normalized`.
       vectors: see :func:`filter_normalized`.
 
     Returns:
@@ -111,7 +125,9 @@ def random_direction(
       <https://arxiv.org/abs/1712.09913>`_, 2018.
     """
     draw = normal_like(first_words(key), widened(params))
-    return filter_normalized(draw, params, kernel_axis=kernel_axis, vectors=vectors)
+    return filter_normalized(
+        draw, params, kernel_axis=kernel_axis, stack_axes=stack_axes, vectors=vectors
+    )
 
 
 def gradient_direction(loss: LossLike, params: optax.Params) -> optax.Params:

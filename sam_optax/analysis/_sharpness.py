@@ -10,9 +10,8 @@ import optax
 import sam_optax
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
-from sam_optax._internal.leaf_roles import AxisOverride, BiasMask
+from sam_optax._internal.leaf_roles import AxisOverride, BiasMask, Normalization, StackAxes
 from sam_optax._internal.steepest_ascent import check_p
-from sam_optax._perturbations.asam import Normalization
 from sam_optax.analysis._ascent import Ascent, maximize
 from sam_optax.analysis._dataset import DatasetLoss
 from sam_optax.analysis._loss import LossLike, as_loss
@@ -80,7 +79,8 @@ def sharpness(
         opposite points.
       key: a JAX PRNG key, or an integer seed, for the restarts. Default: always the same one.
       group_size: m of m-sharpness, the mean over groups of m examples (in their order) of each
-        group's own maximum; the SAM paper's, and with m = 8 what table 1 of the ASAM paper uses.
+        group's own maximum: the SAM paper's, and with m = 8 that of the ASAM paper's correlation
+        with the generalization gap (first arXiv version, appendix B).
         All groups share their random starts. Default: the loss of all examples.
 
     Returns:
@@ -116,6 +116,7 @@ def adaptive_sharpness(
     normalization: Normalization = "elementwise",
     bias_mask: BiasMask | None = None,
     filter_axis: AxisOverride = -1,
+    stack_axes: StackAxes = 0,
     steps: int = 20,
     restarts: int = 2,
     key: noise.Key | None = None,
@@ -127,20 +128,28 @@ def adaptive_sharpness(
         \max_{\|T_w^{-1} \varepsilon\|_p \le \rho} L(w + \varepsilon) - L(w),
 
     definition 2 of the ASAM paper, with the operator T_w (+ ηI) of :func:`sam_optax.asam`, fixed
-    at w. It is invariant to every rescaling of the weights that leaves the loss as it is
-    (theorem 1), where :func:`sharpness` is not; for that, η = 0. Approximated as there.
+    at w. Approximated as :func:`sharpness` is.
+
+    Rescaling the weights such that the loss stays as it was changes sharpness. Adaptive sharpness
+    is the same (theorem 1) under three conditions: η = 0, the default; T_w scales along with
+    what is rescaled, as it does element-wise and, filter-wise, for whole filters only; and no bias
+    is rescaled, which for networks with biases in hidden layers takes ``bias_mask=False``. By
+    default biases are not normalized, and translating them changes nothing instead. See
+    :func:`sam_optax.asam`.
 
     Args:
       loss: see :func:`sharpness`.
       params: see :func:`sharpness`.
-      rho: radius ρ ≥ 0, relative to the weights. Default .5, ASAM's for CIFAR-10. Table 1 of the
-        paper uses .005 for p = 2 and .0005 for p = ∞, tuned for correlation.
+      rho: radius ρ ≥ 0, relative to the weights. Default 0.5, ASAM's for CIFAR-10. For their
+        figure of correlation with the generalization gap the authors tuned it to 0.005 for p = 2
+        and 0.0005 for p = ∞ (first arXiv version, appendix B).
       eta: η ≥ 0, in units of the weights. Default 0, the definition; weights that are zero then
         stay zero. (Training uses .01, for stability.)
       p: see :func:`sharpness`.
       normalization: see :func:`sam_optax.asam`.
       bias_mask: see :func:`sam_optax.asam`.
       filter_axis: see :func:`sam_optax.asam`.
+      stack_axes: see :func:`sam_optax.asam`.
       steps: see :func:`sharpness`.
       restarts: see :func:`sharpness`.
       key: see :func:`sharpness`.
@@ -152,6 +161,9 @@ def adaptive_sharpness(
     Raises:
       TypeError: see :func:`sharpness`.
       ValueError: an argument out of range, or an unknown ``normalization``.
+
+    Warns:
+      UserWarning: see :func:`sam_optax.asam`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -176,6 +188,7 @@ def adaptive_sharpness(
         normalization=normalization,
         bias_mask=bias_mask,
         filter_axis=filter_axis,
+        stack_axes=stack_axes,
     )
     wide = trees.map_inexact(trees.widen, trees.inexact_only(params))
     ones = jax.tree.map(lambda w: jnp.ones(w.shape, w.real.dtype), wide)

@@ -14,7 +14,7 @@ import sam_optax
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees, vectors
 from sam_optax._internal.kernel_noise import NoiseScale
-from sam_optax._internal.leaf_roles import AxisOverride
+from sam_optax._internal.leaf_roles import AxisOverride, StackAxes
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
 
@@ -50,6 +50,7 @@ def gradient_stability(
     draws: int = 4,
     noise_scale: NoiseScale = "relative",
     kernel_axis: AxisOverride = -1,
+    stack_axes: StackAxes = 0,
     key: noise.Key | None = None,
 ) -> GradientStability:
     r"""Gradient and loss along the ascent step, from the weights and from random starts.
@@ -61,10 +62,11 @@ def gradient_stability(
         \qquad \hat w = w + \delta_0,
 
     over ρ, with δ₀ as in :func:`sam_optax.rsam`: figures 1 and 2 of its paper. A cosine near 1
-    says that one step along the gradient finds the steepest point. (The text beside the figures
-    has N(0, γ² I), ``noise_scale="isotropic"``, and the algorithm γ² diag(‖w_j‖),
-    ``"sqrt_norm"``; with γ of the figures either may take the loss at the start to chance, which
-    :attr:`GradientStability.start_loss` tells.)
+    says that one step along the gradient finds the steepest point. Compare ``start_loss`` with the
+    loss at w: where the noise is so large that the network at the start guesses, a stable gradient
+    there says nothing about the neighbourhood of w. (The text beside the figures has N(0, γ² I),
+    ``noise_scale="isotropic"``, and the algorithm γ² diag(‖w_j‖), ``"sqrt_norm"``; with γ of the
+    figures either may do that.)
     The same draws serve all γ, so that curves differ by its size alone.
 
     Args:
@@ -76,6 +78,7 @@ def gradient_stability(
       draws: number of random starts for each γ > 0, an integer ≥ 1. Default 4.
       noise_scale: see :func:`sam_optax.random_start`.
       kernel_axis: see :func:`sam_optax.random_start`.
+      stack_axes: see :func:`sam_optax.random_start`.
       key: a JAX PRNG key, or an integer seed, for the noise. Default: always the same one.
 
     Returns:
@@ -114,6 +117,7 @@ def gradient_stability(
         words,
         noise_scale=noise_scale,
         kernel_axis=kernel_axis,
+        stack_axes=stack_axes,
     )
     # Without noise there is one draw, which stands for all.
     position = {pair: i for i, pair in enumerate(pairs)}
@@ -124,7 +128,7 @@ def gradient_stability(
     return GradientStability(jnp.asarray(rhos), jnp.asarray(gammas), cosine, values, start_loss)
 
 
-@functools.partial(jax.jit, static_argnames=("noise_scale", "kernel_axis"))
+@functools.partial(jax.jit, static_argnames=("noise_scale", "kernel_axis", "stack_axes"))
 def _curves(
     loss: Loss,
     params: optax.Params,
@@ -135,6 +139,7 @@ def _curves(
     *,
     noise_scale: NoiseScale,
     kernel_axis: AxisOverride,
+    stack_axes: StackAxes,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Cosines and losses (pairs, radii), and losses at the starts (pairs,)."""
     moving = trees.inexact_only(params)
@@ -147,6 +152,7 @@ def _curves(
             key=jax.random.key(0),
             noise_scale=noise_scale,
             kernel_axis=kernel_axis,
+            stack_axes=stack_axes,
         )
         state = method.init(moving)._replace(key=words)
         start = trees.merge(method.start_fn(moving, state, draw_index=draw), params)

@@ -46,11 +46,12 @@ def toy_trajectory(
 ) -> jax.Array:
     """The weights that SGD with a perturbation passes through on :func:`toy_loss`.
 
-    With ρ = .05, SAM reaches (.2, .2) from the paper's first start, and does not move from the
-    second, where its ascent step ends at w₂ < 0, in the flat part. ASAM reaches the valley from
-    both for every ρ < √2, close to where it started. That last part is a matter of time: where the
+    With ρ = 0.05, SAM reaches (0.2, 0.2) from the paper's first start, and does not move from the
+    second, where its ascent step ends at w₂ < 0, in the flat part. With η = 0, ASAM reaches the
+    valley from both for every ρ < √2, close to where it started. (With η = 0.01 the first start
+    needs ρ < 1.11, the second ρ < 0.98.) Ending close to the start is a matter of time: where the
     gradient jumps, steps of constant length keep crossing the valley and drift along it, towards
-    (.2, .2) too, the more slowly the smaller the learning rate.
+    (0.2, 0.2) too, the more slowly the smaller the learning rate.
 
     Args:
       perturbation: such as ``sam_optax.sam(rho=0.05)`` or ``sam_optax.asam(rho=0.5)``.

@@ -30,6 +30,8 @@ from sam_optax.experiments.task import Task, corrupted_labels
 FORMAT = "sam_optax.analyze"
 BATCH = 500
 """Examples at once."""
+ADAPTIVE: dict[str, Any] = {"normalization": "elementwise", "eta": 0.0, "bias_mask": None}
+"""How adaptive sharpness is measured: as ASAM trains, biases not normalized, but with η = 0."""
 _DIRECTIONS = jax.random.key(0), jax.random.key(1)
 
 
@@ -64,7 +66,8 @@ class Measures(NamedTuple):
 
     Attributes:
       sharpness: nats, the largest rise of the loss found within the ball of radius ρ.
-      adaptive_sharpness: nats, the same within the ball that scales with the weights, η = 0.
+      adaptive_sharpness: nats, the same within the ball that scales with the weights: element-wise,
+        η = 0, biases not normalized. Not invariant where hidden biases are rescaled.
       lambda_1: largest eigenvalue of the Hessian, algebraically.
       lambda_ratio: λ₁/λ₅.
       residual: the largest residual of the five eigenvalues, relative to λ₁.
@@ -177,7 +180,9 @@ def _measure(loss: analysis.DatasetLoss, params: Any, options: Analyze) -> Measu
     if not _all_finite(params):
         return Measures(*[math.nan] * len(Measures._fields))
     ball = analysis.sharpness(loss, params, options.rho, steps=options.steps)
-    adaptive = analysis.adaptive_sharpness(loss, params, options.adaptive_rho, steps=options.steps)
+    adaptive = analysis.adaptive_sharpness(
+        loss, params, options.adaptive_rho, steps=options.steps, **ADAPTIVE
+    )
     eigen = analysis.hessian_eigenvalues(loss, params, k=5, steps=options.lanczos_steps)
     return Measures(
         float(ball.value),
@@ -202,6 +207,11 @@ def _as_data(
         "format_version": 1,
         "run": {"settings": found["settings"], "sha256": found["dataset"]["sha256"]},
         "options": {**dataclasses.asdict(options), "run_dir": str(options.run_dir)},
+        "adaptive_sharpness": {
+            "normalization": ADAPTIVE["normalization"],
+            "eta": ADAPTIVE["eta"],
+            "biases": "not normalized",
+        },
         "methods": [
             {
                 "name": name,
@@ -259,8 +269,8 @@ def _print(
         "all on the training set, with the labels trained on; mean ± deviation of "
         f"{counted(count, 'seed')}",
         f"sharpness: largest rise of the loss found within ‖ε‖ ≤ {options.rho:g}",
-        f"adaptive sharpness: within ‖ε/|w|‖ ≤ {options.adaptive_rho:g}, biases within their own "
-        "units",
+        f"adaptive sharpness: within ‖ε/|w|‖ ≤ {options.adaptive_rho:g}, element-wise, η = 0, "
+        "biases not normalized",
         f"λ₁, λ₅: eigenvalues of the Hessian{worst}",
     ]
     console.print(Text("\n" + "\n".join(legend)), style="dim")

@@ -36,6 +36,11 @@ MEASURES: dict[str, tuple[Any, dict[str, Any], tuple[float, ...]]] = {
 }
 """Measure, norm, and the radii of which the one with the largest τ is reported, as in the paper."""
 
+CONVENTION = (
+    "adaptive sharpness: element-wise, η = 0, biases not normalized (the networks have a hidden "
+    "one, so it is not invariant to every rescaling)"
+)
+
 
 def logits(params: Any, x: jax.Array, mask: Any = 1.0) -> jax.Array:
     """One hidden layer of rectifiers; ``mask`` is dropout's."""
@@ -200,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{options.label_noise:.0%} wrong labels; training loss {losses[0][fine].min():.3g} to "
         f"{losses[0][fine].max():.3g}, gap {gap.min():.3g} to {gap.max():.3g} nats\n"
     )
+    print(CONVENTION + "\n")
     settings = list(zip(*(columns[name] for name in GRID), strict=True))
     best: dict[str, np.ndarray] = {}
     rows = [["measure", "ρ", "τ", "95 %", *GRID, "Ψ"]]

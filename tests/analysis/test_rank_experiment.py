@@ -39,6 +39,8 @@ def test_table(small, capsys):
         assert np.isnan([psi[0], psi[2]]).all()  # one value only
         assert float(row[8]) == pytest.approx((psi[1] + psi[3]) / 2, abs=1e-3)
     assert sum(line.startswith("τ of adaptive") for line in lines) == 1
+    (stated,) = [line for line in lines if line.startswith("adaptive sharpness:")]
+    assert "element-wise, η = 0, biases not normalized" in stated
 
 
 def test_networks_differ_by_what_is_asked(small):

@@ -93,12 +93,16 @@ def test_sam_has_its_radius_and_structure(tree, p, rho):
 def test_asam_has_its_radius_in_units_of_the_weights(tree, p, eta, filterwise):
     w, g = tree
     normalization = "filterwise" if filterwise else "elementwise"
-    method = sam_optax.asam(0.5, eta, p=p, normalization=normalization)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(w)]
+    names = [[entry.key for entry in path if hasattr(entry, "key")] for path in paths]
+    biases = [of_leaf[-1:] in (["bias"], ["b"]) for of_leaf in names]
+    # The default finds the same ones, but warns of trees that have none.
+    assert jax.tree.leaves(sam_optax.bias_leaves(w)) == biases
+    mask = jax.tree.unflatten(jax.tree.structure(w), biases)
+    method = sam_optax.asam(0.5, eta, p=p, normalization=normalization, bias_mask=mask)
     eps, _ = method.update(g, method.init(w), w)
     assert signature(eps) == signature(g)
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(w)]
-    biases = [bool(path) and str(getattr(path[-1], "key", "")) in ("bias", "b") for path in paths]
-    filters = [-1 if filterwise and x.ndim >= 3 else None for x in leaves(w)]
+    filters = [-1 if filterwise and x.ndim >= 4 else None for x in leaves(w)]
     operator = references.normalization(leaves(w), eta, biases, filters)
     t, v = references.flatten([np.zeros(0), *operator]), vector(g)
     if not np.any(t * v):

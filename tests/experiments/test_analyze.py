@@ -59,6 +59,12 @@ def test_files_and_table(run_dir, analyzed, capsys):
     printed = capsys.readouterr().out
     assert "λ₁/λ₅" in printed
     assert "of 1 seed" in printed
+    assert "element-wise, η = 0, biases not normalized" in " ".join(printed.split())
+    assert analyzed["adaptive_sharpness"] == {
+        "normalization": "elementwise",
+        "eta": 0.0,
+        "biases": "not normalized",
+    }
     for name in ("slices.png", "planes.png"):
         assert (run_dir / name).read_bytes().startswith(b"\x89PNG")
     lines = (run_dir / "analysis.csv").read_text().splitlines()

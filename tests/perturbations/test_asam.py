@@ -1,13 +1,10 @@
 """ASAM against its formula, its bias rule, its limits and its arguments."""
 
-import equinox as eqx
-import flax.core
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-from flax import nnx
 from helpers import assert_close, assert_same, leaves, norm, precision, vector, x64
 
 import sam_optax
@@ -65,7 +62,7 @@ def test_radius_in_units_of_the_weights(normalization, p):
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_p_1_finds_the_largest_element_whatever_its_value(jit):
-    method = sam_optax.asam(0.3, 0.01, p=1)
+    method = sam_optax.asam(0.3, 0.01, p=1, bias_mask=False)
     update = jax.jit(method.update) if jit else method.update
     for seed in range(40):
         w, g = np.random.default_rng(seed).normal(size=(2, 8)).astype(np.float32)
@@ -106,54 +103,6 @@ def test_wrong_formulas_are_told_apart():
         assert np.abs(eps - other).max() > 1e-3, name
 
 
-def bias_paths(params, **arguments):
-    """The paths whose leaves are treated as biases: with p = inf and rho 1, ε = T sign(g)."""
-    eps = displacement(params, jax.tree.map(jnp.ones_like, params), rho=1, p=np.inf, **arguments)
-    return {
-        jax.tree_util.keystr(path)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(eps)
-        if np.all(np.asarray(leaf) == 1)
-    }
-
-
-class Outer(eqx.Module):
-    bias: dict
-    b: jax.Array
-
-
-def two():
-    return jnp.full((2,), 2.0)
-
-
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        ({"bias": two(), "kernel": two()}, {"['bias']"}),
-        ({"linear": {"b": two(), "w": two()}}, {"['linear']['b']"}),
-        # The last entry decides: neither a part of a name nor a parent's name does.
-        ({"bias": {"kernel": two()}, "bias_2": two(), "mybias": two(), "B": two()}, set()),
-        (Outer(bias={"w": two()}, b=two()), {".b"}),
-        ([two(), {"bias": two()}], {"[1]['bias']"}),
-        (flax.core.freeze({"d": {"bias": two(), "kernel": two()}}), {"['d']['bias']"}),
-        (two(), set()),
-    ],
-)
-def test_biases_by_name(params, expected):
-    assert bias_paths(params) == expected
-
-
-def test_biases_of_an_equinox_layer():
-    layer = eqx.filter(eqx.nn.Linear(2, 3, key=jax.random.key(0)), eqx.is_array)
-    assert bias_paths(layer) == {".bias"}
-
-
-def test_biases_of_an_nnx_model():
-    state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)
-    state = jax.tree.map(lambda x: x + 2, state)
-    (path,) = bias_paths(state)
-    assert "bias" in path
-
-
 @pytest.mark.parametrize(
     "mask",
     [
@@ -175,7 +124,7 @@ def test_bias_mask_false_normalizes_everything():
 
 
 @pytest.mark.parametrize("axis", [0, 1, -2, 3])
-def test_filter_axis_is_for_leaves_with_three_axes(axis):
+def test_filter_axis_is_for_leaves_with_four_axes(axis):
     w, g = tree(seed=0), tree(seed=1)
     eps = displacement(w, g, normalization="filterwise", filter_axis=axis)
     filters = [None, axis, None, None]
@@ -191,6 +140,34 @@ def test_filter_axis_by_function():
 
     eps = displacement(w, g, normalization="filterwise", filter_axis=axis_of)
     expected = references.asam(leaves(w), leaves(g), 0.3, 0.01, BIASES, [None, None, None, 1])
+    assert_close(eps, expected, 2e-6)
+
+
+def attention_and_conv1d():
+    """Two leaves of one shape, (d, heads, head_dim) and (width, in, out), and a convolution."""
+    rng = np.random.default_rng(0)
+    shapes = {"conv": (3, 3, 2, 4), "conv1d": (5, 2, 4), "query": (5, 2, 4)}
+    return {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+
+
+def test_three_axes_are_not_a_convolution_by_default():
+    w = attention_and_conv1d()
+    eps = displacement(w, w, normalization="filterwise")
+    assert_close(
+        eps, references.asam(leaves(w), leaves(w), 0.3, 0.01, [False] * 3, [-1, None, None]), 2e-6
+    )
+    # Negative control: as filters, the leaves of three axes give another ε.
+    filters = references.asam(leaves(w), leaves(w), 0.3, 0.01, [False] * 3, [-1, -1, -1])
+    assert np.abs(vector(eps) - references.flatten(filters)).max() > 1e-2
+
+
+def test_one_dimensional_convolutions_by_function():
+    def axis_of(path, leaf):
+        return -1 if path[0].key.startswith("conv") else None
+
+    w = attention_and_conv1d()
+    eps = displacement(w, w, normalization="filterwise", filter_axis=axis_of)
+    expected = references.asam(leaves(w), leaves(w), 0.3, 0.01, [False] * 3, [-1, -1, None])
     assert_close(eps, expected, 2e-6)
 
 
@@ -224,6 +201,8 @@ def test_params_are_needed():
         ),
         ({"normalization": None}, ValueError, ["normalization", "None", "elementwise"]),
         ({"eta": [0.01]}, TypeError, ["eta", "[0.01]"]),
+        ({"stack_axes": -1}, ValueError, ["stack_axes", "-1", ">= 0"]),
+        ({"stack_axes": True}, ValueError, ["stack_axes", "True"]),
     ],
 )
 def test_bad_arguments(arguments, error, words):

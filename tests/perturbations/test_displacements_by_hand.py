@@ -25,7 +25,7 @@ def displacement(method, grads, params=None):
 @pytest.mark.parametrize("name", ["sam", "sam_1", "sam_3", "asam", "fsam", "rsam"])
 def test_zero_gradient(name, dtype):
     with precision(dtype):
-        params = {"w": jnp.ones(3, dtype), "k": jnp.ones((2, 1, 2), dtype)}
+        params = {"bias": jnp.ones(3, dtype), "k": jnp.ones((2, 1, 2), dtype)}
         zeros = jax.tree.map(jnp.zeros_like, params)
         tx = sam_optax.sharpness_aware(optax.sgd(0.1), make(name, 0.5))
         state = tx.init(params)
@@ -201,7 +201,7 @@ def test_range(name, dtype, value, count):
 @pytest.mark.parametrize("normalization", ["elementwise", "filterwise"])
 def test_range_times_the_weights(normalization, value, weight):
     """The norm is that of T g, which has to stay between 1e-18 and 1e18."""
-    w, g = (jnp.full((2, 2, 3), x) for x in (weight, value))
+    w, g = (jnp.full((2, 1, 2, 3), x) for x in (weight, value))
     method = sam_optax.asam(0.5, 0.01, normalization=normalization)
     eps = displacement(method, {"kernel": g}, {"kernel": w})
     operator = (weight * (2 if normalization == "filterwise" else 1)) + 0.01

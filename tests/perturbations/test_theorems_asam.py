@@ -1,12 +1,14 @@
-"""What the ASAM paper proves, checked on the library: theorem 1, scale invariance."""
+"""What the ASAM paper proves, checked on the library: theorem 1 with its ends, and lemma 1."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from helpers import vector, x64
 
 import sam_optax
+from sam_optax import analysis
 
 
 def relu_net(params, x):
@@ -116,6 +118,86 @@ def test_asam_is_invariant_to_the_scale_of_filters(normalization):
             assert abs(change) > 1e-3
 
 
+# ---------------------------------------------------------------- where theorem 1 ends
+
+
+def hidden_bias_net(params, x):
+    first, second = params["first"], params["second"]
+    return jax.nn.relu(x @ first["kernel"] + first["bias"]) @ second["kernel"] + second["bias"]
+
+
+def both_measures(loss, params, rho=0.3, eta=0.0, **arguments):
+    """The loss at ASAM's ε, and adaptive sharpness by several steps of ascent."""
+    method = sam_optax.asam(rho, eta, **arguments)
+    measured = analysis.adaptive_sharpness(loss, params, rho, eta, steps=5, restarts=0, **arguments)
+    return np.array([perturbed_loss(method, params, loss), float(measured.value)])
+
+
+def test_a_hidden_bias_is_rescaled_and_its_normalization_is_not():
+    """By default biases have T = 1: their layer's scale is seen. bias_mask=False, and it is not."""
+    with x64():
+        loss, params = cross_entropy(hidden_bias_net), relu_params()
+        rng = np.random.default_rng(3)
+        params["first"]["bias"] = jnp.asarray(rng.normal(size=5))
+        second = params["second"]
+        rescaled = {
+            "first": jax.tree.map(lambda w: 10 * w, params["first"]),
+            "second": second | {"kernel": second["kernel"] / 10},
+        }
+        assert float(loss(rescaled)) == pytest.approx(float(loss(params)), rel=1e-12)
+
+        def change(**arguments):
+            before = both_measures(loss, params, **arguments)
+            return np.abs(both_measures(loss, rescaled, **arguments) / before - 1)
+
+        assert np.all(change(bias_mask=False) < 1e-9)
+        assert np.all(change() > 5e-3)
+        assert np.all(change(bias_mask=False, eta=0.01) > 1e-4)
+
+
+def two_convolutions(params, x):
+    def convolve(x, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+
+    hidden = jax.nn.relu(convolve(x.reshape(-1, 2, 2, 1), params["first"]))
+    if params["second"].ndim == 2:  # a dense layer, which is normalized element-wise
+        return hidden.mean((1, 2)) @ params["second"]
+    return convolve(hidden, params["second"]).mean((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("normalization", "second", "invariant"),
+    [
+        ("elementwise", (2, 2, 5, 3), True),
+        ("filterwise", (2, 2, 5, 3), False),  # conv → ReLU → conv
+        ("filterwise", (5, 3), True),  # conv → ReLU → pooling → dense
+    ],
+)
+def test_filterwise_ends_where_the_next_convolution_undoes_the_scale(
+    normalization, second, invariant
+):
+    with x64():
+        rng = np.random.default_rng(4)
+        loss = cross_entropy(two_convolutions)
+        params = {
+            "first": jnp.asarray(rng.normal(size=(2, 2, 1, 5))),
+            "second": jnp.asarray(rng.normal(size=second)),
+        }
+        scales = jnp.asarray([0.1, 1.0, 3.0, 20.0, 0.5])
+        rescaled = {
+            "first": params["first"] * scales,
+            "second": params["second"] / scales[:, None],
+        }
+        assert float(loss(rescaled)) == pytest.approx(float(loss(params)), rel=1e-12)
+        before = both_measures(loss, params, rho=0.1, normalization=normalization)
+        after = both_measures(loss, rescaled, rho=0.1, normalization=normalization)
+        if invariant:
+            np.testing.assert_allclose(after, before, rtol=1e-9)
+        else:  # adaptive sharpness is several times as large
+            assert after[1] > 3 * before[1] > 0
+
+
 @pytest.mark.parametrize("shift", [0.5, -3.0, 100.0])
 def test_asam_is_invariant_to_translations_of_biases(shift):
     """Softmax does not see a common shift of the output biases; neither does the sharpness."""
@@ -129,3 +211,48 @@ def test_asam_is_invariant_to_translations_of_biases(shift):
         normalized = sam_optax.asam(0.3, 0.0, bias_mask=False)
         change = perturbed_loss(normalized, moved, loss) - perturbed_loss(normalized, params, loss)
         assert abs(change) > 1e-4
+
+
+# ---------------------------------------------------------------- lemma 1
+
+
+def lemma_1_threshold(k, n, factor=1.0):
+    """k (1 + √(log n/k))², in units of σ_max²; the factor is 1 in the lemma."""
+    return k * (1 + factor * np.sqrt(np.log(n) / k)) ** 2
+
+
+@pytest.mark.parametrize("n", [2, 100, 50_000])
+@pytest.mark.parametrize("k", [1, 10, 1000])
+def test_lemma_1_for_equal_variances(k, n):
+    """P(Σ εᵢ² ≥ k σ² (1 + √(log n/k))²) ≤ 1/√n; here the left side is known."""
+    assert scipy.stats.chi2.sf(lemma_1_threshold(k, n), k) <= 1 / np.sqrt(n)
+
+
+def test_lemma_1_needs_its_logarithm():
+    """Negative control: half of the term √(log n/k), or none of it, is too little."""
+    for factor in (0.5, 0.0):
+        tail = scipy.stats.chi2.sf(lemma_1_threshold(1000, 50_000, factor), 1000)
+        assert tail > 2 / np.sqrt(50_000)
+
+
+@pytest.mark.parametrize("eta", [0.05, 1.0])
+def test_noise_lies_within_the_radius_of_theorem_2(eta):
+    """What the proof takes from lemma 1: ‖T⁻¹ε‖ ≤ √k σ (1 + √(log n/k))/η in most draws.
+
+    T⁻¹ε has variances σ²/Tᵢ², which differ from weight to weight, and T ≥ η.
+    """
+    with x64():
+        params, sigma, n, draws = relu_params(), 0.3, 100, 4000
+        params = jax.tree.map(lambda w: w * (jnp.abs(w) > 0.5), params)  # many at T = η
+        ones = jax.tree.map(jnp.ones_like, params)
+        method = sam_optax.asam(1.0, eta, p=np.inf, bias_mask=False)
+        operator = vector(method.update(ones, method.init(params), params)[0])
+        assert operator.min() == pytest.approx(eta)
+        k = operator.size
+        noise = sigma * np.random.default_rng(6).normal(size=(draws, k))
+        norms = np.linalg.norm(noise / operator, axis=1)
+        radius = sigma * np.sqrt(lemma_1_threshold(k, n)) / eta
+        assert np.mean(norms >= radius) <= 1 / np.sqrt(n)
+        # Negative control: the least T counts, and not its root mean square.
+        too_small = radius * eta / np.sqrt(np.mean(operator**2))
+        assert np.mean(norms >= too_small) > 1 / np.sqrt(n)

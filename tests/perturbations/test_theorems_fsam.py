@@ -1,10 +1,11 @@
-"""What the F-SAM paper proves, checked on the library: lemma 1 and theorem 1."""
+"""What the F-SAM paper proves, checked on the library: lemma 1, theorem 1 and theorem 2."""
 
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers import x64
 
@@ -148,3 +149,80 @@ def test_the_bound_needs_weights_that_sum_to_1(ema_start, holds):
         m = averages(jnp.asarray(full[:, None]), lmbda, ema_start=ema_start)
         error = abs(m[-1, 0] - full[-1])
         assert (error <= bound_27(10, lmbda, 0.0, 0.1, drift)) == holds
+
+
+# ---------------------------------------------------------------- F-SAM, theorem 2
+
+CURVATURES = np.array([1.0, 0.5, 0.2])
+SMOOTHNESS = 1.0  # β
+VARIANCE = 0.3  # M
+
+
+def waves(w):
+    """L(w) = Σ hᵢ (1 − cos wᵢ): not convex, β-smooth with β = max h, and at least 0."""
+    return jnp.sum(jnp.asarray(CURVATURES) * (1 - jnp.cos(w)))
+
+
+def train(start, steps, gamma_0, rho_0, runs=400, constant_rate=False):
+    """L(w_t) and ‖∇L(w_t)‖² of every run, (steps + 1, runs), with γ_t = γ₀/√T and ρ_t = ρ₀/√t.
+
+    L_B(w) = L(w) + ⟨ξ, w⟩ with E‖ξ‖² = M, whatever w is.
+    """
+    rate = gamma_0 if constant_rate else gamma_0 / np.sqrt(steps)
+    tx = sam_optax.sharpness_aware(
+        optax.sgd(rate), sam_optax.fsam(lambda t: rho_0 / jnp.sqrt(t + 1.0), sigma=1.0, lmbda=0.9)
+    )
+    noise = np.random.default_rng(7).normal(size=(steps, runs, 3)) * np.sqrt(VARIANCE / 3)
+
+    def step(carry, xi):
+        w, state = carry
+        updates, state = tx.update(None, state, w, grad_fn=lambda v: jax.grad(waves)(v) + xi)
+        w = w + updates
+        return (w, state), w
+
+    def run(noise):
+        w = jnp.asarray(start)
+        _, path = jax.lax.scan(step, (w, tx.init(w)), noise)
+        path = jnp.concatenate([w[None], path])
+        squares = jnp.sum(jax.vmap(jax.grad(waves))(path) ** 2, axis=-1)
+        return jax.vmap(waves)(path), squares
+
+    return tuple(np.asarray(x) for x in jax.jit(jax.vmap(run, 1, 1))(jnp.asarray(noise)))
+
+
+def bound_48(start, steps, gamma_0, rho_0, variance=VARIANCE):
+    """The theorem's bound on the mean of ‖∇L(w_t)‖² over the steps."""
+    delta = float(waves(jnp.asarray(start)))  # the least loss is 0
+    theta = 2 * SMOOTHNESS * variance * gamma_0 + rho_0**2 * SMOOTHNESS**3 * gamma_0
+    pi = rho_0**2 * SMOOTHNESS**2
+    return (2 * delta / gamma_0 + theta + pi * np.log(steps)) / np.sqrt(steps)
+
+
+STARTS = {"far": (2.5, -2.0, 1.5), "at the minimum": (0.0, 0.0, 0.0)}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize("rho_0", [0.1, 1.0])
+def test_theorem_2(start, rho_0):
+    """The mean square of the full gradient is within (48), and each step within (44)."""
+    with x64():
+        steps, gamma_0 = 400, 1.0
+        losses, squares = train(start, steps, gamma_0, rho_0)
+        assert squares[:-1].mean() <= bound_48(start, steps, gamma_0, rho_0)
+        gamma, rho = gamma_0 / np.sqrt(steps), rho_0 / np.sqrt(np.arange(1, steps + 1))
+        change = losses[1:] - losses[:-1] + gamma / 2 * squares[:-1]
+        error = change.std(1) / np.sqrt(change.shape[1])
+        bound_44 = gamma**2 * SMOOTHNESS * VARIANCE + (
+            gamma * rho**2 * SMOOTHNESS**2 * (1 + SMOOTHNESS * gamma) / 2
+        )
+        assert np.all(change.mean(1) <= bound_44 + 4 * error)
+
+
+def test_theorem_2_needs_what_it_assumes():
+    """Negative controls: a rate that does not fall with T, and a bound without the noise."""
+    with x64():
+        start, steps = STARTS["at the minimum"], 400
+        _, squares = train(start, steps, 1.0, 0.1, constant_rate=True)
+        assert squares[:-1].mean() > bound_48(start, steps, 1.0, 0.1)
+        _, squares = train(start, steps, 1.0, 0.01)
+        assert squares[:-1].mean() > bound_48(start, steps, 1.0, 0.01, variance=0.0)

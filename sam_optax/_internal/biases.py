@@ -1,0 +1,112 @@
+"""Which leaves are biases: by the names that the libraries give them, or by the caller's mask."""
+
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from sam_optax._internal import trees
+from sam_optax._internal.leaf_roles import BiasMask, StackAxes, expand_mask, layer_of
+
+# Whole names: Haiku and hand-written layers (b, b1), Haiku's and Keras' normalization layers.
+_BIAS_NAME = re.compile(r"b(_?\d+)?|offset|beta")
+# Part of a name between underscores: bias, bias_n, hn_bias, in_proj_bias, bias_ih_l0.
+_BIAS_WORDS = {"bias", "biases"}
+# What containers add behind the name of a leaf: Flax NNX and penzai, haliax, penzai's arrays.
+_BOX_NAMES = {"value", "raw_value", "array", "data_array"}
+
+
+def _names(path: tuple[Any, ...]) -> Iterator[str]:
+    """The names along a path, the last first, without indices; ``"a/b"`` and ``"a.b"`` are two."""
+    for entry in reversed(path):
+        for attribute in ("key", "name", "idx"):
+            if hasattr(entry, attribute):
+                entry = getattr(entry, attribute)
+                break
+        yield from (
+            name for name in reversed(re.split(r"[./]", str(entry))) if name and not name.isdigit()
+        )
+
+
+def _is_bias(path: tuple[Any, ...]) -> bool:
+    names = list(_names(path))
+    while len(names) > 1 and names[0] in _BOX_NAMES:
+        names.pop(0)
+    if not names:
+        return False
+    return bool(_BIAS_NAME.fullmatch(names[0])) or not _BIAS_WORDS.isdisjoint(names[0].split("_"))
+
+
+def bias_leaves(params: optax.Params) -> Any:
+    """Shows which leaves :func:`asam` takes for biases: one Boolean per leaf, by its name.
+
+    The last name on a leaf's path decides. A bias is called
+
+    * ``bias``, alone or between underscores: ``bias_n``, ``hn_bias``, ``in_proj_bias``,
+      ``bias_ih_l0`` (Flax, Equinox, haliax, Keras, PyTorch);
+    * ``b`` or ``b1`` (Haiku, hand-written layers);
+    * ``offset`` (Haiku's normalization layers) or ``beta`` (Keras').
+
+    The shifts of normalization layers are biases, their scales are not, as in the ASAM authors'
+    code, which normalizes what is called ``weight``. Indices at the end of a path (``bias[0]``)
+    and the boxes of Flax NNX, haliax and penzai are skipped, and names such as ``"dense/bias"``
+    or ``"rnn.bias_ih_l0"`` are split. A list without names has no biases that can be found.
+
+    Args:
+      params: pytree of weights w.
+
+    Returns:
+      A pytree of booleans with the structure of the params: what ``asam(bias_mask=...)`` takes.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> params = {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2), "shift": jnp.ones(2)}
+      >>> found = sam_optax.bias_leaves(params)
+      >>> print(found)
+      {'bias': True, 'kernel': False, 'shift': False}
+      >>> method = sam_optax.asam(bias_mask=found | {"shift": True})
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, _: _is_bias(path), params)
+
+
+def resolve_biases(params: optax.Params, bias_mask: BiasMask | None) -> Any:
+    """One Boolean per leaf: whether it is a bias, by the caller's mask or else by its name."""
+    if bias_mask is not None:
+        return expand_mask("bias_mask", bias_mask, params)
+    return bias_leaves(params)
+
+
+def warn_without_biases(params: optax.Params, stack_axes: StackAxes) -> None:
+    """Warns if no leaf is a bias by its name although the tree looks like a network with some.
+
+    That is one with leaves of one axis besides those of more; a bare vector has no layers. The
+    warning has one place in the code, so that Python's default filter shows it once.
+    """
+    found = [
+        (path, np.ndim(layer_of(stack_axes, path, leaf)[1]))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if trees.is_inexact(leaf)
+    ]
+    vectors = [path for path, ndim in found if ndim == 1]
+    matrices = any(ndim > 1 for _, ndim in found)
+    if not (vectors and matrices) or any(_is_bias(path) for path, _ in found):
+        return
+    shown = ", ".join(jax.tree_util.keystr(path) for path in vectors[:3])
+    more = ", …" if len(vectors) > 3 else ""
+    nameless = not any(list(_names(path)) for path, _ in found)
+    why = (
+        "the params have no names, as Keras' list of variables has none"
+        if nameless
+        else "no leaf of the params is called a bias"
+    )
+    warnings.warn(
+        f"asam found no biases: {why}. Leaves with one axis ({shown}{more}) are normalized like "
+        "weights. If some are biases, name them in bias_mask; sam_optax.bias_leaves(params) shows "
+        "what is found. If there are none, pass bias_mask=False.",
+        UserWarning,
+        stacklevel=2,
+    )
