@@ -206,7 +206,7 @@ def sharpness_aware(
         ascent_grad_fn: GradFn | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, SharpnessAwareState | FirstPassState]:
-        """G = ∇L(w), ε = perturbation(g), g_s = ∇L(w + ε), w ← w + base_tx(g_s)."""
+        """One step: g = ∇L(w), ε = perturbation(g), g_s = ∇L(w + ε), w ← w + base_tx(g_s)."""
         if params is None:
             raise ValueError(
                 "sharpness_aware needs the params: call update(grads, state, params, "
