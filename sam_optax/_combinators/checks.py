@@ -2,30 +2,9 @@
 
 from typing import Any
 
-import jax
-import optax
-
 from sam_optax._combinators.first_pass import FirstPassState
-from sam_optax._internal import states, trees
+from sam_optax._internal import states
 from sam_optax._perturbations.perturbation import Perturbation
-
-
-def check_params(params: optax.Params) -> None:
-    """Raises for a tree that is not all of the params."""
-    nodes = jax.tree.leaves(params, is_leaf=_is_masked)
-    if any(_is_masked(node) for node in nodes):
-        raise ValueError(
-            "sharpness_aware got params of which a part is masked, and cannot evaluate the "
-            "gradient of the whole model: it lies inside optax.partition, multi_transform or "
-            "masked. Put these inside sharpness_aware, as its base optimizer, "
-            "sharpness_aware(optax.partition(...), perturbation), and choose what is perturbed "
-            "with sam_optax.perturb_only(perturbation, mask), or use sam_optax.alternating."
-        )
-    trees.require_arrays(params)
-
-
-def _is_masked(node: Any) -> bool:
-    return isinstance(node, optax.MaskedNode)
 
 
 def check_state(state: Any, expected: type) -> None:

@@ -64,11 +64,36 @@ def evaluations(
         sharp = _of_value_and_grad(value_and_grad_fn)
     else:
         sharp = _of_grad("grad_fn", grad_fn or _gradient_of_loss(extra) or _missing(grad_fn))
-    sharp = control_flow.trace_once(sharp, params)
+    sharp = control_flow.trace_once(_explaining_masks(sharp, params), params)
     if ascent_grad_fn is None:
         return Evaluations(sharp, sharp, False)
-    ascent = control_flow.trace_once(_of_grad("ascent_grad_fn", ascent_grad_fn), params)
-    return Evaluations(sharp, ascent, True)
+    ascent = _explaining_masks(_of_grad("ascent_grad_fn", ascent_grad_fn), params)
+    return Evaluations(sharp, control_flow.trace_once(ascent, params), True)
+
+
+def _explaining_masks(evaluate: Evaluation, params: optax.Params) -> Evaluation:
+    """The evaluation, which says why a loss of the whole model fails on a part of the params."""
+
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    if not any(is_masked(node) for node in jax.tree.leaves(params, is_leaf=is_masked)):
+        return evaluate
+
+    def explaining(params: optax.Params, *group: Any) -> Pass:
+        try:
+            return evaluate(params, *group)
+        except Exception as error:
+            raise ValueError(
+                "sharpness_aware lies inside optax.partition, multi_transform or masked, which "
+                "hand it a part of the params, and the gradient function failed on that part: "
+                f"{type(error).__name__}: {error}. Put these inside sharpness_aware, as its base "
+                "optimizer, sharpness_aware(optax.partition(...), perturbation), and choose what "
+                "is perturbed with sam_optax.perturb_only(perturbation, mask), or use "
+                "sam_optax.alternating."
+            ) from error
+
+    return explaining
 
 
 def _missing(grad_fn: Any) -> Any:

@@ -69,4 +69,17 @@ def mean_of(f: Callable[[Any], Any], n: int, params: Any) -> Any:
     )
     indices = jnp.arange(n, dtype=jnp.int32)
     total, _ = lax.scan(lambda t, i: (add(t, f(i)), None), start, indices)
-    return trees.map_inexact(lambda t, z: trees.cast_like(t / n, z), total, zeros)
+    return jax.tree.map(_mean_like(n), total, zeros, shapes)
+
+
+def _mean_like(n: int) -> Callable[..., Any]:
+    """The mean from a total, with dtype and weak type of what was added up."""
+
+    def mean(total: Any, zeros: Any, shape: Any) -> Any:
+        if not trees.is_inexact(zeros):
+            return total
+        # Of dtypes that Python numbers have by default, so that a Python zero makes a weak type.
+        weak = jnp.broadcast_to(jnp.asarray(0.0), zeros.shape) if shape.weak_type else zeros
+        return trees.cast_like(total / n, weak)
+
+    return mean

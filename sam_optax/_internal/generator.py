@@ -2,8 +2,28 @@
 
 Element i of a draw is a keyed hash of i. A kernel that reads the noise computes it on the spot, in
 some twenty arithmetic operations: nothing is held in memory, a draw is sharded as its reader is,
-and it can be drawn again at any time. ``jax.random`` gives better noise for more time (measured in
-the documentation of R-SAM); random starts take it, or any other distribution, by their ``draw``.
+and it can be drawn again at any time.
+
+Quality. Tested with draws of 10⁷ elements, two keys (``tests/test_generator.py`` repeats it with
+10⁶ or fewer):
+
+* Words: each of the 32 bits is 1 half of the time, the low, middle and high 16 bits are uniform
+  and so are pairs of neighbours in their high and in their low 8 bits (chi-square over 65,536
+  cells, p from 0.31 to 0.99); ascents as often as chance has it (within 1.1 deviations).
+* Normal values: mean, variance, skewness and kurtosis within 1.6 deviations of 0, 1, 0 and 3; the
+  Kolmogorov–Smirnov distance to the normal distribution is 6.4e-4, of which 4e-4 may be there by
+  construction and 6.2e-4 by chance.
+* No correlation (below 2.8 deviations of 1/√10⁷), of values or of magnitudes, with neighbours at
+  12 distances from 1 to 65,536, with the next leaf, the next step, another device or another seed;
+  the variances of sums over blocks and over columns are those of independent elements.
+
+Limits. A value is one of 5,118, and none is beyond 4.7. The hash is a bijection of the index, so no
+word comes twice in a draw (of 10⁷ random words, 11,642 pairs would be equal), and a draw of more
+than 2³² elements repeats itself. Two draws whose first words are equal and whose second words
+differ in one bit are correlated (by 0.2 to 0.4); keys come from a hash of both words, and leaves
+differ in both, so that this does not happen by itself. It is not for cryptography, nor for
+integrals to four digits. ``jax.random`` has none of these limits and takes more time and memory:
+what takes noise of this module also takes another ``draw``.
 """
 
 import math

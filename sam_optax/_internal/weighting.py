@@ -14,7 +14,7 @@ from sam_optax._internal.devices import AxisName
 Weighting: TypeAlias = Literal["normalized", "normalized_gradient", "raw"]
 """What λ weighs, with ‖δ‖ the expected length of δ₀, (E‖δ₀‖²)^½.
 
-``"normalized"``: ‖ĝ‖ δ₀/‖δ‖ + λ ĝ; ``"normalized_gradient"``: δ₀ + λ ĝ/‖ĝ‖; ``"raw"``: δ₀ + λ ĝ.
+``"normalized"``: δ₀/‖δ‖ + λ ĝ/‖ĝ‖; ``"normalized_gradient"``: δ₀ + λ ĝ/‖ĝ‖; ``"raw"``: δ₀ + λ ĝ.
 """
 
 
@@ -63,12 +63,20 @@ def of_terms(
     length = _or_1(norm.value)
     if weighting == "normalized_gradient":
         return Factors((), (norm.scale, jnp.asarray(lmbda).astype(length.dtype) / length))
-    # Both terms times ‖ĝ‖: without noise, λ = 1 leaves the gradient as it is.
-    return Factors((length / _or_1(noise_length()),), (norm.scale, lmbda))
+    # Both terms times ‖ĝ‖/λ, so that without noise the gradient stays as it is. λ = 0 has no such
+    # form: then the gradient's factor is 0.
+    weight = jnp.asarray(lmbda).astype(length.dtype)
+    share = 1.0 if _is_positive(lmbda) else jnp.where(weight > 0, 1, 0).astype(length.dtype)
+    return Factors((length / (_or_1(noise_length()) * _or_1(weight)),), (norm.scale, share))
+
+
+def _is_positive(value: chex.Numeric) -> bool:
+    """Whether it is known to be, before anything is computed."""
+    return isinstance(value, int | float) and value > 0
 
 
 def _or_1(length: jax.Array) -> jax.Array:
-    """A length to divide by; where it is 0, so is everything of that length."""
+    """What to divide by; where it is 0, so is what is divided, or the quotient is not used."""
     return jnp.where(length > 0, length, 1)
 
 

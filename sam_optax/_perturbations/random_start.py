@@ -40,7 +40,7 @@ class RandomStartState(NamedTuple):
 def random_start(
     perturbation: optax.GradientTransformation,
     gamma: hp.Hyperparameter = 0.1,
-    lmbda: hp.Hyperparameter = 1.0,
+    lmbda: hp.Hyperparameter = 2.0,
     *,
     key: noise.Key,
     noise_scale: NoiseScale = "relative",
@@ -71,11 +71,12 @@ def random_start(
 
     Args:
       perturbation: what maps the direction to ε, such as :func:`sam` or :func:`asam`. It is handed
-        the direction times ‖ĝ‖, which is ĝ itself for γ = 0 and λ = 1.
+        the direction times ‖ĝ‖/λ, which is ĝ itself for γ = 0.
       gamma: scale γ ≥ 0 of the noise. Default 0.1, this library's: a tenth of each kernel. 0 is
         ``perturbation`` without a random start.
-      lmbda: weight λ ≥ 0 of the gradient against the noise. Default 1, this library's: both count
-        alike.
+      lmbda: weight λ ≥ 0 of the gradient against the noise. Default 2, this library's: the cosines
+        of ε with δ₀ and with ĝ are 0.45 and 0.89 for large networks (for :func:`sam`), so that
+        SAM's radii suit.
       key: a JAX PRNG key, typed or raw, or an integer seed.
       noise_scale: standard deviation of an element of kernel j. ``"relative"``, the default, is
         γ ‖w_j‖/√n_j; ``"sqrt_norm"`` is γ ‖w_j‖^½, the paper's covariance read literally;

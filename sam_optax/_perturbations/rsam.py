@@ -13,7 +13,7 @@ from sam_optax._perturbations.sam import sam
 def rsam(
     rho: hp.Hyperparameter = 0.05,
     gamma: hp.Hyperparameter = 0.1,
-    lmbda: hp.Hyperparameter = 1.0,
+    lmbda: hp.Hyperparameter = 2.0,
     *,
     key: noise.Key,
     noise_scale: NoiseScale = "relative",
@@ -32,8 +32,7 @@ def rsam(
 
     with ‖δ‖² = E‖δ₀‖²: noise relative to each kernel, and both terms of unit length before λ
     weighs them. The paper prints ``noise_scale="sqrt_norm", weighting="raw"``, without γ and λ:
-    see :func:`random_start`. γ = 0 is SAM, to the bit for λ = 1 with ``"normalized"`` and
-    ``"raw"``.
+    see :func:`random_start`. γ = 0 is SAM, to the bit by default.
 
     Args:
       rho: radius ρ ≥ 0 of the whole perturbation, noise included. Default 0.05, SAM's.

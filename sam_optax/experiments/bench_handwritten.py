@@ -92,7 +92,7 @@ def fsam(loss: Loss, rho: float = 0.1, sigma: float = 1.0, lmbda: float = 0.9) -
     return Step(init, step)
 
 
-def rsam(loss: Loss, rho: float = 0.05, gamma: float = 0.1, lmbda: float = 1.0) -> Step:
+def rsam(loss: Loss, rho: float = 0.05, gamma: float = 0.1, lmbda: float = 2.0) -> Step:
     """R-SAM: ĝ = ∇L(w + δ), ε along δ/‖δ‖ + λĝ/‖ĝ‖, with δ drawn by ``jax.random.normal``."""
 
     def init(params: optax.Params) -> Any:

@@ -225,8 +225,10 @@ def test_inside_a_partition_the_error_says_what_to_do(wrapper):
         tx = optax.partition({"x": tx, "y": optax.sgd(1.0)}, {"a": "x", "b": "y"})
     else:
         tx = optax.masked(tx, {"a": True, "b": False})
+    grad_fn = jax.grad(lambda p: 0.5 * (p["a"] ** 2 + p["b"] ** 2) + 0.1 * p["a"] * p["b"])
+    state = tx.init(params)
     with pytest.raises(ValueError, match=r"sharpness_aware\(optax.partition"):
-        tx.init(params)
+        tx.update(params, state, params, grad_fn=grad_fn)
 
 
 def test_a_partition_as_the_base_and_one_of_perturbations():

@@ -1,15 +1,18 @@
-"""R-SAM's noise: its covariance, its distribution, and the bits that it is made of."""
+"""Keys, and R-SAM's noise for a whole tree: its covariance and its independence."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import references
 import scipy.stats
+from bits import SIZE, WORDS, planes
 from helpers import assert_same, leaves
 
 import sam_optax
-from sam_optax._internal import noise
+import sam_optax.analysis
+from sam_optax._internal import generator, noise
 
 DRAWS = 20_000
 
@@ -40,7 +43,7 @@ def draw(params, gamma, draws=DRAWS, **options):
 
 @pytest.fixture(scope="module")
 def samples():
-    return draw(kernels(), 0.1)
+    return draw(kernels(), 0.1, noise_scale="sqrt_norm")
 
 
 def test_variance_of_each_kernel(samples):
@@ -54,6 +57,18 @@ def test_variance_of_each_kernel(samples):
         np.testing.assert_allclose(by_kernel, 1, atol=0.05)
     # Negative control: read as a standard deviation, γ ‖w_j‖ is another noise.
     assert np.abs(samples.var(0) / references.flatten(std) ** 4 * 0.1**2 - 1).max() > 0.2
+
+
+@pytest.mark.parametrize("noise_scale", ["relative", "norm", "isotropic"])
+def test_variance_of_each_kernel_under_other_scales(noise_scale):
+    """γ² ‖w_j‖²/n_j, γ² ‖w_j‖² and γ² within 5 %, and none of the others' variances."""
+    variance = draw(kernels(), 0.1, noise_scale=noise_scale).var(0)
+    ratios = {}
+    for name in ("relative", "norm", "isotropic", "sqrt_norm"):
+        std = [references.kernel_std(w, 0.1, -1, name) for w in leaves(kernels())]
+        ratios[name] = np.abs(variance / references.flatten(std) ** 2 - 1).max()
+    assert ratios.pop(noise_scale) < 0.05
+    assert min(ratios.values()) > 0.2
 
 
 def test_mean_is_0(samples):
@@ -85,7 +100,7 @@ def test_large_leaves():
     """More than 2^16 elements: drawn on their own, with the same properties."""
     params = {"a": jnp.full((300, 300), 0.1), "b": jnp.full((300, 300), 0.1), "c": jnp.ones(50)}
     steps = 20
-    rows = draw(params, 0.2, draws=steps)
+    rows = draw(params, 0.2, draws=steps, noise_scale="sqrt_norm")
     a, b, c = np.split(rows / rows.std(), [90_000, 180_000], axis=1)
     std = references.kernel_std(np.full((300, 300), 0.1), 0.2)[0, 0]
     assert rows[:, :180_000].std() == pytest.approx(std, rel=0.005)
@@ -99,111 +114,8 @@ def test_large_leaves():
     assert not np.any(np.all(np.diff(rows, axis=0) == 0, axis=0))
 
 
-# ---------------------------------------------------------------- distribution
-
-
-def quantiles(monkeypatch):
-    """Every value that ``normal`` can take, by the sum of its three integers."""
-    sums = np.arange(2047 + 2047 + 1023 + 1, dtype=np.uint32)
-    low, middle = np.minimum(sums, 2047), np.minimum(np.maximum(sums, 2047) - 2047, 2047)
-    high = sums - low - middle
-    words = (high << 22) | (middle << 11) | low
-    with monkeypatch.context() as patched:
-        patched.setattr(noise, "_hash", lambda x, words_: jnp.asarray(words))
-        return np.float64(noise.normal(jnp.zeros(2, jnp.uint32), sums.shape))
-
-
-def probabilities():
-    """The exact distribution of that sum."""
-    wide, narrow = np.full(2048, 1 / 2048), np.full(1024, 1 / 1024)
-    return np.convolve(np.convolve(wide, wide), narrow)
-
-
-def test_exact_distribution_is_normal(monkeypatch):
-    values, pmf = quantiles(monkeypatch), probabilities()
-    assert pmf.sum() == pytest.approx(1, abs=1e-12)
-    assert np.all(np.diff(values) > 0)
-    np.testing.assert_allclose(values, -values[::-1], atol=1e-5)
-    assert pmf @ values**2 == pytest.approx(1, abs=1e-4)
-    assert pmf @ values**4 == pytest.approx(3, abs=1e-3)
-    upper, normal = np.cumsum(pmf), scipy.stats.norm.cdf(values)
-    assert np.abs(upper - normal).max() < 4e-4
-    assert np.abs(upper - pmf - normal).max() < 4e-4
-    assert 4.5 < values[-1] < 5
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_million_draws(seed):
-    """Kolmogorov–Smirnov, moments, and the frequency of each sum against its probability."""
-    count = 1_000_000
-    z = np.float64(noise.normal(noise.first_key(jax.random.key(seed)), (count,)))
-    assert scipy.stats.kstest(z, "norm").statistic < 4e-4 + 1.9 / np.sqrt(count)
-    assert z.mean() == pytest.approx(0, abs=4.5 / np.sqrt(count))
-    assert z.var() == pytest.approx(1, abs=4.5 * np.sqrt(2 / count))
-    assert scipy.stats.skew(z) == pytest.approx(0, abs=4.5 * np.sqrt(6 / count))
-    assert scipy.stats.kurtosis(z, fisher=False) == pytest.approx(3, abs=4.5 * np.sqrt(24 / count))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_values_repeat_as_often_as_chance_has_it(monkeypatch, seed):
-    count = 1_000_000
-    values, pmf = quantiles(monkeypatch), probabilities()
-    z = np.float64(noise.normal(noise.first_key(jax.random.key(seed)), (count,)))
-    index = np.searchsorted((values[1:] + values[:-1]) / 2, z)
-    expected, observed = count * pmf, np.bincount(index, minlength=len(pmf))
-    common = expected > 20
-    statistic = np.sum((observed - expected)[common] ** 2 / expected[common])
-    p_value = scipy.stats.chi2.sf(statistic, common.sum() - 1)
-    assert 1e-5 < p_value < 1 - 1e-5  # too regular is as wrong as too irregular
-    # Pairs of neighbours, coarsely: 16 equally likely cells for each.
-    cell = np.minimum((scipy.stats.norm.cdf(z) * 16).astype(int), 15)
-    pairs = np.bincount(cell[:-1] * 16 + cell[1:], minlength=256)
-    outer = np.outer(np.bincount(cell), np.bincount(cell)).ravel() / count
-    assert scipy.stats.chi2.sf(np.sum((pairs - outer) ** 2 / outer), 225) > 1e-5
-
-
-# ---------------------------------------------------------------- bits
-
-
-def random_bits(words, shape):
-    return np.asarray(noise._hash(noise._index(shape), words))
-
-
-def planes(bits):
-    """±1 for each of the 32 bits: an array (elements, 32)."""
-    columns = (bits.ravel()[:, None] >> np.arange(32, dtype=np.uint32)) & 1
-    return 2 * columns.astype(np.float32) - 1
-
-
-WORDS = [noise.first_key(jax.random.key(seed)) for seed in range(2)] + [
-    jnp.array(pair, jnp.uint32) for pair in ((0, 0), (0, 1), (2**32 - 1, 2**32 - 1))
-]
-SIZE = 2**16
-
-
-@pytest.mark.parametrize("words", WORDS, ids=str)
-def test_bit_planes_are_balanced_and_independent(words):
-    x = planes(random_bits(words, (SIZE,)))
-    bound = 5.5 / np.sqrt(SIZE)
-    assert np.abs(x.mean(0)).max() < bound
-    assert np.abs(x.T @ x / SIZE - np.eye(32)).max() < bound
-    for distance in (1, 2, 3, 4, 8, 64, 256, 1000, 4096):  # neighbours along any axis
-        assert np.abs(x[distance:].T @ x[:-distance] / SIZE).max() < bound
-
-
-def test_elements_are_numbered_row_by_row():
-    words = WORDS[0]
-    flat = random_bits(words, (24,))
-    np.testing.assert_array_equal(random_bits(words, (2, 3, 4)).ravel(), flat)
-    np.testing.assert_array_equal(random_bits(words, ()), flat[0])
-
-
-def test_no_two_elements_have_the_same_bits():
-    assert len(np.unique(random_bits(WORDS[0], (SIZE,)))) == SIZE
-
-
 def test_different_keys_are_independent():
-    x = [planes(random_bits(noise.first_key(jax.random.key(s)), (SIZE,))) for s in range(4)]
+    x = [planes(np.asarray(generator.bits(noise.first_key(s), (SIZE,)))) for s in range(4)]
     for i, a in enumerate(x):
         for b in x[:i]:
             assert np.abs(a.T @ b / SIZE).max() < 5.5 / np.sqrt(SIZE)
@@ -238,7 +150,7 @@ def test_draws_within_a_step_are_independent():
 
 def test_complex_noise_has_the_variance_in_both_parts():
     params = {"c": jnp.full((200, 300), 1 + 1j), "r": jnp.ones((3, 2))}
-    method = sam_optax.rsam(gamma=0.1, noise_scale="isotropic", weighting="raw", key=0)
+    method = sam_optax.rsam(gamma=0.1, noise_scale="isotropic", key=jax.random.key(0))
     delta = method.start_fn(params, method.init(params))["c"] - params["c"]
     delta = np.complex128(delta) / 0.1
     assert np.mean(np.abs(delta) ** 2) == pytest.approx(1, abs=0.02)
@@ -247,12 +159,127 @@ def test_complex_noise_has_the_variance_in_both_parts():
     assert abs(np.mean(delta)) < 0.02
 
 
-def test_either_word_decides_the_noise():
-    """One bit of the first word, or another second word, gives independent noise."""
-    words = np.asarray(WORDS[0])
-    rng = np.random.default_rng(0)
-    flipped = [words ^ np.array([1 << bit, 0], np.uint32) for bit in range(32)]
-    second = [np.array([words[0], rng.integers(2**32)], np.uint32) for _ in range(32)]
-    draw_many = jax.jit(jax.vmap(lambda w: noise.normal(w, (SIZE,))))
-    z, *others = np.float64(draw_many(np.stack([words, *flipped, *second])))
-    assert np.abs(np.asarray(others) @ z / SIZE).max() < 5 / np.sqrt(SIZE)
+# ---------------------------------------------------------------- seeds
+
+
+KEYED = {
+    "rsam": lambda key: sam_optax.rsam(key=key).init(PARAMS),
+    "random_start": lambda key: sam_optax.random_start(sam_optax.asam(), key=key).init(PARAMS),
+    "low_pass": lambda key: sam_optax.low_pass(key=key).init(PARAMS),
+    "sparsify": lambda key: sam_optax.sparsify(0.5, key=key).init(PARAMS),
+    "random_mask": lambda key: sam_optax.random_mask(0.5, key=key).init(PARAMS),
+    "stochastic_rounding": lambda key: sam_optax.stochastic_rounding(sam_optax.sam(), key=key).init(
+        PARAMS
+    ),
+    "bernoulli": lambda key: sam_optax.sharpness_aware(
+        optax.sgd(0.1), sam_optax.sam(), when=sam_optax.bernoulli(0.5, key=key)
+    ).init(PARAMS),
+    "reweighted_ascent": lambda key: sam_optax.reweighted_ascent(
+        lambda w, x: w["a"] * x, jnp.arange(3.0), key=key
+    )(PARAMS),
+    "sharpness": lambda key: sam_optax.analysis.sharpness(
+        lambda w: jnp.sum(w["a"] ** 2), PARAMS, 0.1, restarts=2, steps=2, key=key
+    ),
+    "gradient_stability": lambda key: sam_optax.analysis.gradient_stability(
+        lambda w: jnp.sum(w["a"] ** 3), PARAMS, [0.1], [0.1], draws=2, key=key
+    ),
+}
+PARAMS = {"a": jnp.ones(3)}
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_a_seed_is_the_key_of_that_seed(name):
+    make = KEYED[name]
+    expected = make(jax.random.key(5))
+    for seed in (5, np.int64(5), np.asarray(5), jnp.asarray(5)):
+        assert_same(make(seed), expected)
+    with pytest.raises(TypeError, match=r"key must be an integer seed or one PRNG key.*True"):
+        make(True)
+
+
+def test_seeds_are_those_of_jax():
+    for seed in (-1, 2**31, 2**40 + 1, 2**63 - 1):  # JAX may keep 32 bits of them only
+        assert_same(noise.first_key(seed), noise.first_key(jax.random.key(seed)))
+    keys = [np.asarray(noise.first_key(seed)) for seed in range(100)]
+    assert len(np.unique(keys)) == 200
+
+
+# ---------------------------------------------------------------- draws of the caller's
+
+
+def rademacher(key, shape, dtype):
+    return jax.random.rademacher(key, shape, dtype)
+
+
+def uniform(key, shape, dtype):
+    return jax.random.uniform(key, shape, dtype, -(3**0.5), 3**0.5)
+
+
+def isotropic(params, draw, make=sam_optax.rsam):
+    """The noise of a start, one vector for each leaf."""
+    method = make(gamma=1.0, key=3, noise_scale="isotropic", draw=draw)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return [np.ravel(x) for x in leaves(method.start_fn(zeros, method.init(zeros)))]
+
+
+RANDOM_START = lambda **options: sam_optax.random_start(sam_optax.asam(), **options)
+
+
+@pytest.mark.parametrize("make", [sam_optax.rsam, RANDOM_START, sam_optax.low_pass])
+@pytest.mark.parametrize("draw", [jax.random.normal, rademacher, uniform])
+def test_a_draw_of_the_callers(draw, make):
+    params = {"big": jnp.ones((300, 300)), "small": jnp.ones((50, 60)), "one": jnp.ones(())}
+    z = isotropic(params, draw, make)
+    values = np.float64(np.concatenate(z))
+    assert values.mean() == pytest.approx(0, abs=0.02)
+    assert values.var() == pytest.approx(1, abs=0.02)
+    fourth = {"normal": 3.0, "rademacher": 1.0, "uniform": 1.8}[draw.__name__]
+    assert np.mean(values**4) == pytest.approx(fourth, rel=0.03)
+    big, _, small = z
+    assert abs(np.corrcoef(big[: small.size], small)[0, 1]) < 5 / np.sqrt(small.size)
+    # Another key, another noise; the same key, the same.
+    assert_same(isotropic(params, draw, make), z)
+    assert not np.any(np.isclose(isotropic(params, None, make)[0], big, atol=1e-6).all())
+
+
+def test_a_draw_is_the_noise_of_the_perturbation_too():
+    method = sam_optax.rsam(
+        1.0, 0.3, 0.0, key=3, noise_scale="isotropic", weighting="raw", draw=rademacher
+    )
+    w = {"a": jnp.zeros((300, 300)), "b": jnp.zeros(5)}
+    state = method.init(w)
+    delta, eps = method.start_fn(w, state), method.update(w, state, w)[0]
+    length = np.sqrt(90_005.0)
+    for d, e in zip(leaves(delta), leaves(eps), strict=True):
+        np.testing.assert_allclose(d, np.float32(0.3) * np.sign(d), rtol=1e-6)
+        np.testing.assert_allclose(e, np.sign(d) / length, rtol=1e-4)
+
+
+def test_draws_of_steps_and_devices_are_new():
+    method = sam_optax.rsam(key=3, draw=jax.random.normal)
+    w = {"a": jnp.ones((40, 5))}
+    state = method.init(w)
+    later = method.update(w, state, w)[1]
+    starts = [method.start_fn(w, s)["a"] for s in (state, later)]
+    starts += [method.start_fn(w, state, draw_index=i)["a"] for i in range(2)]
+    for i, a in enumerate(starts):
+        assert not any(np.any(a == b) for b in starts[:i])
+
+
+def test_draws_work_whatever_kind_of_key_is_the_default():
+    draw = lambda key, shape, dtype: jax.random.normal(key, shape, dtype)
+    here = isotropic({"a": jnp.ones(4)}, draw)
+    with jax.default_prng_impl("rbg"):
+        method = sam_optax.rsam(gamma=1.0, key=3, noise_scale="isotropic", draw=draw)
+        zeros = {"a": jnp.zeros(4)}
+        there = method.start_fn(zeros, method.init(zeros))
+    assert np.all(np.isfinite(there["a"]))
+    assert not np.any(there["a"] == here[0])
+
+
+@pytest.mark.parametrize("shape", [(), (7,)])
+def test_a_draw_of_another_shape_is_refused(shape):
+    method = sam_optax.rsam(key=3, draw=lambda key, _, dtype: jnp.ones(shape, dtype))
+    w = {"a": jnp.ones((2, 3))}
+    with pytest.raises(ValueError, match=r"draw must return an array .*\(6,\), got .*\("):
+        method.start_fn(w, method.init(w))

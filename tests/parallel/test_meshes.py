@@ -106,7 +106,7 @@ def check(tx_of, kind, specs, groups=None):
             lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), PARAMS, SPECS[specs]
         )
         before, params, after = run(tx_of(), placed, explicit, groups, 3)
-        assert before == after
+        assert before == after or not explicit
         for old, new in zip(jax.tree.leaves(placed), jax.tree.leaves(params), strict=True):
             assert new.sharding.is_equivalent_to(old.sharding, old.ndim)
         moved = jax.tree.map(np.asarray, params)

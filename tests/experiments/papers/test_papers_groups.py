@@ -9,7 +9,7 @@ import pytest
 from trainings import prepare, train
 
 import sam_optax
-from sam_optax._perturbations.perturbation import MomentumStartState
+from sam_optax import MomentumStartState
 from sam_optax.experiments.collectives import collectives
 from sam_optax.experiments.papers import architectures, feed, optimizer, step
 from sam_optax.experiments.papers.loop import Training
@@ -140,7 +140,7 @@ def test_methods_without_groups_are_those_that_would_perturb_them_alike(images):
     for method in SUPPORTED:
         opt_state = prepare(images, trace=True, **options_of(method))[-1].opt_state
         if not isinstance(opt_state, sam_optax.SharpnessAwareState) or isinstance(
-            opt_state.perturbation_state, MomentumStartState
+            opt_state.perturbation_state.state, MomentumStartState
         ):
             alike.add(method)
     assert alike == set(UNGROUPED)

@@ -1,0 +1,141 @@
+"""The generator: its distribution, and the bits that it is made of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from bits import SIZE, WORDS, planes
+
+from sam_optax._internal import generator, noise
+
+# ---------------------------------------------------------------- distribution
+
+
+def quantiles(monkeypatch):
+    """Every value that ``normal`` can take, by the sum of its three integers."""
+    sums = np.arange(2047 + 2047 + 1023 + 1, dtype=np.uint32)
+    low, middle = np.minimum(sums, 2047), np.minimum(np.maximum(sums, 2047) - 2047, 2047)
+    high = sums - low - middle
+    words = (high << 22) | (middle << 11) | low
+    with monkeypatch.context() as patched:
+        patched.setattr(generator, "hash_words", lambda x, words_: jnp.asarray(words))
+        return np.float64(generator.normal(jnp.zeros(2, jnp.uint32), sums.shape))
+
+
+def probabilities():
+    """The exact distribution of that sum."""
+    wide, narrow = np.full(2048, 1 / 2048), np.full(1024, 1 / 1024)
+    return np.convolve(np.convolve(wide, wide), narrow)
+
+
+def test_exact_distribution_is_normal(monkeypatch):
+    values, pmf = quantiles(monkeypatch), probabilities()
+    assert pmf.sum() == pytest.approx(1, abs=1e-12)
+    assert np.all(np.diff(values) > 0)
+    np.testing.assert_allclose(values, -values[::-1], atol=1e-5)
+    assert pmf @ values**2 == pytest.approx(1, abs=1e-4)
+    assert pmf @ values**4 == pytest.approx(3, abs=1e-3)
+    upper, normal = np.cumsum(pmf), scipy.stats.norm.cdf(values)
+    assert np.abs(upper - normal).max() < 4e-4
+    assert np.abs(upper - pmf - normal).max() < 4e-4
+    assert 4.5 < values[-1] < 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_million_draws(seed):
+    """Kolmogorov–Smirnov, moments, and the frequency of each sum against its probability."""
+    count = 1_000_000
+    z = np.float64(generator.normal(noise.first_key(jax.random.key(seed)), (count,)))
+    assert scipy.stats.kstest(z, "norm").statistic < 4e-4 + 1.9 / np.sqrt(count)
+    assert z.mean() == pytest.approx(0, abs=4.5 / np.sqrt(count))
+    assert z.var() == pytest.approx(1, abs=4.5 * np.sqrt(2 / count))
+    assert scipy.stats.skew(z) == pytest.approx(0, abs=4.5 * np.sqrt(6 / count))
+    assert scipy.stats.kurtosis(z, fisher=False) == pytest.approx(3, abs=4.5 * np.sqrt(24 / count))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_values_repeat_as_often_as_chance_has_it(monkeypatch, seed):
+    count = 1_000_000
+    values, pmf = quantiles(monkeypatch), probabilities()
+    z = np.float64(generator.normal(noise.first_key(jax.random.key(seed)), (count,)))
+    index = np.searchsorted((values[1:] + values[:-1]) / 2, z)
+    expected, observed = count * pmf, np.bincount(index, minlength=len(pmf))
+    common = expected > 20
+    statistic = np.sum((observed - expected)[common] ** 2 / expected[common])
+    p_value = scipy.stats.chi2.sf(statistic, common.sum() - 1)
+    assert 1e-5 < p_value < 1 - 1e-5  # too regular is as wrong as too irregular
+    # Pairs of neighbours, coarsely: 16 equally likely cells for each.
+    cell = np.minimum((scipy.stats.norm.cdf(z) * 16).astype(int), 15)
+    pairs = np.bincount(cell[:-1] * 16 + cell[1:], minlength=256)
+    outer = np.outer(np.bincount(cell), np.bincount(cell)).ravel() / count
+    assert scipy.stats.chi2.sf(np.sum((pairs - outer) ** 2 / outer), 225) > 1e-5
+
+
+# ---------------------------------------------------------------- bits
+
+
+def random_bits(words, shape):
+    return np.asarray(generator.bits(words, shape))
+
+
+@pytest.mark.parametrize("words", WORDS, ids=str)
+def test_bit_planes_are_balanced_and_independent(words):
+    x = planes(random_bits(words, (SIZE,)))
+    bound = 5.5 / np.sqrt(SIZE)
+    assert np.abs(x.mean(0)).max() < bound
+    assert np.abs(x.T @ x / SIZE - np.eye(32)).max() < bound
+    for distance in (1, 2, 3, 4, 8, 64, 256, 1000, 4096):  # neighbours along any axis
+        assert np.abs(x[distance:].T @ x[:-distance] / SIZE).max() < bound
+
+
+def test_elements_are_numbered_row_by_row():
+    words = WORDS[0]
+    flat = random_bits(words, (24,))
+    np.testing.assert_array_equal(random_bits(words, (2, 3, 4)).ravel(), flat)
+    np.testing.assert_array_equal(random_bits(words, ()), flat[0])
+
+
+def test_no_two_elements_have_the_same_bits():
+    assert len(np.unique(random_bits(WORDS[0], (SIZE,)))) == SIZE
+
+
+def test_either_word_decides_the_noise():
+    """One bit of the first word, or another second word, gives independent noise."""
+    words = np.asarray(WORDS[0])
+    rng = np.random.default_rng(0)
+    flipped = [words ^ np.array([1 << bit, 0], np.uint32) for bit in range(32)]
+    second = [np.array([words[0], rng.integers(2**32)], np.uint32) for _ in range(32)]
+    draw_many = jax.jit(jax.vmap(lambda w: generator.normal(w, (SIZE,))))
+    z, *others = np.float64(draw_many(np.stack([words, *flipped, *second])))
+    assert np.abs(np.asarray(others) @ z / SIZE).max() < 5 / np.sqrt(SIZE)
+
+
+@pytest.mark.parametrize("shift", [0, 8, 16])
+@pytest.mark.parametrize("words", WORDS, ids=str)
+def test_words_and_pairs_of_them_are_uniform(words, shift):
+    """Chi-square over 4,096 cells: of 12 bits of a word, and of 6 bits each of two neighbours."""
+    x = random_bits(words, (1_000_000,)) >> np.uint32(shift)
+    single = np.bincount(x & 0xFFF, minlength=4096)
+    pairs = np.bincount((x[:-1] & 0x3F) * np.uint32(64) + (x[1:] & 0x3F), minlength=4096)
+    for counts in (single, pairs):
+        assert 1e-5 < scipy.stats.chisquare(counts).pvalue < 1 - 1e-5
+
+
+def test_uniform():
+    u = np.float64(generator.uniform(generator.bits(WORDS[0], (1_000_000,))))
+    assert 0 <= u.min() < 1e-5
+    assert 1 - 1e-5 < u.max() < 1
+    assert scipy.stats.kstest(u, "uniform").pvalue > 1e-4
+
+
+def test_the_limit_that_the_docstring_names():
+    """Second words that differ in one bit correlate, if the first are equal; as of leaves, not."""
+    words, count = np.asarray(WORDS[0]), 1_000_000
+    z = lambda words: np.float64(generator.normal(jnp.asarray(words, jnp.uint32), (count,)))
+    first, second = np.array([1, 0], np.uint32), np.array([0, 1], np.uint32)
+    leaf = np.array(noise._LEAF_STRIDE, np.uint32)
+    correlation = lambda other: abs(np.mean(z(words) * z(other)))
+    assert correlation(words ^ second) > 0.1
+    for other in (words ^ first, words + leaf, words + 2 * leaf, noise.next_key(WORDS[0])):
+        assert correlation(other) < 5 / np.sqrt(count)
