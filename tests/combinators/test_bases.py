@@ -189,6 +189,16 @@ def test_a_factory_that_names_our_pieces_asks():
     np.testing.assert_allclose(*updates, rtol=1e-6)
 
 
+@pytest.mark.parametrize("combinator", [sam_optax.sharpness_aware, sam_optax.alternating])
+def test_multi_steps_inside_is_a_transformation(combinator):
+    """optax's class has ``init`` and ``update``, but is no transformation."""
+    accumulating = optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2)
+    with pytest.raises(TypeError, match=r"base_tx .*MultiSteps.*\.gradient_transformation\(\)"):
+        combinator(accumulating, sam_optax.sam(0.1))
+    tx = combinator(accumulating.gradient_transformation(), sam_optax.sam(0.1))
+    assert isinstance(tx, optax.GradientTransformation)
+
+
 def test_a_perturbation_with_a_closed_signature():
     def update(updates, state, params=None):
         return 0.1 * updates, state
