@@ -93,8 +93,8 @@ def check_transformation(name: str, value: Any) -> None:
     """Raises unless ``value`` is a gradient transformation."""
     if isinstance(value, optax.MultiSteps):
         raise TypeError(
-            f"{name} must be an optax.GradientTransformation, got an optax.MultiSteps, which is not "
-            "one: pass optax.MultiSteps(...).gradient_transformation()."
+            f"{name} must be an optax.GradientTransformation, and an optax.MultiSteps is none: "
+            "pass optax.MultiSteps(...).gradient_transformation()."
         )
     if not isinstance(value, optax.GradientTransformation):
         raise TypeError(
