@@ -78,66 +78,66 @@ def sharpness_aware(
     ``update(grads, state, params, grad_fn=grad_fn)`` takes
 
     * ``grad_fn(params) -> grads``: the gradient on this step's batch (same batch, same dropout
-      key), differentiated at the params it is given;
-    * ``grads``: the gradient at ``params`` if there is one already, else ``None``. It is the
-      ascent gradient of every perturbation without a random start, so one further gradient is
-      evaluated. A random start evaluates its own and does not use ``grads``;
-    * ``ascent_grad_fn(params) -> grads``, optional: what leads the ascent in place of ``grad_fn``
-      and ``grads``, evaluated by perturbing steps alone: the gradient on part of the batch
-      (:func:`part_of_batch`, cheaper), on another batch or on all data. Loss and aux of
+      key), differentiated at the params it is given. In its place, ``value_fn`` or ``obj_fn``: the
+      loss itself, ``params -> loss``; or ``value_and_grad_fn``: see :func:`pop_first_pass`;
+    * ``grads``: the gradient at ``params`` if you have it, else ``None``. It is the ascent
+      gradient, except of perturbations with a start (:func:`rsam`), which evaluate their own;
+    * ``ascent_grad_fn(params) -> grads``, optional: leads the ascent in place of ``grad_fn`` and
+      ``grads``, in perturbing steps only: the gradient on part of the batch (cheaper, see
+      :func:`part_of_batch`), on another batch or on all data. Loss and aux of
       ``value_and_grad_fn`` are then those at the perturbed params;
-    * any further keyword arguments, which go to the perturbation and to ``base_tx``.
+    * any further keyword arguments, which reach the perturbation and ``base_tx``.
 
-    ``base_tx`` also receives the first ascent gradient, as ``ascent_grads``, and whether the step
-    perturbs, as ``perturbed``: see :func:`surrogate_gap`, :func:`mix_gradients` and
-    :func:`reuse_orthogonal`. Weight decay, momentum and clipping in ``base_tx`` act on the sharp
-    gradient and on the unperturbed params; a clip in front of ``sharpness_aware`` changes the
-    ascent gradient only, and does not bound the update.
+    ``base_tx`` receives the sharp gradient and the unperturbed params, on which its weight decay,
+    momentum and clipping act. (A clip in front of ``sharpness_aware`` changes the ascent gradient
+    only, and does not bound the update.) If it asks for them by name, it also receives the first
+    ascent gradient as ``ascent_grads``, whether the step perturbs as ``perturbed`` (see
+    :func:`surrogate_gap`), ``norm_axis_name``, and the loss of ``value_and_grad_fn`` as ``value``.
 
     Args:
-      base_tx: the base optimizer, any optax transformation.
+      base_tx: the base optimizer, any optax transformation, line searches included.
       perturbation: maps the ascent gradient to ε, which is added to the params: :func:`sam`,
         :func:`asam`, :func:`fsam`, :func:`rsam` or any optax transformation.
       ascent_steps: number of ascent steps n ≥ 1, each from the point the last one reached, with
         the full radius; each costs a gradient. ``sync_period=n + 1`` of ``optax.contrib.sam``.
-      when: function of the training step (int32 scalar, from 0) that says whether it perturbs.
-        Other steps are ``base_tx``'s, bit for bit, and evaluate one gradient. See :func:`every`,
-        :func:`after` and :func:`bernoulli`. Default: every step perturbs.
-      skip_nonfinite: whether a step whose sharp gradient (or ascent gradient) is not finite leaves
-        the params and all state as they were but for the count ``state.skipped``.
+      when: function of the training step (int32 scalar, from 0) that says whether it perturbs:
+        see :func:`every`, :func:`after` and :func:`bernoulli`. On other steps only ``base_tx``
+        runs, bit for bit, with one gradient. Default: every step perturbs.
+      skip_nonfinite: whether a step whose ascent gradient (or its norm) or sharp gradient is not
+        finite leaves the params and all state as they were, except ``state.skipped``.
       perturb_dtype: dtype of the perturbed params. Default: each leaf's own. ``jnp.float32``
         keeps ε from being rounded away for low-precision params; ``grad_fn`` then gets float32
         params, and ``base_tx`` the gradient in the dtype of the params.
-      axis_name: the axis (or axes) of data-parallel devices, under ``jax.pmap`` or
-        ``jax.shard_map``. ``grad_fn`` and ``grads`` are then each device's own gradient, a mean
-        over its examples; the sharp gradient is averaged over the axis, and the state stays the
-        same on all devices. Under ``jit`` with sharded arrays, leave it out.
+      axis_name: axis (or axes) of data-parallel devices, under ``jax.pmap`` or ``jax.shard_map``;
+        not under ``jit`` with sharded arrays. ``grad_fn`` and ``grads`` are then each device's own
+        gradient, a mean over its examples; the sharp gradient is averaged over the axis, and the
+        state stays the same on all devices.
       sync_perturbation: with ``axis_name``, whether all devices perturb by the same ε, that of the
         averaged ascent gradient (one further all-reduce). Default False: each by its own
         (m-sharpness, which the SAM paper suggests; the ASAM paper trains with it on ImageNet and
         with PyramidNet only).
-      norm_axis_name: the axis (or axes) that the params themselves are sharded over inside
-        ``jax.shard_map``: norms then span it, so that ‖ε‖ = ρ over the whole tree. With
-        ``check_vma=True`` leaves that are replicated over the axis count once; without it all
-        leaves are taken as sharded. Not for random starts and filters, whose kernels may be cut.
-        Under ``jit`` with sharded arrays, leave it out.
-      groups: m-sharpness on one device: the number n of groups of the batch. Calls
-        ``grad_fn(params, i)``, the gradient on group i (int32 scalar), gives each group its own ε
-        and averages the sharp gradients, one group after the other; ``grads`` is not used by
-        perturbing steps. Loss and aux of ``value_and_grad_fn(params, i)`` are means over the
-        groups. State that is not integer is averaged over groups and devices.
-      info: whether the state keeps the last step in numbers: norms of both gradients and of ε,
-        the gradients' cosine and the rise of the loss, as a :class:`StepInfo`.
+      norm_axis_name: axis (or axes) that the params themselves are sharded over inside
+        ``jax.shard_map``; not under ``jit``. Norms then span it, so that ‖ε‖ = ρ over the whole
+        tree. With ``check_vma=True`` leaves that are replicated over the axis count once; without
+        it all leaves are taken as sharded. Not for random starts and filters, which it may cut.
+      groups: number n of groups of the batch, for m-sharpness on one device. Calls
+        ``grad_fn(params, i)``, the gradient on group i (int32 scalar), one group after the other,
+        gives each its own ε and averages the sharp gradients; perturbing steps do not use
+        ``grads``. Loss and aux of ``value_and_grad_fn(params, i)`` are means over the groups, and
+        so is state that is not integer.
+      info: whether the state keeps a :class:`StepInfo`, the last step in numbers: norms of both
+        gradients and of ε, their cosine, the share of the start in ε, the rise of the loss.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`SharpnessAwareState`.
 
     Raises:
-      TypeError: an argument is not a gradient transformation, or of the wrong kind; in ``init``
-        and ``update``, a leaf of the params is no array, or the state is another method's.
-      ValueError: ``ascent_steps`` < 1, or more than one for a perturbation that takes its only
-        gradient at its start; in ``update``, ``params`` or ``grad_fn`` is missing; in ``init``, a
-        wrapper has cut a start off.
+      TypeError: an argument is of the wrong kind, such as an ``optax.MultiSteps`` without
+        ``.gradient_transformation()``; in ``init`` and ``update``, a leaf of the params is not an
+        array, the state is another method's, or a function does not return a gradient.
+      ValueError: ``ascent_steps`` < 1, or options that exclude each other; in ``init``, a wrapper
+        has cut a start off, or ``optax.partition`` or ``masked`` around ``sharpness_aware`` hides
+        a part of the params; in ``update``, ``params`` or the gradient function is missing.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax

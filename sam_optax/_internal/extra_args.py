@@ -115,7 +115,8 @@ def _reads_kwargs(function: types.FunctionType) -> bool:
     What optax's own functions look for is known: never what this library adds.
     """
     code = function.__code__
-    if not code.co_flags & inspect.CO_VARKEYWORDS or function.__module__.startswith("optax."):
+    is_optax = _package_of(function) == "optax"
+    if not code.co_flags & inspect.CO_VARKEYWORDS or is_optax:
         return False
     positional = code.co_argcount + code.co_kwonlyargcount
     name = code.co_varnames[positional + bool(code.co_flags & inspect.CO_VARARGS)]
@@ -183,6 +184,11 @@ def _named(function: types.FunctionType) -> Iterator[types.FunctionType]:
             value = scope.get(word)
             if isinstance(value, types.FunctionType) and (
                 value.__module__ == function.__module__
-                or value.__module__.split(".")[0] == __name__.split(".")[0]
+                or _package_of(value) == __name__.split(".")[0]
             ):
                 yield value
+
+
+def _package_of(function: types.FunctionType) -> str:
+    """The top-level package; empty for code that was executed without a module's name."""
+    return (function.__module__ or "").split(".")[0]

@@ -91,6 +91,11 @@ def check_float_dtype(name: str, dtype: Any | None) -> Any | None:
 
 def check_transformation(name: str, value: Any) -> None:
     """Raises unless ``value`` is a gradient transformation."""
+    if isinstance(value, optax.MultiSteps):
+        raise TypeError(
+            f"{name} must be an optax.GradientTransformation, and an optax.MultiSteps is none: "
+            "pass optax.MultiSteps(...).gradient_transformation()."
+        )
     if not isinstance(value, optax.GradientTransformation):
         raise TypeError(
             f"{name} must be an optax.GradientTransformation, such as optax.sgd(0.1), got "

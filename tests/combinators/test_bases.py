@@ -189,6 +189,33 @@ def test_a_factory_that_names_our_pieces_asks():
     np.testing.assert_allclose(*updates, rtol=1e-6)
 
 
+@pytest.mark.parametrize("combinator", [sam_optax.sharpness_aware, sam_optax.alternating])
+def test_multi_steps_inside_is_a_transformation(combinator):
+    """optax's class has ``init`` and ``update``, but is no transformation."""
+    accumulating = optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2)
+    with pytest.raises(TypeError, match=r"base_tx .*MultiSteps.*\.gradient_transformation\(\)"):
+        combinator(accumulating, sam_optax.sam(0.1))
+    tx = combinator(accumulating.gradient_transformation(), sam_optax.sam(0.1))
+    assert isinstance(tx, optax.GradientTransformation)
+
+
+def test_functions_that_belong_to_no_module():
+    """As in doctests and other code that is executed in a namespace without a name."""
+    source = """
+def scaled(updates, state, params=None, **extra):
+    return doubled(updates), state
+def doubled(updates):
+    return 2 * updates
+"""
+    scope = {"__name__": None}
+    exec(source, scope)
+    assert scope["scaled"].__module__ is None
+    piece = optax.GradientTransformationExtraArgs(lambda params: (), scope["scaled"])
+    tx = sam_optax.sharpness_aware(optax.chain(piece, optax.sgd(1.0)), optax.chain(piece))
+    updates, _ = tx.update(None, tx.init(W), W, grad_fn=lambda p: p)
+    np.testing.assert_allclose(updates, -6 * W, rtol=1e-6)
+
+
 def test_a_perturbation_with_a_closed_signature():
     def update(updates, state, params=None):
         return 0.1 * updates, state

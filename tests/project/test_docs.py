@@ -131,7 +131,7 @@ def skeleton(tmp_path):
         "from sam_optax._perturbations.low_pass ",
         blocks.pop("sam_optax/__init__.py"),
     )
-    insert("sam_optax/__init__.py", '    "local",\n', '    "layerwise_sam",\n')
+    insert("sam_optax/__init__.py", '    "low_pass",\n', '    "layerwise_sam",\n')
     insert("tests/methods.py", '    "by_hand":', blocks.pop("tests/methods.py"))
     for name, block in blocks.items():
         (tmp_path / name).write_text(block)

@@ -1,6 +1,8 @@
 """The public names: each documented, none private, and a light import."""
 
 import inspect
+import itertools
+import pathlib
 import re
 import subprocess
 import sys
@@ -15,12 +17,35 @@ FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(sam_optax, na
 STATES = [name for name in PUBLIC if name.endswith("State")]
 
 
-def test_all_is_sorted_and_complete():
-    assert sorted(PUBLIC) == PUBLIC
+def groups():
+    """The names in ``__all__`` under each of its comments."""
+    source = pathlib.Path(sam_optax.__file__).read_text()
+    _, _, listed = source.partition("__all__ = [")
+    _, *texts = re.split(r"^    # .+\.$", listed, flags=re.MULTILINE)
+    return [re.findall(r'"(\w+)"', text) for text in texts]
+
+
+def test_all_is_sorted_by_role_and_complete():
+    assert list(itertools.chain(*groups())) == PUBLIC
+    assert len(groups()) == 7
+    for names in groups():
+        assert names == sorted(names)
     assert len(set(PUBLIC)) == len(PUBLIC)
     visible = {name for name in vars(sam_optax) if not name.startswith("_")}
     modules = {name for name in visible if inspect.ismodule(getattr(sam_optax, name))}
     assert visible - modules == set(PUBLIC)
+
+
+def test_each_role_has_a_page_of_the_reference():
+    """The reference groups the names as ``__all__`` does, each of them once."""
+    reference = pathlib.Path(__file__).parents[2] / "docs" / "reference"
+    _, toctree, _ = (reference / "index.rst").read_text().split(".. toctree::")
+    pages = re.findall(r"^   (\w+)$", toctree, flags=re.MULTILINE)
+    listed = [
+        re.findall(r"^\.\. auto(?:function|class):: (\w+)$", text, flags=re.MULTILINE)
+        for text in ((reference / f"{page}.rst").read_text() for page in pages)
+    ]
+    assert [sorted(names) for names in listed] == groups()
 
 
 @pytest.mark.parametrize("name", PUBLIC)
