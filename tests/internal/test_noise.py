@@ -11,7 +11,6 @@ from bits import SIZE, WORDS, planes
 from helpers import assert_same, leaves
 
 import sam_optax
-import sam_optax.analysis
 from sam_optax._internal import generator, noise
 
 DRAWS = 20_000
@@ -177,12 +176,6 @@ KEYED = {
     "reweighted_ascent": lambda key: sam_optax.reweighted_ascent(
         lambda w, x: w["a"] * x, jnp.arange(3.0), key=key
     )(PARAMS),
-    "sharpness": lambda key: sam_optax.analysis.sharpness(
-        lambda w: jnp.sum(w["a"] ** 2), PARAMS, 0.1, restarts=2, steps=2, key=key
-    ),
-    "gradient_stability": lambda key: sam_optax.analysis.gradient_stability(
-        lambda w: jnp.sum(w["a"] ** 3), PARAMS, [0.1], [0.1], draws=2, key=key
-    ),
 }
 PARAMS = {"a": jnp.ones(3)}
 

@@ -262,7 +262,7 @@ def test_random_start_before_asam():
 
 def test_random_start_before_fsam_averages_the_directions():
     w = tree()
-    method = sam_optax.random_start(sam_optax.fsam(0.3), 0.2, key=KEY, **PAPER)
+    method = sam_optax.random_start(sam_optax.fsam(0.3), 0.2, 1.0, key=KEY, **PAPER)
     state = method.init(w)
     directions = []
     for seed in range(1, 4):

@@ -64,22 +64,10 @@ def found(folder):
             yield f"{path.relative_to(PACKAGE).as_posix()} {violation}"
 
 
-# To be mended; a line that is mended fails until it is struck out here.
-EXCEPTIONS = {
-    "analysis/_sharpness.py imports sam_optax._perturbations.asam.Normalization",
-}
-
-
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_imports_go_one_way(folder):
     assert list((PACKAGE / folder).rglob("*.py"))
-    assert sorted(set(found(folder)) - EXCEPTIONS) == []
-
-
-@pytest.mark.xfail(strict=True, reason="the code is to be mended")
-@pytest.mark.parametrize("line", sorted(EXCEPTIONS))
-def test_exceptions_are_mended(line):
-    assert line not in found(line.split("/")[0])
+    assert sorted(set(found(folder))) == []
 
 
 def test_every_folder_has_its_rule_and_there_are_no_flat_modules():
