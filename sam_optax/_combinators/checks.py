@@ -11,17 +11,39 @@ from sam_optax._perturbations.perturbation import Perturbation
 
 
 def check_params(params: optax.Params) -> None:
-    """Raises for a tree that is not all of the params."""
+    """Raises for a tree that is not all of the params, or not that of the model."""
+    _refuse_lookahead("sharpness_aware", params)
     nodes = jax.tree.leaves(params, is_leaf=_is_masked)
     if any(_is_masked(node) for node in nodes):
         raise ValueError(
             "sharpness_aware got params of which a part is masked, and cannot evaluate the "
-            "gradient of the whole model: it lies inside optax.partition, multi_transform or "
-            "masked. Put these inside sharpness_aware, as its base optimizer, "
-            "sharpness_aware(optax.partition(...), perturbation), and choose what is perturbed "
-            "with sam_optax.perturb_only(perturbation, mask), or use sam_optax.alternating."
+            "gradient of the whole model: it lies inside optax.partition, multi_transform, "
+            "selective_transform or masked. Put these inside sharpness_aware, as its base "
+            "optimizer, sharpness_aware(optax.partition(...), perturbation), and choose what is "
+            "perturbed with sam_optax.perturb_only(perturbation, mask), or use "
+            "sam_optax.alternating."
         )
     trees.require_arrays(params)
+
+
+def check_copied(params: optax.Params) -> None:
+    """Raises for params of which ``alternating`` cannot keep a copy."""
+    _refuse_lookahead("alternating", params)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
+        raise TypeError(
+            "alternating keeps a copy of the params, and got shapes in their place: for the "
+            "state's shapes call jax.eval_shape(tx.init, params)."
+        )
+    trees.require_arrays(params)
+
+
+def _refuse_lookahead(name: str, params: optax.Params) -> None:
+    if isinstance(params, optax.LookaheadParams):
+        raise TypeError(
+            f"{name} got optax.LookaheadParams, of which the gradient covers the fast ones only: "
+            "optax.lookahead neither goes inside it nor around it. Train the fast params, and "
+            "move the slow ones in the training loop."
+        )
 
 
 def _is_masked(node: Any) -> bool:
