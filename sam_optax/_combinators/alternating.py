@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from sam_optax._combinators.checks import check_copied
 from sam_optax._combinators.skip_nonfinite import all_finite
 from sam_optax._internal import control_flow, extra_args, slips, states, trees
 from sam_optax._internal.hyperparameters import check_transformation
@@ -145,6 +146,7 @@ def alternating(
         return point, jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
 
     def init_fn(params: optax.Params) -> AlternatingState:
+        check_copied(params)
         step = jnp.zeros((), jnp.int32)
         first = _UNUSED if method.has_start else _ASCENT
         w = jax.tree.map(jnp.copy, trees.inexact_only(params))
@@ -176,6 +178,7 @@ def alternating(
             )
         states.require("state", state, AlternatingState)
         slips.check_gradient("grads", updates, params)
+        trees.require_gradient("grads", updates, params)
         step = state.step + state.skipped
         w = trees.merge(state.params, params)
 

@@ -2,9 +2,38 @@
 
 from typing import Any
 
+import jax
+import optax
+
 from sam_optax._combinators.first_pass import FirstPassState
-from sam_optax._internal import states
+from sam_optax._internal import states, trees
 from sam_optax._perturbations.perturbation import Perturbation
+
+
+def check_params(params: optax.Params) -> None:
+    """Raises for a tree that is not all of the params, or not that of the model."""
+    _refuse_lookahead("sharpness_aware", params)
+    trees.require_arrays(params)
+
+
+def check_copied(params: optax.Params) -> None:
+    """Raises for params of which ``alternating`` cannot keep a copy."""
+    _refuse_lookahead("alternating", params)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
+        raise TypeError(
+            "alternating keeps a copy of the params, and got shapes in their place: for the "
+            "state's shapes call jax.eval_shape(tx.init, params)."
+        )
+    trees.require_arrays(params)
+
+
+def _refuse_lookahead(name: str, params: optax.Params) -> None:
+    if isinstance(params, optax.LookaheadParams):
+        raise TypeError(
+            f"{name} got optax.LookaheadParams, of which the gradient covers the fast ones only: "
+            "optax.lookahead neither goes inside it nor around it. Train the fast params, and "
+            "move the slow ones in the training loop."
+        )
 
 
 def check_state(state: Any, expected: type) -> None:

@@ -1,7 +1,8 @@
 """What a caller may pass to evaluate gradients with, brought to one form."""
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -100,8 +101,9 @@ def _missing(grad_fn: Any) -> Any:
     raise ValueError(
         "sharpness_aware needs a gradient function: call update(grads, state, params, "
         "grad_fn=grad_fn), where grad_fn(params) returns the gradient on this step's batch, "
-        "such as jax.grad(lambda p: loss(p, batch)). A training loop that cannot pass grad_fn "
-        "on can use sam_optax.alternating, and Flax's TrainState has a counterpart in "
+        "such as jax.grad(lambda p: loss(p, batch)). A training loop, or a wrapper, that passes no "
+        "keyword arguments on and leaves the updates as they are can use sam_optax.alternating, "
+        "and Flax's TrainState has a counterpart in "
         f"sam_optax.training. Got grad_fn={grad_fn!r}."
     )
 
@@ -113,7 +115,8 @@ def _of_grad(name: str, grad_fn: GradFn) -> Evaluation:
         )
 
     def evaluate(params: optax.Params, *group: Any) -> Pass:
-        grads = slips.checked_gradient(grad_fn, params, name)(params, *group)
+        with _hint_at_flatten(params):
+            grads = slips.checked_gradient(grad_fn, params, name)(params, *group)
         trees.require_gradient(f"what {name} returns", grads, params)
         return Pass(None, grads)
 
@@ -128,7 +131,8 @@ def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
         )
 
     def evaluate(params: optax.Params, *group: Any) -> Pass:
-        value, grads = value_and_grad_fn(params, *group)
+        with _hint_at_flatten(params):
+            value, grads = value_and_grad_fn(params, *group)
         if not (isinstance(value, tuple) and len(value) == 2):
             raise TypeError(
                 "value_and_grad_fn must return ((loss, aux), grads), as jax.value_and_grad("
@@ -146,6 +150,20 @@ def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
         return Pass(value, grads)
 
     return evaluate
+
+
+@contextlib.contextmanager
+def _hint_at_flatten(params: optax.Params) -> Iterator[None]:
+    """Adds to an error what else may be wrong, where the params are one vector."""
+    try:
+        yield
+    except Exception as error:
+        if jax.tree_util.all_leaves([params]) and jax.numpy.ndim(params) == 1:
+            error.add_note(
+                "sharpness_aware handed over params that are one vector. If optax.flatten is "
+                "around it, put it inside: sharpness_aware(optax.flatten(base_tx), perturbation)."
+            )
+        raise
 
 
 def _gradient_of_loss(extra: Mapping[str, Any]) -> GradFn | None:

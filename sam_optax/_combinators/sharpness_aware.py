@@ -10,7 +10,7 @@ import optax
 from sam_optax._combinators import step_info
 from sam_optax._combinators.across_devices import Devices
 from sam_optax._combinators.batch_parts import over_parts, plain_pass
-from sam_optax._combinators.checks import check_functions, check_state
+from sam_optax._combinators.checks import check_functions, check_params, check_state
 from sam_optax._combinators.first_pass import FirstPassState
 from sam_optax._combinators.gradient_functions import (
     Evaluations,
@@ -186,7 +186,7 @@ def sharpness_aware(
     )
 
     def init_fn(params: optax.Params) -> SharpnessAwareState:
-        trees.require_arrays(params)
+        check_params(params)
         return SharpnessAwareState(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
@@ -212,7 +212,7 @@ def sharpness_aware(
                 "sharpness_aware needs the params: call update(grads, state, params, "
                 "grad_fn=grad_fn)."
             )
-        trees.require_arrays(params)
+        check_params(params)
         check_state(state, SharpnessAwareState)
         check_functions(method, updates, value_and_grad_fn, ascent_grad_fn)
         check_local(updates, axis_name)

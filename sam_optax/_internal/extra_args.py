@@ -112,11 +112,12 @@ def _words(code: types.CodeType) -> set[str]:
 def _reads_kwargs(function: types.FunctionType) -> bool:
     """Whether a function does more with its ``**kwargs`` than to delete them or to pass them on.
 
-    What optax's own functions look for is known: never what this library adds.
+    What optax's own functions look for is known: never what this library adds. A decorator's
+    function takes what the decorated one does.
     """
     code = function.__code__
-    is_optax = _package_of(function) == "optax"
-    if not code.co_flags & inspect.CO_VARKEYWORDS or is_optax:
+    decorates = hasattr(function, "__wrapped__") or _package_of(function) == "optax"
+    if decorates or not code.co_flags & inspect.CO_VARKEYWORDS:
         return False
     positional = code.co_argcount + code.co_kwonlyargcount
     name = code.co_varnames[positional + bool(code.co_flags & inspect.CO_VARARGS)]
@@ -142,19 +143,38 @@ def _functions_of(root: Callable[..., Any]) -> Iterator[types.FunctionType | Non
         if isinstance(value, types.FunctionType):
             yield value
             yield from _named(value)
-            todo += _held(value)
+            todo += [*_held(value), getattr(value, "__wrapped__", None)]
         elif isinstance(value, types.MethodType):
-            todo += [value.__func__, *vars(value.__self__).values()]
+            todo += [value.__func__, *_attributes(value.__self__)]
         elif isinstance(value, functools.partial):
             todo += [value.func, *value.args, *value.keywords.values()]
         elif isinstance(value, (tuple, list, Mapping)) and len(value) <= _MOST_PARTS:
             todo += value.values() if isinstance(value, Mapping) else value
-        elif isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
+        elif callable(getattr(value, "__wrapped__", None)):
             todo.append(value.__wrapped__)
-        elif isinstance(vars(type(value)).get("__call__"), types.FunctionType):
-            todo += [type(value).__call__, *getattr(value, "__dict__", {}).values()]
+        elif (call := _call_of(value)) is not None:
+            todo += [call, *_attributes(value)]
         elif value is root:
             yield None
+
+
+def _call_of(value: Any) -> Any | None:
+    """The method that calling the object runs, if that is written in Python."""
+    for cls in type(value).__mro__:
+        if (call := vars(cls).get("__call__")) is not None:
+            in_python = isinstance(call, types.FunctionType) or hasattr(call, "__wrapped__")
+            return call if in_python else None
+    return None
+
+
+def _attributes(instance: Any) -> Iterator[Any]:
+    """What an object holds, in its ``__dict__`` or in slots."""
+    yield from getattr(instance, "__dict__", {}).values()
+    for cls in type(instance).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if hasattr(instance, name):
+                yield getattr(instance, name)
 
 
 def _held(function: types.FunctionType) -> Iterator[Any]:

@@ -49,7 +49,7 @@ def _threshold(ranks: Any, among: Any, k: jax.Array) -> jax.Array:
     """The largest t with at least ``k`` chosen elements of rank ≥ t."""
 
     def with_bit(i: chex.Array, threshold: jax.Array) -> jax.Array:
-        candidate = threshold | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        candidate = threshold | (jnp.uint32(1) << jnp.asarray(31 - i, jnp.uint32))
         enough = _count(jax.tree.map(lambda r, a: a & (r >= candidate), ranks, among)) >= k
         return jnp.where(enough, candidate, threshold)
 

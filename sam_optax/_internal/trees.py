@@ -44,6 +44,13 @@ def require_arrays(params: Any) -> None:
                 "Filter the model and pass what is to be trained: for Equinox "
                 "eqx.filter(model, eqx.is_inexact_array), or eqx.partition in its place."
             )
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
+            name = jax.tree_util.keystr(path)
+            raise TypeError(
+                f"the params have a leaf whose byte order is not this machine's, "
+                f"{name or 'the tree itself'} of dtype {leaf.dtype.str!r}, and JAX does not take "
+                "it. Convert it: leaf.astype(leaf.dtype.newbyteorder('='))."
+            )
 
 
 def require_like(name: str, tree: Any, like: Any, remedy: str) -> None:
@@ -71,6 +78,16 @@ def require_gradient(name: str, grads: Any, params: Any) -> None:
         params,
         "Differentiate with jax.grad, and not with jax.value_and_grad, whose result is a pair.",
     )
+
+    def require_shape(path: Any, p: Any, g: Any) -> None:
+        if hasattr(g, "shape") and hasattr(p, "shape") and g.shape != p.shape:
+            raise ValueError(
+                f"{name} must have the shapes of the params, got {g.shape} for the leaf "
+                f"{jax.tree_util.keystr(path) or 'of the params'} of shape {p.shape}. Average the "
+                "gradients of single examples first."
+            )
+
+    jax.tree_util.tree_map_with_path(require_shape, params, grads, is_leaf=_is_none)
 
 
 def map_inexact(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:

@@ -1,0 +1,211 @@
+"""Every transformation that optax exports, as the base optimizer and around the combinators."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close, signature, vector
+from optax_list import OPTIMIZERS, WRAPPERS, build, exported, is_optimizer
+
+import sam_optax
+
+PARAMS = {
+    "bias": jnp.array([0.5, -1.0]),
+    "kernel": jnp.array([[1.0, 0.2], [-0.3, 2.0]]),
+}
+INNER = optax.sgd(0.1, momentum=0.9)
+COMBINATORS = {
+    "sharpness_aware": sam_optax.sharpness_aware,
+    "alternating": sam_optax.alternating,
+}
+
+# They take the gradient of every example, which no perturbation of the params can follow.
+PER_EXAMPLE = ["differentially_private_aggregate", "dpsgd"]
+# What optax does not do as a base either: its params are pairs of fast and slow ones.
+OTHER_PARAMS = ["lookahead"]
+BASES = [n for n in OPTIMIZERS + WRAPPERS if n not in PER_EXAMPLE + OTHER_PARAMS]
+
+# Around sharpness_aware: wrappers that do not pass keyword arguments on, or that hand over other
+# params, and what the error says.
+CANNOT_AROUND = {
+    "flatten": r"sharpness_aware\(optax.flatten\(base_tx\)",
+    "lookahead": "unexpected keyword argument 'grad_fn'",
+    "sam": "sharpness_aware needs a gradient function",
+    "split_real_and_imaginary": "unexpected keyword argument 'grad_fn'",
+}
+AROUND = [name for name in WRAPPERS if name not in CANNOT_AROUND]
+# Around alternating: those that change the updates, which are moves from point to point.
+CHANGES_UPDATES = ["lookahead", "mechanize", "sam", "schedule_free"]
+AROUND_ALTERNATING = [name for name in WRAPPERS if name not in CHANGES_UPDATES]
+
+
+def loss(params):
+    return 0.5 * (jnp.sum(params["bias"] ** 2) + jnp.sum(params["kernel"] ** 2))
+
+
+gradient = jax.grad(loss)
+
+
+def asked(name, params):
+    """The extra arguments that optax's transformations ask for."""
+    if name == "sam":  # takes none
+        return {}
+    given = {"value": loss(params)}
+    if "linesearch" in name or "lbfgs" in name:
+        return {**given, "grad": gradient(params), "value_fn": loss}
+    return {**given, "obj_fn": loss}
+
+
+def alone(name, base, rho, params, state):
+    updates, state = optax.with_extra_args_support(base).update(
+        gradient(params), state, params, **asked(name, params)
+    )
+    return optax.apply_updates(params, updates), state
+
+
+def aware(name, base, rho, params, state):
+    tx = sam_optax.sharpness_aware(base, sam_optax.sam(rho))
+    updates, state = tx.update(
+        gradient(params), state, params, grad_fn=gradient, **asked(name, params)
+    )
+    return optax.apply_updates(params, updates), state
+
+
+def alternating(name, base, rho, params, state):
+    tx = sam_optax.alternating(base, sam_optax.sam(rho))
+    for _ in range(2):
+        updates, state = tx.update(gradient(params), state, params, **asked(name, params))
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+STEPS = (alone, aware, alternating)
+
+
+def inits(base, params):
+    combined = [combine(base, sam_optax.sam(0.0)) for combine in COMBINATORS.values()]
+    return [(params, tx.init(params)) for tx in (base, *combined)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if is_optimizer(name) else pytest.param(name, marks=pytest.mark.slow) for name in BASES],
+)
+def test_as_the_base(name):
+    """One program for the optimizer alone and for both combinators; ρ = 0 leaves it as it is."""
+    base = build(name, INNER)
+
+    @jax.jit
+    def step(rho, reached):
+        pairs = zip(STEPS, reached, strict=True)
+        return [function(name, base, rho, *carry) for function, carry in pairs]
+
+    reached = inits(base, PARAMS)
+    kept = signature(step(0.0, reached)[0][1]) == signature(reached[0][1])
+    for rho in (0.0, 0.0):
+        before, reached = reached, step(rho, reached)
+        if kept:  # where optax itself keeps the dtypes of its state
+            assert signature(reached) == signature(before)
+    (params, state), (aware_params, aware_state), (moved, moved_state) = reached
+    assert_close((aware_params, aware_state.base_state), (params, state), rtol=2e-6, atol=1e-6)
+    assert_close((moved, moved_state.base_state), (params, state), rtol=2e-6, atol=1e-6)
+    assert int(aware_state.step) == int(moved_state.step) == 2
+    sharp = step(0.1, reached)
+    assert np.all(np.isfinite(vector([params for params, _ in sharp])))
+    assert_close(sharp[2][0], sharp[1][0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("combinator", COMBINATORS)
+@pytest.mark.parametrize("name", PER_EXAMPLE)
+def test_gradients_of_single_examples(name, combinator):
+    """An average over examples is needed, or the perturbation would have another shape."""
+    tx = COMBINATORS[combinator](build(name), sam_optax.sam(0.1))
+    examples = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), PARAMS)
+    state = tx.init(PARAMS)
+    extra = {"grad_fn": gradient} if combinator == "sharpness_aware" else {}
+    with pytest.raises(ValueError, match=r"grads must have the shapes of the params.*Average the"):
+        tx.update(examples, state, PARAMS, **extra)
+
+
+def test_single_examples_from_the_gradient_function():
+    tx = sam_optax.sharpness_aware(build("dpsgd"), sam_optax.sam(0.1))
+    examples = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), PARAMS)
+    with pytest.raises(ValueError, match="what grad_fn returns must have the shapes"):
+        tx.update(None, tx.init(PARAMS), PARAMS, grad_fn=lambda p: examples)
+
+
+@pytest.mark.parametrize("combinator", COMBINATORS)
+def test_pairs_of_fast_and_slow_params(combinator):
+    base = build("lookahead", INNER)
+    tx = COMBINATORS[combinator](base, sam_optax.sam(0.1))
+    pair = optax.LookaheadParams.init_synced(PARAMS)
+    with pytest.raises(TypeError, match=f"{combinator} got optax.LookaheadParams"):
+        tx.init(pair)
+
+
+@functools.cache
+def after_two_steps(name, kind, rho):
+    """The wrapper around a combinator (or around the base alone), after two training steps."""
+    inner = COMBINATORS[kind](INNER, sam_optax.sam(rho)) if kind else INNER
+    tx = optax.with_extra_args_support(build(name, inner))
+    extra = {"grad_fn": gradient} if kind == "sharpness_aware" else {}
+
+    @jax.jit
+    def step(params, state):
+        for _ in range(2 if kind == "alternating" else 1):
+            updates, state = tx.update(gradient(params), state, params, **extra)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    reached = step(PARAMS, tx.init(PARAMS))
+    last = step(*reached)
+    assert signature(last) == signature(reached)
+    return last[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, "sharpness_aware") for name in AROUND]
+    + [(name, "alternating") for name in AROUND_ALTERNATING],
+)
+def test_around_a_combinator(name, kind):
+    assert_close(after_two_steps(name, kind, 0.0), after_two_steps(name, None, 0.0), 1e-6, 1e-6)
+    sharp = after_two_steps(name, kind, 0.3)
+    plain = after_two_steps("chain", "sharpness_aware", 0.3)
+    if name not in CHANGES_UPDATES:
+        assert_close(sharp, plain, 1e-5)
+    assert np.all(np.isfinite(vector(sharp)))
+    assert np.any(vector(sharp) != vector(after_two_steps(name, None, 0.0)))
+
+
+@pytest.mark.parametrize("name", CANNOT_AROUND)
+def test_what_cannot_be_around(name):
+    tx = build(name, sam_optax.sharpness_aware(INNER, sam_optax.sam(0.1)))
+    params = optax.LookaheadParams.init_synced(PARAMS) if name == "lookahead" else PARAMS
+    with pytest.raises((TypeError, ValueError), match=CANNOT_AROUND[name]):
+        tx.update(gradient(PARAMS), tx.init(params), params, grad_fn=gradient)
+
+
+def test_multi_steps():
+    """The object that is no transformation is refused with a remedy, and its method works."""
+    tx = sam_optax.sharpness_aware(INNER, sam_optax.sam(0.3))
+    tx = optax.MultiSteps(tx, 1).gradient_transformation()
+    params, state = PARAMS, tx.init(PARAMS)
+    for _ in range(2):
+        updates, state = tx.update(gradient(params), state, params, grad_fn=gradient)
+        params = optax.apply_updates(params, updates)
+    assert_close(params, after_two_steps("chain", "sharpness_aware", 0.3), 1e-5)
+    for combine in COMBINATORS.values():
+        with pytest.raises(TypeError, match=r"gradient_transformation\(\)"):
+            combine(optax.MultiSteps(INNER, 2), sam_optax.sam(0.1))
+
+
+def test_the_list_is_optax_whole():
+    """The functions are found, and what is excepted is there."""
+    assert {"sgd", "adamw", "lbfgs", "prodigy", "schedule_free_sgd"} <= set(OPTIMIZERS)
+    assert {"chain", "masked", "lookahead", "flatten", "schedule_free"} <= set(WRAPPERS)
+    excepted = {*PER_EXAMPLE, *OTHER_PARAMS, *CANNOT_AROUND, *CHANGES_UPDATES}
+    assert excepted <= set(exported())
