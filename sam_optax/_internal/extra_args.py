@@ -112,8 +112,8 @@ def _words(code: types.CodeType) -> set[str]:
 def _reads_kwargs(function: types.FunctionType) -> bool:
     """Whether a function does more with its ``**kwargs`` than to delete them or to pass them on.
 
-    What optax's and JAX's own functions look for is known: never what this library adds. A decorator's
-    function takes what the decorated one does.
+    What optax's and JAX's own functions look for is known: never what this library adds.
+    A decorator's function takes what the decorated one does.
     """
     code = function.__code__
     decorates = hasattr(function, "__wrapped__") or function.__module__.startswith(

@@ -159,7 +159,6 @@ CLOSED = {
     "method_of_slots": lambda log: with_update(Slotted(log).update),
     "call": lambda log: with_update(Inherits(log)),
     "partial": lambda log: with_update(functools.partial(Slotted.update, Slotted(log))),
-    "checkpoint": lambda log: with_update(jax.checkpoint(Slotted(log).update)),
     "decorator": lambda log: with_update(logging(closed(log).update)),
     "alone": lambda log: closed(log),
     "chain": lambda log: optax.chain(optax.sgd(0.1), closed(log)),
@@ -170,7 +169,7 @@ CLOSED = {
 }
 
 
-@pytest.mark.parametrize("wrap", ["partial", "call", "method"])
+@pytest.mark.parametrize("wrap", ["partial", "call", "method", "checkpoint"])
 def test_a_closed_signature_under_jit(wrap):
     def update(rate, updates, state, params=None):
         return jax.tree.map(lambda u: -rate * u, updates), state
@@ -183,6 +182,7 @@ def test_a_closed_signature_under_jit(wrap):
         "partial": functools.partial(update, 0.1),
         "call": Called(),
         "method": Called().__call__,
+        "checkpoint": jax.checkpoint(Called().__call__),
     }[wrap]
     for combine in (sam_optax.sharpness_aware, sam_optax.alternating):
         tx = combine(with_update(jax.jit(inner)), sam_optax.sam(0.0))
