@@ -74,7 +74,7 @@ class PerturbedGradient:
             losses = self._losses(loss, g, g_s)
             climb = step_info.climb(params, start, point, losses, extra.get("norm_axis_name"))
         value = g_s.value if loss.ascent_given else g.value
-        ascent, sharp = self._in_dtypes_of_other_steps(loss, g.grads, g_s.grads, params)
+        ascent, sharp = self._in_dtypes_of_other_steps(loss, g.grads, g_s.grads, params, first)
         return Gradients(value, ascent, sharp, new_state, climb)
 
     def _start(
@@ -106,12 +106,12 @@ class PerturbedGradient:
         return g.value[0], g_s.value[0]
 
     def _in_dtypes_of_other_steps(
-        self, loss: Evaluations, ascent: Any, sharp: Any, params: optax.Params
+        self, loss: Evaluations, ascent: Any, sharp: Any, params: optax.Params, first: Pass | None
     ) -> tuple[Any, Any]:
         """Both gradients, as a step would have them that does not perturb."""
         if self.perturb_dtype is not None:
             sharp = trees.map_inexact(trees.cast_like, sharp, params)
-            if self.method.has_start:
+            if first is None:
                 ascent = trees.map_inexact(trees.cast_like, ascent, params)
         if loss.ascent_given:
             ascent = trees.map_inexact(trees.as_dtype_of, ascent, sharp)

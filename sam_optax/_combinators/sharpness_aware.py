@@ -239,7 +239,7 @@ def sharpness_aware(
         def do_not_perturb() -> Gradients:
             g = plain_pass(loss.sharp, groups, params) if first is None else first
             grads = in_dtype_of_sharp(g.grads, loss, params)
-            ascent = grads if loss.ascent_given else g.grads
+            ascent = g.grads if leads else grads
             climb = step_info.no_climb(params) if info else None
             return Gradients(g.value, ascent, grads, state.perturbation_state, climb)
 
@@ -274,8 +274,10 @@ def sharpness_aware(
     def in_dtype_of_sharp(
         grads: optax.Updates, loss: Evaluations, params: optax.Params
     ) -> optax.Updates:
-        """The caller's gradient, which may be wider than what ``grad_fn`` returns."""
-        if trees.same_dtypes(grads, params):
+        """The caller's gradient, which may be wider or narrower than what ``grad_fn`` returns."""
+        # Outside of jit no branches have to agree, and asking would trace at every step.
+        known = perturb_dtype is not None or not control_flow.is_traced(params, grads)
+        if known and trees.same_dtypes(grads, params):
             return grads
         like = params
         if perturb_dtype is None:

@@ -112,11 +112,11 @@ def _words(code: types.CodeType) -> set[str]:
 def _reads_kwargs(function: types.FunctionType) -> bool:
     """Whether a function does more with its ``**kwargs`` than to delete them or to pass them on.
 
-    What optax's own functions look for is known: never what this library adds. A decorator's
-    function takes what the decorated one does.
+    What optax's and JAX's own functions look for is known: never what this library adds.
+    A decorator's function takes what the decorated one does.
     """
     code = function.__code__
-    decorates = hasattr(function, "__wrapped__") or _package_of(function) == "optax"
+    decorates = hasattr(function, "__wrapped__") or _package_of(function) in ("jax", "optax")
     if decorates or not code.co_flags & inspect.CO_VARKEYWORDS:
         return False
     positional = code.co_argcount + code.co_kwonlyargcount

@@ -119,7 +119,47 @@ def asking(log):
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
+class Slotted:
+    """An update without a ``__dict__``, as a method and as a call."""
+
+    __slots__ = ("log",)
+
+    def __init__(self, log):
+        self.log = log
+
+    def update(self, updates, state, params=None, *, value=None):
+        self.log.append(value)
+        return updates, state
+
+    __call__ = update
+
+
+class Inherits(Slotted):
+    """The call is that of the class above."""
+
+    __slots__ = ()
+
+
+def logging(function):
+    """A decorator that looks at its arguments and takes what the function takes."""
+
+    @functools.wraps(function)
+    def logged(*args, **kwargs):
+        str(kwargs)
+        return function(*args, **kwargs)
+
+    return logged
+
+
+def with_update(update):
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
 CLOSED = {
+    "method_of_slots": lambda log: with_update(Slotted(log).update),
+    "call": lambda log: with_update(Inherits(log)),
+    "partial": lambda log: with_update(functools.partial(Slotted.update, Slotted(log))),
+    "decorator": lambda log: with_update(logging(closed(log).update)),
     "alone": lambda log: closed(log),
     "chain": lambda log: optax.chain(optax.sgd(0.1), closed(log)),
     "masked": lambda log: optax.masked(closed(log), True),
@@ -127,6 +167,31 @@ CLOSED = {
         lambda rate: optax.chain(optax.sgd(rate), closed(log))
     )(rate=0.1),
 }
+
+
+@pytest.mark.parametrize("wrap", ["partial", "call", "method", "checkpoint"])
+def test_a_closed_signature_under_jit(wrap):
+    def update(rate, updates, state, params=None):
+        return jax.tree.map(lambda u: -rate * u, updates), state
+
+    class Called:
+        def __call__(self, updates, state, params=None):
+            return update(0.1, updates, state)
+
+    inner = {
+        "partial": functools.partial(update, 0.1),
+        "call": Called(),
+        "method": Called().__call__,
+        "checkpoint": jax.checkpoint(Called().__call__),
+    }[wrap]
+    for combine in (sam_optax.sharpness_aware, sam_optax.alternating):
+        tx = combine(with_update(jax.jit(inner)), sam_optax.sam(0.0))
+        extra = {"grad_fn": lambda p: p} if combine is sam_optax.sharpness_aware else {}
+        state, w = tx.init(W), W
+        for _ in range(1 if extra else 2):
+            updates, state = tx.update(W, state, w, **extra)
+            w = w + updates
+        np.testing.assert_allclose(w, 0.9 * W, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", CLOSED)

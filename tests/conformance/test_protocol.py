@@ -132,6 +132,8 @@ EMPTY = {
 TREES = {**EMPTY, "bare_list": [PARAMS["bias"], PARAMS["kernel"]]}
 
 
+# A bare list has no names by which biases are known, and ASAM says so.
+@pytest.mark.filterwarnings("ignore:asam found no biases:UserWarning")
 @every_transformation
 @pytest.mark.parametrize("tree", TREES)
 def test_trees(name, kind, tree):
@@ -231,3 +233,26 @@ def test_a_base_optimizer_restored_without_a_target(name):
     plain = flax.serialization.to_state_dict(state.base_state)
     with pytest.raises((TypeError, ValueError, AttributeError, KeyError)):
         update(tx, "sharpness_aware", PARAMS, state._replace(base_state=plain))
+
+
+@pytest.mark.parametrize("given", [None, "float32", "bfloat16"])
+@pytest.mark.parametrize("evaluated", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["sam", "rsam"])
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"perturb_dtype": jnp.float32}])
+def test_steps_that_perturb_and_others_agree_on_dtypes(name, options, evaluated, given):
+    """Gradients in the params' dtype or wider, from the caller or from the function."""
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    cast = lambda dtype: jax.tree.map(lambda x: x.astype(dtype), params)
+    for groups in {None, options.get("groups")}:
+        tx = sam_optax.sharpness_aware(
+            BASE, make(name), when=sam_optax.every(2), **{**options, "groups": groups}
+        )
+
+        def step(params, state, tx=tx):
+            grads = cast(given) if given else None
+            grad_fn = lambda p, *group: cast(evaluated)
+            updates, state = tx.update(grads, state, params, grad_fn=grad_fn)
+            return optax.apply_updates(params, updates), state
+
+        first = jax.eval_shape(step, params, tx.init(params))
+        assert signature(jax.eval_shape(step, *first)) == signature(first)
