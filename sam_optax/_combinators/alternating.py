@@ -85,7 +85,9 @@ def alternating(
       batch of a step that does not perturb to one). Another batch for the sharp gradient is
       another algorithm. BatchNorm statistics, if the loop keeps them, see both passes.
     * Nothing may change the updates behind this transformation: they are moves. Weight decay and
-      clipping belong inside ``base_tx``, where they act on w and on the sharp gradient.
+      clipping belong inside ``base_tx``, where they act on w and on the sharp gradient; so do
+      ``schedule_free``, ``mechanize`` and ``lookahead``, which rewrite the updates of what they
+      wrap, and whose change here would go unnoticed.
     * ``optax.MultiSteps(alternating(...), k)`` averages both gradients over ``k`` microbatches.
     * Schedules in ``base_tx`` and ``perturbation`` and ``when`` count training steps; what is
       outside, such as ``optax.inject_hyperparams``, counts calls.
