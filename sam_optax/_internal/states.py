@@ -2,6 +2,8 @@
 
 from typing import Any, TypeAlias
 
+import optax
+
 StateType: TypeAlias = type | tuple[Any, ...]
 """The type of a state, or a tuple of these for a plain tuple of states."""
 
@@ -23,6 +25,8 @@ def _is_of(state: Any, expected: StateType) -> bool:
             and len(state) == len(expected)
             and all(map(_is_of, state, expected))
         )
+    if expected is optax.EmptyState:
+        return isinstance(state, tuple) and len(state) == 0  # () is as good
     return isinstance(state, expected)
 
 

@@ -20,10 +20,16 @@ class StartState(NamedTuple):
     wrapper that took over ``init`` and ``update`` but lost ``start_fn`` is noticed.
 
     Attributes:
-      state: the method's own state, such as :class:`~sam_optax.RandomStartState`.
+      state: the method's own state, such as :class:`~sam_optax.RandomStartState`, whose fields
+        can be read here too.
     """
 
     state: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocols that the marker does not have
+            raise AttributeError(name)
+        return getattr(self.state, name)
 
 
 class Start(NamedTuple):
