@@ -8,11 +8,12 @@ StateType: TypeAlias = type | tuple[Any, ...]
 """The type of a state, or a tuple of these for a plain tuple of states."""
 
 
-def require(name: str, state: Any, expected: StateType) -> None:
-    """Raises unless ``state`` is of the expected type."""
+def require(name: str, state: Any, expected: StateType, content: StateType | None = None) -> None:
+    """Raises unless ``state`` is of the expected type, with ``content`` in it, for the message."""
     if not _is_of(state, expected):
+        wanted = _wanted(expected) + (f"({_wanted(content)})" if content else "")
         raise TypeError(
-            f"{name} is {_found(state)}, but this method's is {_wanted(expected)}: it belongs to "
+            f"{name} is {_found(state)}, but this method's is {wanted}: it belongs to "
             "another method, or was restored without a target. Restore it into the state that "
             "init returns."
         )
@@ -38,6 +39,8 @@ def _wanted(expected: StateType) -> str:
 
 def _found(state: Any) -> str:
     """The names of the state tuples in a state, such as ``(FullGradientState, EmptyState)``."""
-    if type(state) is tuple:
-        return f"({', '.join(map(_found, state))})"
-    return type(state).__name__
+    if not isinstance(state, tuple):
+        return type(state).__name__
+    name = type(state).__name__ if hasattr(state, "_fields") else ""
+    parts = [_found(part) for part in state if isinstance(part, tuple)]
+    return f"{name}({', '.join(parts)})" if parts or not name else name

@@ -207,7 +207,7 @@ def _guarded(
         params: optax.Params | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        own = _unmarked(state) if has_start else state
+        own = _unmarked(state, state_type) if has_start else state
         if state_type is not None:
             states.require("perturbation_state", own, state_type)
         elif not has_start:
@@ -218,8 +218,8 @@ def _guarded(
     return init_fn, update_fn
 
 
-def _unmarked(state: StartState) -> Any:
-    states.require("perturbation_state", state, StartState)
+def _unmarked(state: StartState, state_type: states.StateType | None = None) -> Any:
+    states.require("perturbation_state", state, StartState, state_type)
     return state.state
 
 
