@@ -90,6 +90,10 @@ def inits(base, params):
     return [(params, tx.init(params)) for tx in (base, *combined)]
 
 
+# Its step depends on the loss, which a loop with alternating passes for the perturbed params.
+STEPS_BY_THE_LOSS = {"momo"}
+
+
 @pytest.mark.parametrize(
     "name",
     [name if is_optimizer(name) else pytest.param(name, marks=pytest.mark.slow) for name in BASES],
@@ -115,7 +119,8 @@ def test_as_the_base(name):
     assert int(aware_state.step) == int(moved_state.step) == 2
     sharp = step(0.1, reached)
     assert np.all(np.isfinite(vector([params for params, _ in sharp])))
-    assert_close(sharp[2][0], sharp[1][0], rtol=1e-5, atol=1e-5)
+    if name not in STEPS_BY_THE_LOSS:
+        assert_close(sharp[2][0], sharp[1][0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("combinator", COMBINATORS)
