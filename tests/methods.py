@@ -82,7 +82,7 @@ KINDS = ["sam", "sam_scheduled", "asam", "fsam", "rsam", "only_rsam", "ssam", "m
 KINDS += ["low_pass_samples", "by_hand"]
 # One of each formula, for what does not depend on options.
 FORMULAS = ["sam", "sam_1", "sam_3", "asam", "asam_filterwise", "fsam", "fsam_corrected", "rsam"]
-FORMULAS += ["rsam_normalized", "only_rsam"]
+FORMULAS += ["rsam_raw", "rsam_normalized_gradient", "only_rsam"]
 
 
 @functools.cache
