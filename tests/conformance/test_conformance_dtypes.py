@@ -112,7 +112,7 @@ def scalars():
             value(0.1), value(0.5), value(0.9), ema_start="bias_corrected"
         ),
         "rsam": sam_optax.rsam(schedule(0.1), schedule(0.1), schedule(1.0), key=jax.random.key(0)),
-        "rsam_normalized": sam_optax.rsam(
+        "rsam_normalized_gradient": sam_optax.rsam(
             value(0.1),
             value(0.1),
             value(1.0),

@@ -167,9 +167,13 @@ def equations_per_leaf(method):
     return (count(12) - count(2)) / 10
 
 
-@pytest.mark.parametrize(("method", "most"), [("sam", 6), ("asam", 15), ("fsam", 15), ("rsam", 21)])
+@pytest.mark.parametrize(("method", "most"), [("sam", 6), ("asam", 15), ("fsam", 15), ("rsam", 32)])
 def test_few_equations_for_each_leaf(method, most):
-    """Tracing time grows with them; for SAM: square, sum, add, two scalings, add."""
+    """Tracing time grows with them; for SAM: square, sum, add, two scalings, add.
+
+    R-SAM's formula has the norm of the gradient, the norms of the kernels and the expected length
+    of the noise in addition. (The paper's formula read literally takes 25 here.)
+    """
     assert 3 <= equations_per_leaf(METHODS[method].make()) <= most
 
 

@@ -8,14 +8,20 @@ The sources: ASAM is Kwon et al. 2021 (ICML version; *v1* is arXiv 2102.11600v1)
 al. 2022, F-SAM is the supplement of Li et al. 2024, whose main text was not at hand.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import sam_optax
 
 _ASAM = "ASAM, section 5.2"
 _NOISE = "ASAM, section 5.4"
 _V1 = "ASAM v1, appendix B"
 _RSAM = "R-SAM, section 4"
 _FSAM = "F-SAM, supplement A5.1"
+_RSAM_DEFAULTS = {
+    name: inspect.signature(sam_optax.rsam).parameters[name].default for name in ("gamma", "lmbda")
+}
 _RSAM_NOISE = (
     "γ and λ of the tables are not printed: they are the library's, with noise relative to each "
     "kernel and both terms of unit length, where the text prints a covariance and δ₀ + λĝ"
@@ -144,6 +150,7 @@ def _rsam_cifar(data: str, table: int) -> Preset:
             "flip": True,
             "label_smoothing": 0.0,
             "rho": 0.05 if data == "cifar10" else 0.1,
+            **_RSAM_DEFAULTS,
         },
         (
             _RSAM_NOISE,
@@ -178,6 +185,7 @@ def _rsam_vit(model: str, title: str) -> Preset:
             "flip": True,
             "label_smoothing": 0.0,
             "rho": 0.1 if model == "vit_s16" else 0.2,
+            **_RSAM_DEFAULTS,
         },
         (
             _RSAM_NOISE,
