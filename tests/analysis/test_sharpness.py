@@ -178,7 +178,7 @@ def test_random_starts_and_states_of_perturbations():
         ({"p": 0.5}, ValueError, "p must be in"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
         ({"restarts": -1}, ValueError, "restarts must be at least 0"),
-        ({"key": 3}, TypeError, "key must be one PRNG key"),
+        ({"key": 3.5}, TypeError, "key must be an integer seed or one PRNG key"),
         ({"group_size": 2}, TypeError, "DatasetLoss"),
         ({"loss": 3.0}, TypeError, "loss must be a function"),
     ],

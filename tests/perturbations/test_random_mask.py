@@ -129,7 +129,7 @@ def test_devices_and_groups_have_masks_of_their_own(way):
         ({"beta": 0.0}, ValueError, ["beta", "0.0", "(0, 1]"]),
         ({"beta": 1.5}, ValueError, ["beta", "1.5", "(0, 1]"]),
         ({"beta": "a"}, TypeError, ["beta", "'a'"]),
-        ({"key": 1}, TypeError, ["key", "1", "PRNG"]),
+        ({"key": 1.5}, TypeError, ["key", "1.5", "PRNG"]),
     ],
 )
 def test_bad_arguments(arguments, error, words):

@@ -294,7 +294,7 @@ def test_scan_equals_the_loop():
         ({"every": 0}, ValueError, ["every", "0", "1"]),
         ({"every": 2.5}, TypeError, ["every", "2.5", "integer"]),
         ({"drop": 1.0}, ValueError, ["drop", "1.0", "[0, 1)"]),
-        ({"key": 0}, TypeError, ["key", "PRNG"]),
+        ({"key": 0.5}, TypeError, ["key", "PRNG"]),
     ],
 )
 def test_bad_arguments(arguments, error, words):

@@ -155,7 +155,7 @@ def test_alternating_takes_the_same_steps():
         ({"p": -0.1}, ValueError, ["p must be in [0, 1]", "-0.1"]),
         ({"p": 1.1}, ValueError, ["p must be in [0, 1]", "1.1"]),
         ({"p": "half"}, TypeError, ["p must be", "'half'"]),
-        ({"p": 0.5, "key": 0}, TypeError, ["key", "PRNG"]),
+        ({"p": 0.5, "key": 0.5}, TypeError, ["key", "PRNG"]),
     ],
 )
 def test_bad_arguments(arguments, error, words):
