@@ -111,5 +111,5 @@ def test_leaves_that_are_no_weights_and_dtypes():
 def test_errors():
     with pytest.raises(ValueError, match="vectors must be 'zero' or 'keep'"):
         analysis.filter_normalized(jnp.ones((2, 2)), jnp.ones((2, 2)), vectors="drop")
-    with pytest.raises(TypeError, match="key must be one PRNG key"):
-        analysis.random_direction(jnp.ones((2, 2)), 0)
+    with pytest.raises(TypeError, match="key must be an integer seed or one PRNG key"):
+        analysis.random_direction(jnp.ones((2, 2)), 0.5)

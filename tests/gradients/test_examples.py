@@ -249,7 +249,11 @@ def test_tree_params_trace_once_and_integers():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: sam_optax.reweighted_ascent(losses_fn, BATCH, key=0.5), TypeError, ["key", "PRNG"]),
+        (
+            lambda: sam_optax.reweighted_ascent(losses_fn, BATCH, key=0.5),
+            TypeError,
+            ["key", "PRNG"],
+        ),
         (
             lambda: sam_optax.reweighted_ascent(losses_fn, BATCH, key=KEY, power=-1.0),
             ValueError,
