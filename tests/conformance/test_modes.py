@@ -1,6 +1,5 @@
 """Every kind of method in JAX's modes: debugging, checking, promotion, rematerialization."""
 
-import contextlib
 import functools
 import gc
 
@@ -53,12 +52,6 @@ def after_two_steps(name, option):
     state = PARAMS, tx.init(PARAMS)
     jitted = jax.jit(functools.partial(step, tx))
     return jitted(*jitted(*state))[0]
-
-
-@contextlib.contextmanager
-def rank_promotion():
-    with jax.numpy_rank_promotion("raise"):
-        yield
 
 
 MODES = {

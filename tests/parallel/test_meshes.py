@@ -138,9 +138,6 @@ def test_other_shardings(name, specs, kind):
     check(method(name), kind, specs)
 
 
-_options = functools.cache(lambda option: dict(OPTIONS[option]))
-
-
 @explicit_only
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", ["sam", pytest.param("fsam", marks=pytest.mark.slow), "rsam"])
