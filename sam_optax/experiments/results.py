@@ -117,7 +117,7 @@ def _summary(values: np.ndarray) -> dict[str, float | None]:
 
 
 def _number(value: Any) -> float | None:
-    value = float(value) if str(value) in ("True", "False") else float(str(value))  # shortest decimal
+    value = float(str(value))  # the shortest decimal that is this float32
     return value if math.isfinite(value) else None
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sam_optax.experiments import evaluation, methods
@@ -62,10 +63,14 @@ class Runner:
     def _look(
         self, x: Any, params: Any, state: Any, key: Any, step_key: Any, labels: Any, index: Any
     ) -> dict[str, Any]:
-        """One seed's step in numbers."""
+        """One seed's step in numbers; a rise of the loss that is not known is NaN."""
         step = self._step(x, params, labels, index, step_key)
         seen = self._variant.look(self._base, key, state, step)
-        return {} if seen is None else seen._asdict()
+        if seen is None:
+            return {}
+        numbers = seen._asdict()
+        known = numbers.pop("loss_known")
+        return {**numbers, "loss_rise": jnp.where(known, seen.loss_rise, jnp.nan)}
 
     def _step(self, x: Any, params: Any, labels: Any, index: Any, key: Any) -> Step:
         def losses_fn(params: Any, batch: Any) -> jax.Array:

@@ -38,8 +38,9 @@ class Outcome:
       train_loss: nats, on the labels trained on, (epochs, seeds).
       test_accuracy: in [0, 1], (epochs, seeds).
       sharpness: nats, (seeds,).
-      watched: of a step on a batch after each epoch, the fields of :class:`sam_optax.StepInfo`,
-        (epochs, seeds) each; empty where nothing was watched.
+      watched: of a step on a batch after each epoch, the numbers of :class:`sam_optax.StepInfo`,
+        (epochs, seeds) each; a rise of the loss that is not known is NaN; empty where nothing was
+        watched.
       seconds: of each timed epoch of all seeds, training steps alone.
       cost: step cost relative to the reference, the median over rounds.
     """

@@ -33,7 +33,8 @@ def watched(hyperparameters):
     """As of a sharpness-aware method whose loss at the params is not evaluated."""
     if not hyperparameters:
         return {}
-    known = {f: np.ones((EPOCHS, 3), np.float32) for f in sam_optax.StepInfo._fields}
+    numbers = set(sam_optax.StepInfo._fields) - {"loss_known"}
+    known = {f: np.ones((EPOCHS, 3), np.float32) for f in numbers}
     return {**known, "loss_rise": np.full((EPOCHS, 3), np.nan, np.float32)}
 
 
