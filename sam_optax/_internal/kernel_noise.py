@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import noise, trees, vectors
-from sam_optax._internal.devices import AxisName, is_replicated
-from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, Units, unit_axes, unit_norm
+from sam_optax._internal.devices import AxisName
+from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, Units, unit_axes
 
 NoiseScale: TypeAlias = Literal["relative", "sqrt_norm", "norm", "isotropic"]
 """The standard deviation of an element of kernel j, of n_j elements, in units of gamma.
@@ -25,10 +25,10 @@ def check_noise_scale(noise_scale: Any) -> None:
         raise ValueError(f"noise_scale must be one of {known}, got {noise_scale!r}.")
 
 
-def deviations(
+def expected_squares(
     params: optax.Params, noise_scale: NoiseScale, kernel_axis: AxisOverride, stack_axes: StackAxes
 ) -> Any:
-    """Standard deviations of the noise over γ, one for each kernel, broadcastable to the leaf.
+    """E‖δ_j‖²/γ² of each kernel's noise δ_j, broadcastable to the leaf.
 
     Args:
       params: pytree of weights w.
@@ -38,15 +38,14 @@ def deviations(
     """
 
     def of_leaf(w: Any, units: Units) -> jax.Array:
-        magnitude = jnp.abs(trees.widen(w))
+        w = trees.widen(w)
         if noise_scale == "isotropic":
-            return jnp.ones((1,) * magnitude.ndim, magnitude.dtype)
-        norm = unit_norm(magnitude, units)
-        if noise_scale == "sqrt_norm":
-            return jnp.sqrt(norm)
+            return jnp.full((1,) * w.ndim, w.size, vectors.accumulator_dtype([w]))
+        squares = jnp.sum(vectors.squares(w), axis=units.elements(w.ndim), keepdims=True)
         if noise_scale == "relative":
-            return norm * _kernel_size(magnitude, norm) ** -0.5
-        return norm
+            return squares
+        size = _kernel_size(w, squares)
+        return size * (jnp.sqrt(squares) if noise_scale == "sqrt_norm" else squares)
 
     return trees.map_inexact(
         of_leaf, params, unit_axes(params, kernel_axis, min_ndim=2, stack_axes=stack_axes)
@@ -55,7 +54,7 @@ def deviations(
 
 def kernel_noise(
     params: optax.Params,
-    deviations: Any,
+    expected_squares: Any,
     words: chex.Array,
     gamma: chex.Numeric,
     draw: noise.Draw | None,
@@ -64,42 +63,32 @@ def kernel_noise(
 
     Args:
       params: pytree of weights w.
-      deviations: see :func:`deviations`.
+      expected_squares: see :func:`expected_squares`.
       words: uint32 words, from which the noise follows.
       gamma: scale γ.
       draw: draws of mean 0 and variance 1; ``None`` is the library's generator.
     """
 
-    def scaled(w: Any, deviation: jax.Array, z: jax.Array) -> jax.Array:
+    def scaled(w: Any, squares: jax.Array, z: jax.Array) -> jax.Array:
         dtype = trees.compute_dtype(w)
-        delta = deviation.astype(dtype) * z.astype(dtype)
-        # Less to compile than to compute it again wherever it is read.
-        return noise.hold(delta) if delta.size <= noise.SMALL else delta
+        variance = (squares / _kernel_size(w, squares)).astype(dtype)
+        return z.astype(dtype) * jnp.sqrt(variance)
 
     gamma = jnp.asarray(gamma).astype(jnp.float32)
     return trees.map_inexact(
-        scaled, params, deviations, noise.normal_tree(words, params, gamma, draw)
+        scaled, params, expected_squares, noise.normal_tree(words, params, gamma, draw)
     )
 
 
 def expected_length(
-    grads: optax.Updates, deviations: Any, gamma: chex.Numeric, axis_name: AxisName | None
+    grads: optax.Updates, expected_squares: Any, gamma: chex.Numeric, axis_name: AxisName | None
 ) -> jax.Array:
     """(E‖δ₀‖²)^½ over the leaves that have a gradient.
 
-    It comes from the deviations alone: ‖δ₀‖ itself would take another pass over the noise.
+    It comes from the kernels' norms alone: ‖δ₀‖ itself would take another pass over the noise.
     """
-    sums: dict[Any, jax.Array] = {}
-
-    def add_squares(g: Any, deviation: jax.Array) -> None:
-        squares = _kernel_size(g, deviation) * jnp.square(deviation.ravel())
-        # Leaves with as many kernels are added up first, which leaves fewer sums to compile.
-        of_all = axis_name is not None and is_replicated(squares, axis_name)
-        group = squares.size, squares.dtype, of_all
-        sums[group] = sums[group] + squares if group in sums else squares
-
-    trees.map_inexact(add_squares, grads, deviations)
-    squares = list(sums.values())
+    squares: list[jax.Array] = []
+    trees.map_inexact(lambda _, x: squares.append(x), grads, expected_squares)
     dtype = vectors.accumulator_dtype(squares)
     return jnp.asarray(gamma).astype(dtype) * jnp.sqrt(vectors.total(squares, dtype, axis_name))
 

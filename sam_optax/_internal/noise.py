@@ -88,13 +88,13 @@ def bits_tree(key: chex.Array, tree: Any, one_a_leaf: bool = False) -> Any:
       tree: what the bits are for; ``None`` gets none.
       one_a_leaf: whether there is but one number, a scalar, for each leaf.
     """
-    words = key
+    words, one = key, _one(key)
 
     def draw(leaf: Any) -> jax.Array | None:
         nonlocal words
         if leaf is None:
             return None
-        words = hold(words + np.array(_LEAF_STRIDE, np.uint32))
+        words = (words + np.array(_LEAF_STRIDE, np.uint32)) // one
         if one_a_leaf:
             return generator.bits(words, ())
         # Zeros of the leaf give the bits its sharding, where that is part of their type.
@@ -134,7 +134,7 @@ def normal_tree(key: chex.Array, params: Any, scale: chex.Numeric, draw: Draw | 
     shapes = [_draw_shape(leaf) for leaf in leaves]
     sizes = [0 if shape is None else math.prod(shape) for shape in shapes]
     shared = hold(sample(key, (sum(size for size in sizes if size <= SMALL),)) * scale)
-    words = key
+    words, one = key, _one(key)
     offset = jnp.minimum(key[0], 0)  # unsigned, so that no code deals with negative offsets
     noise: list[jax.Array | None] = []
     for leaf, shape, size in zip(leaves, shapes, sizes, strict=True):
@@ -142,11 +142,11 @@ def normal_tree(key: chex.Array, params: Any, scale: chex.Numeric, draw: Draw | 
             noise.append(None)
             continue
         if size > SMALL:
-            words = hold(words + np.array(_LEAF_STRIDE, np.uint32))
+            words = (words + np.array(_LEAF_STRIDE, np.uint32)) // one
             values = sample(words, shape) * scale
         else:
             values = lax.dynamic_slice(shared, (offset,), (size,)).reshape(shape)
-            offset = hold(offset + np.uint32(size))
+            offset = (offset + np.uint32(size)) // one
         if jnp.iscomplexobj(leaf):
             values = lax.complex(values[0], values[1]) * np.complex64(0.5**0.5)
         noise.append(values)
@@ -186,5 +186,11 @@ def hold(x: jax.Array) -> jax.Array:
     operations and twice the instructions to compile.)
     """
     if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
-        return lax.div(x, jnp.maximum(x >> 31, jnp.ones_like(x)))
-    return lax.div(x, jnp.maximum(jnp.sign(x), jnp.ones_like(x)))
+        return x // jnp.maximum(x >> 31, 1)
+    # Not a scalar for all elements: the product with its reciprocal would take the place.
+    return x / jnp.maximum(jnp.sign(x), 1)
+
+
+def _one(words: chex.Array) -> jax.Array:
+    """1, in a way that the compiler does not see through: what is divided by it is held."""
+    return hold(jnp.maximum(words[0] >> 31, 1))

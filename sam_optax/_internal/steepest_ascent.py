@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import chex
 import jax
@@ -38,7 +37,9 @@ def steepest_ascent(
     """
 
     def scaled() -> optax.Updates:
-        return trees.map_inexact(lambda g, *t: _scale(trees.widen(g), *t), grads, *diagonal())
+        return trees.map_inexact(
+            lambda g, *t: vectors.times(trees.widen(g), *t), grads, *diagonal()
+        )
 
     def diagonal() -> tuple[optax.Params, ...]:
         return () if scaling is None else (scaling(),)
@@ -50,17 +51,11 @@ def steepest_ascent(
     else:
         direction = _direction_p(trees.inexact_leaves(scaled()), rho, p, axis_name)
     return trees.map_inexact(
-        lambda g, x, *t: trees.cast_like(_scale(direction(x), *t), g),
+        lambda g, x, *t: trees.cast_like(vectors.times(direction(x), *t), g),
         grads,
         scaled(),
         *diagonal(),
     )
-
-
-def _scale(x: jax.Array, *factors: Any) -> jax.Array:
-    for factor in factors:
-        x = x * jnp.asarray(factor).astype(x.dtype)
-    return x
 
 
 def _direction_2(
@@ -72,7 +67,7 @@ def _direction_2(
     """ρ x/‖x‖₂; ‖x‖ = 0 only where every x is 0, so dividing by 1 instead gives 0."""
     norm = vectors.l2_norm(leaves, full_range=full_range, axis_name=axis_name)
     inverse = jnp.asarray(rho).astype(norm.value.dtype) / jnp.where(norm.value > 0, norm.value, 1)
-    return lambda x: _scale(x, norm.scale, inverse)
+    return lambda x: vectors.times(x, norm.scale, inverse)
 
 
 def _direction_p(
@@ -80,7 +75,7 @@ def _direction_p(
 ) -> Callable[[jax.Array], jax.Array]:
     """ρ sign(x) (|x|/‖x‖_q)^(q−1), with its limits at p = ∞ (q = 1) and p = 1 (q = ∞)."""
     if math.isinf(p):
-        return lambda x: _scale(jnp.sign(x), rho)
+        return lambda x: vectors.times(jnp.sign(x), rho)
     largest = vectors.max_norm(leaves, axis_name)
     largest = jnp.where(largest > 0, largest, 1)
 
@@ -89,7 +84,7 @@ def _direction_p(
 
     def relative(x: jax.Array) -> jax.Array:
         magnitude = jnp.abs(x)
-        return _scale(magnitude, safe) / (largest * safe).astype(magnitude.dtype)
+        return vectors.times(magnitude, safe) / (largest * safe).astype(magnitude.dtype)
 
     if p == 1:
         # A few units of rounding below the largest count as ties: two kernels that compute the
@@ -103,7 +98,7 @@ def _direction_p(
             [jnp.where(is_largest(x), 1, 0) for x in leaves], largest.dtype, axis_name
         )
         share = jnp.asarray(rho).astype(largest.dtype) / jnp.maximum(count, 1)
-        return lambda x: _scale(jnp.where(is_largest(x), jnp.sign(x), 0), share)
+        return lambda x: vectors.times(jnp.where(is_largest(x), jnp.sign(x), 0), share)
     q = p / (p - 1)
     powers = vectors.total([relative(x) ** q for x in leaves], largest.dtype, axis_name)
     # (|x|/‖x‖)^(q−1) as |x|^(q−1) and one power of the sum: a power of the quotient would magnify
@@ -111,6 +106,6 @@ def _direction_p(
     inverse = jnp.where(powers > 0, powers, 1) ** (-1 / p)
 
     def direction(x: jax.Array) -> jax.Array:
-        return _scale(jnp.sign(x), relative(x) ** (q - 1), inverse, rho)
+        return vectors.times(jnp.sign(x), relative(x) ** (q - 1), inverse, rho)
 
     return direction

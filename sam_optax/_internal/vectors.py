@@ -56,12 +56,22 @@ def total(
     return result if axis_name is None else result + lax.psum(sharded, axis_name)
 
 
-def _sum_of_squares(leaves: Sequence[jax.Array], axis_name: AxisName | None) -> jax.Array:
-    def squares(leaf: jax.Array) -> jax.Array:
-        if jnp.iscomplexobj(leaf):
-            return jnp.square(leaf.real) + jnp.square(leaf.imag)
-        return jnp.square(leaf)
+def times(x: jax.Array, *factors: chex.Numeric) -> jax.Array:
+    """The product, in the dtype of ``x``."""
+    for factor in factors:
+        if not (isinstance(factor, float) and factor == 1.0):
+            x = x * jnp.asarray(factor).astype(x.dtype)
+    return x
 
+
+def squares(leaf: jax.Array) -> jax.Array:
+    """|x|² of each element."""
+    if jnp.iscomplexobj(leaf):
+        return jnp.square(leaf.real) + jnp.square(leaf.imag)
+    return jnp.square(leaf)
+
+
+def _sum_of_squares(leaves: Sequence[jax.Array], axis_name: AxisName | None) -> jax.Array:
     return total([squares(leaf) for leaf in leaves], accumulator_dtype(leaves), axis_name)
 
 

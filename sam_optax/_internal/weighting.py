@@ -78,11 +78,3 @@ def _is_positive(value: chex.Numeric) -> bool:
 def _or_1(length: jax.Array) -> jax.Array:
     """What to divide by; where it is 0, so is what is divided, or the quotient is not used."""
     return jnp.where(length > 0, length, 1)
-
-
-def times(x: jax.Array, *factors: chex.Numeric) -> jax.Array:
-    """The product, in the dtype of ``x``."""
-    for factor in factors:
-        if not (isinstance(factor, float) and factor == 1.0):
-            x = x * jnp.asarray(factor).astype(x.dtype)
-    return x

@@ -8,17 +8,17 @@ import jax
 import optax
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import noise, trees
+from sam_optax._internal import noise, trees, vectors
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.kernel_noise import (
     NoiseScale,
     check_noise_scale,
-    deviations,
     expected_length,
+    expected_squares,
     kernel_noise,
 )
 from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, check_stack_axes
-from sam_optax._internal.weighting import Weighting, check_weighting, of_terms, times
+from sam_optax._internal.weighting import Weighting, check_weighting, of_terms
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
 
@@ -173,8 +173,8 @@ def random_start_cast(
         del extra
         gamma_t = hp.evaluate(gamma, hp.step_of(state.schedule, training_step))
         words = noise.fold_in(state.key, draw_index)
-        scales = deviations(params, noise_scale, kernel_axis, stack_axes)
-        return trees.add(params, kernel_noise(params, scales, words, gamma_t, draw))
+        squares = expected_squares(params, noise_scale, kernel_axis, stack_axes)
+        return trees.add(params, kernel_noise(params, squares, words, gamma_t, draw))
 
     def update_fn(
         updates: optax.Updates,
@@ -194,20 +194,20 @@ def random_start_cast(
         step = hp.step_of(state.schedule, training_step)
         gamma_t = hp.evaluate(gamma, step)
         words = noise.fold_in(state.key, draw_index)
-        scales = deviations(params, noise_scale, kernel_axis, stack_axes)
+        squares = expected_squares(params, noise_scale, kernel_axis, stack_axes)
         factors = of_terms(
             weighting,
             updates,
             hp.evaluate(lmbda, step),
-            lambda: expected_length(updates, scales, gamma_t, norm_axis_name),
+            lambda: expected_length(updates, squares, gamma_t, norm_axis_name),
             norm_axis_name,
         )
-        delta = kernel_noise(params, scales, words, gamma_t, draw)
+        delta = kernel_noise(params, squares, words, gamma_t, draw)
 
         def direction(g: Any, d: jax.Array) -> jax.Array:
             wide = trees.widen(g)
-            d = times(d.astype(wide.dtype), *factors.noise)
-            return cast(d + times(wide, *factors.gradient), g)
+            d = vectors.times(d.astype(wide.dtype), *factors.noise)
+            return cast(d + vectors.times(wide, *factors.gradient), g)
 
         eps, inner_state = inner.update(
             trees.map_inexact(direction, updates, delta),
