@@ -35,14 +35,15 @@ class Devices:
         if not self.sync_perturbation:
             return loss._replace(sharp=own(loss.sharp), ascent=ascent)
         return loss._replace(
-            sharp=own(loss.sharp), ascent=lambda *args: self.synchronized(ascent(*args))
+            sharp=own(loss.sharp), ascent=lambda *args: self._synchronized(ascent(*args))
         )
 
-    def synchronized(self, first: Pass) -> Pass:
+    def synchronized(self, grads: optax.Updates) -> optax.Updates:
         """The gradient that devices perturb by."""
-        if not self.sync_perturbation:
-            return first
-        return first._replace(grads=devices.pmean(first.grads, self.axis_name))
+        return devices.pmean(grads, self.axis_name) if self.sync_perturbation else grads
+
+    def _synchronized(self, found: Pass) -> Pass:
+        return found._replace(grads=self.synchronized(found.grads))
 
     def perturbed(self, perturbed: Perturbed) -> Perturbed:
         """``perturbed``, each device from a point and a state of its own, which then agree."""
@@ -57,7 +58,7 @@ class Devices:
             own = {"norm_axis_name": self.norm_axis_name, "state_axis_name": self.own_axis}
             found = perturbed(
                 loss,
-                None if first is None else self.synchronized(first),
+                None if first is None else self._synchronized(first),
                 devices.local(state, self.own_axis),
                 devices.local(params, self.own_axis),
                 {**{name: axis for name, axis in own.items() if axis is not None}, **extra},

@@ -53,8 +53,9 @@ def evaluations(
     value_and_grad_fn: ValueAndGradFn | None,
     ascent_grad_fn: GradFn | None,
     extra: Mapping[str, Any],
+    repeated: bool,
 ) -> Evaluations:
-    """The caller's functions in one form, each traced once in a step.
+    """The caller's functions in one form; ``repeated`` ones are traced once all the same.
 
     Raises:
       ValueError: there is no gradient function, or more than one.
@@ -65,11 +66,15 @@ def evaluations(
         sharp = _of_value_and_grad(value_and_grad_fn)
     else:
         sharp = _of_grad("grad_fn", grad_fn or _gradient_of_loss(extra) or _missing(grad_fn))
-    sharp = control_flow.trace_once(_explaining_masks(sharp, params), params)
+
+    def prepared(evaluate: Evaluation) -> Evaluation:
+        evaluate = _explaining_masks(evaluate, params)
+        return control_flow.trace_once(evaluate, params) if repeated else evaluate
+
+    sharp = prepared(sharp)
     if ascent_grad_fn is None:
         return Evaluations(sharp, sharp, False)
-    ascent = _explaining_masks(_of_grad("ascent_grad_fn", ascent_grad_fn), params)
-    return Evaluations(sharp, control_flow.trace_once(ascent, params), True)
+    return Evaluations(sharp, prepared(_of_grad("ascent_grad_fn", ascent_grad_fn)), True)
 
 
 def _explaining_masks(evaluate: Evaluation, params: optax.Params) -> Evaluation:

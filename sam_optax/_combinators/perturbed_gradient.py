@@ -77,6 +77,12 @@ class PerturbedGradient:
         ascent, sharp = self._in_dtypes_of_other_steps(loss, g.grads, g_s.grads, params, first)
         return Gradients(value, ascent, sharp, new_state, climb)
 
+    def evaluates_once(self, given: bool) -> bool:
+        """Whether a step evaluates one gradient, if the one at the params is ``given`` or not."""
+        if self.method.single_pass:
+            return self.method.samples == 1
+        return given and self.ascent_steps == 1 and not self.method.has_start
+
     def _start(
         self, point: optax.Params, state: optax.OptState, extra: dict[str, Any]
     ) -> optax.Params:

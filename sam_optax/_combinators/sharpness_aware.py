@@ -216,15 +216,17 @@ def sharpness_aware(
         check_state(state, SharpnessAwareState)
         check_functions(method, updates, value_and_grad_fn, ascent_grad_fn)
         check_local(updates, axis_name)
+        given = updates is not None and value_and_grad_fn is None
+        repeated = groups is not None or not one_perturbation.evaluates_once(given)
         loss = devices.evaluations(
-            evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra)
+            evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, repeated)
         )
         step = state.step + state.skipped
         perturbed = decide(when, step, state.when_state)
 
         # g, where the ascent and a step that does not perturb have it in common.
         leads = not (loss.ascent_given or method.has_start or groups)
-        if updates is not None and value_and_grad_fn is None:
+        if given:
             slips.check_gradient("grads", updates, params)
             trees.require_gradient("grads", updates, params)
             first: Pass | None = Pass(None, updates)
@@ -239,7 +241,7 @@ def sharpness_aware(
         def do_not_perturb() -> Gradients:
             g = plain_pass(loss.sharp, groups, params) if first is None else first
             grads = in_dtype_of_sharp(g.grads, loss, params)
-            ascent = g.grads if leads else grads
+            ascent = devices.synchronized(g.grads if leads else grads)
             climb = step_info.no_climb(params) if info else None
             return Gradients(g.value, ascent, grads, state.perturbation_state, climb)
 

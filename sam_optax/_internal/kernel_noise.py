@@ -45,7 +45,7 @@ def expected_squares(
         if noise_scale == "relative":
             return squares
         size = _kernel_size(w, squares)
-        return size * (jnp.sqrt(squares) if noise_scale == "sqrt_norm" else squares)
+        return size * (vectors.root(squares) if noise_scale == "sqrt_norm" else squares)
 
     return trees.map_inexact(
         of_leaf, params, unit_axes(params, kernel_axis, min_ndim=2, stack_axes=stack_axes)
@@ -72,7 +72,7 @@ def kernel_noise(
     def scaled(w: Any, squares: jax.Array, z: jax.Array) -> jax.Array:
         dtype = trees.compute_dtype(w)
         variance = (squares / _kernel_size(w, squares)).astype(dtype)
-        return z.astype(dtype) * jnp.sqrt(variance)
+        return z.astype(dtype) * vectors.root(variance)
 
     gamma = jnp.asarray(gamma).astype(jnp.float32)
     return trees.map_inexact(
@@ -90,7 +90,7 @@ def expected_length(
     squares: list[jax.Array] = []
     trees.map_inexact(lambda _, x: squares.append(x), grads, expected_squares)
     dtype = vectors.accumulator_dtype(squares)
-    return jnp.asarray(gamma).astype(dtype) * jnp.sqrt(vectors.total(squares, dtype, axis_name))
+    return jnp.asarray(gamma).astype(dtype) * vectors.root(vectors.total(squares, dtype, axis_name))
 
 
 def _kernel_size(leaf: Any, kernels: jax.Array) -> float:

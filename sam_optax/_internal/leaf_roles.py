@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from sam_optax._internal import trees
+from sam_optax._internal import trees, vectors
 
 BiasMask: TypeAlias = Any | Callable[[optax.Params], Any]
 """A pytree of booleans (a prefix of the params), or a function of the params returning one."""
@@ -133,7 +133,7 @@ def unit_axes(
 def unit_norm(magnitude: jax.Array, units: Units) -> jax.Array:
     """‖·‖₂ of each unit, broadcastable against the leaf."""
     others = units.elements(magnitude.ndim)
-    return jnp.sqrt(jnp.sum(jnp.square(magnitude), axis=others, keepdims=True))
+    return vectors.root(jnp.sum(jnp.square(magnitude), axis=others, keepdims=True))
 
 
 def unit_size(leaf: Any, units: Units) -> int:

@@ -64,6 +64,19 @@ def times(x: jax.Array, *factors: chex.Numeric) -> jax.Array:
     return x
 
 
+@jax.custom_jvp
+def root(squares: jax.Array) -> jax.Array:
+    """The square root, with derivative 0 at 0, so that those through a step are finite there."""
+    return jnp.sqrt(squares)
+
+
+@root.defjvp
+def _root_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
+    value = root(*primals)
+    slope = jnp.where(value > 0, 0.5 / jnp.where(value > 0, value, 1), 0)
+    return value, slope * tangents[0]
+
+
 def squares(leaf: jax.Array) -> jax.Array:
     """|x|² of each element."""
     if jnp.iscomplexobj(leaf):
@@ -95,7 +108,7 @@ def l2_norm(
     """
     squares = _sum_of_squares(leaves(), axis_name)
     if not full_range:
-        return Norm(1.0, jnp.sqrt(squares))
+        return Norm(1.0, root(squares))
 
     def rescued() -> jax.Array:
         return _sum_of_squares([x * rescue.astype(x.dtype) for x in leaves()], axis_name)
@@ -103,7 +116,7 @@ def l2_norm(
     trusted = (squares > _SMALLEST_TRUSTED) & (squares < jnp.inf)
     rescue = jnp.where(squares > 1, 1 / _RESCUE, _RESCUE).astype(squares.dtype)
     scale = jnp.where(trusted, jnp.ones_like(rescue), rescue)
-    return Norm(scale, jnp.sqrt(lax.cond(trusted, lambda: squares, rescued)))
+    return Norm(scale, root(lax.cond(trusted, lambda: squares, rescued)))
 
 
 def squares_overflow(tree: Any) -> bool:

@@ -13,7 +13,11 @@ TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
 """Extra arguments of the perturbations that line up with the params, leaf by leaf."""
 
 
-class StartState(NamedTuple):
+class _Marked(NamedTuple):
+    state: Any
+
+
+class StartState(_Marked):
     """State of every perturbation that takes its first gradient at a start of its own.
 
     It marks the state wherever that lies in the state of a larger transformation, so that a
@@ -21,22 +25,25 @@ class StartState(NamedTuple):
 
     Attributes:
       state: the method's own state, such as :class:`~sam_optax.RandomStartState`, whose fields
-        can be read here too.
+        can be read and replaced here too.
     """
 
-    state: Any
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # protocols that the marker does not have
             raise AttributeError(name)
         return getattr(self.state, name)
 
+    def _replace(self, /, **fields: Any) -> "StartState":
+        return StartState(fields["state"] if "state" in fields else self.state._replace(**fields))
+
 
 class Start(NamedTuple):
     """Where a perturbation takes its first gradient, if not at the params.
 
     Attributes:
-      fn: ``(params, state, **extra) -> params``.
+      fn: ``(params, state, **extra) -> params``, of a :class:`StartState`.
       single_pass: see :class:`Perturbation`.
       samples: see :class:`Perturbation`.
     """
@@ -101,7 +108,9 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         samples: int = 1,
         state_type: states.StateType | None = None,
     ) -> "Perturbation":
-        start = None if start_fn is None else Start(start_fn, single_pass, samples)
+        start = None
+        if start_fn is not None:
+            start = Start(_of_marked(start_fn, state_type), single_pass, samples)
         return cls._made(*_guarded(init, update, start is not None, state_type), start)
 
     @classmethod
@@ -127,7 +136,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         self.has_start = start is not None
         self.single_pass = start is not None and start.single_pass
         self.samples = 1 if start is None else start.samples
-        self.start_fn = _identity if start is None else jax.jit(_from_marked(start.fn))
+        self.start_fn = _identity if start is None else jax.jit(start.fn)
         self.perturb_fn = jax.jit(
             functools.partial(displace, self), static_argnames="perturb_dtype"
         )
@@ -186,8 +195,10 @@ def _identity(params: optax.Params, state: optax.OptState, **extra: Any) -> opta
     return params
 
 
-def _from_marked(start_fn: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda params, state, **extra: start_fn(params, _unmarked(state), **extra)
+def _of_marked(
+    start_fn: Callable[..., Any], state_type: states.StateType | None
+) -> Callable[..., Any]:
+    return lambda params, state, **extra: start_fn(params, _unmarked(state, state_type), **extra)
 
 
 def _guarded(
@@ -218,7 +229,7 @@ def _guarded(
     return init_fn, update_fn
 
 
-def _unmarked(state: StartState, state_type: states.StateType | None = None) -> Any:
+def _unmarked(state: StartState, state_type: states.StateType | None) -> Any:
     states.require("perturbation_state", state, StartState, state_type)
     return state.state
 

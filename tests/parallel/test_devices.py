@@ -139,7 +139,7 @@ def test_rsam_draws_differ_between_devices_and_come_from_one_key():
     np.testing.assert_array_equal(draws[1], draws[2])
     both = jax.vmap(lambda i: method.start_fn(params, state, draw_index=i)["w"])(jnp.arange(2000))
     noise = np.asarray(both - 1, np.float64)
-    np.testing.assert_allclose(noise.var(), 0.3**2 * 2, rtol=0.02)  # every kernel has norm 2
+    np.testing.assert_allclose(noise.var(), 0.3**2, rtol=0.02)  # a kernel of 4 has norm 2
     correlation = np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1]
     assert abs(correlation) < 4 / np.sqrt(noise.size)
 

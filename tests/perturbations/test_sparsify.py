@@ -11,7 +11,7 @@ import pytest
 import references_family as ref
 from family import BASE, LR, MOMENTUM, START, gap, numpy_gradients, run
 from helpers import assert_same, norm, vector
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sam_optax
@@ -208,7 +208,7 @@ def test_masked_elements_that_are_not_finite_do_not_matter():
 
 
 def test_sharded_equals_unsharded():
-    mesh = jax.make_mesh((4,), ("data",))
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     g = {"a": jax.random.normal(KEY, (64, 8)), "b": jnp.round(jax.random.normal(KEY, (32,)))}
     init, update = sparse(choice="dynamic")
     placed = jax.device_put(g, NamedSharding(mesh, P("data")))
