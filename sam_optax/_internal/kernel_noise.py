@@ -88,7 +88,12 @@ def expected_length(
     It comes from the kernels' norms alone: ‖δ₀‖ itself would take another pass over the noise.
     """
     squares: list[jax.Array] = []
-    trees.map_inexact(lambda _, x: squares.append(x), grads, expected_squares)
+
+    def add(g: Any, of_kernels: jax.Array) -> None:
+        # A sum of sums would become one sum over the leaf, which is then read again.
+        squares.append(noise.hold(of_kernels) if jnp.size(g) > noise.SMALL else of_kernels)
+
+    trees.map_inexact(add, grads, expected_squares)
     dtype = vectors.accumulator_dtype(squares)
     return jnp.asarray(gamma).astype(dtype) * vectors.root(vectors.total(squares, dtype, axis_name))
 
