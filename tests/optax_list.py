@@ -56,6 +56,14 @@ SPECIAL = {
     "partition": lambda f, inner: f({"all": inner}, ARGUMENTS["param_labels"]),
     "with_extra_args_support": lambda f, inner: f(inner),
 }
+# For matrices alone.
+MATRICES = {
+    "scale_by_muon": lambda f: f(
+        weight_dimension_numbers=lambda params: jax.tree.map(
+            lambda _: optax.contrib.MuonDimensionNumbers(), params
+        )
+    )
+}
 
 
 @functools.cache
@@ -89,6 +97,9 @@ def build(name: str, inner: Any = None) -> optax.GradientTransformation:
         warnings.simplefilter("ignore", DeprecationWarning)  # of functions, and of seeds
         if name in SPECIAL:
             return SPECIAL[name](function, inner)
+        if name in MATRICES:
+            are_matrices = lambda params: jax.tree.map(lambda x: x.ndim == 2, params)
+            return optax.masked(MATRICES[name](function), are_matrices)
         given = {p: inner if p in INNER else ARGUMENTS[p] for p in _required(function)}
         if "key" in inspect.signature(function).parameters:
             given["key"] = ARGUMENTS["key"]

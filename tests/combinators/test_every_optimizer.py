@@ -91,7 +91,7 @@ def inits(base, params):
 
 
 # Its step depends on the loss, which a loop with alternating passes for the perturbed params.
-STEPS_BY_THE_LOSS = {"momo"}
+STEPS_BY_THE_LOSS = {"momo", "polyak_sgd", "scale_by_backtracking_linesearch", "scale_by_polyak"}
 
 
 @pytest.mark.parametrize(
