@@ -63,7 +63,11 @@ class Bench:
     vit (4 blocks of width 64)."""
     methods: tuple[str, ...] = tuple(METHODS)
     """Methods: sam, asam, fsam, rsam, and of the wider family gsam, fisher_sam, vasso, wsam, ssam,
-    random_mask, looksam, every, part, momentum, low_pass."""
+    random_mask, looksam, every, part, momentum, low_pass; and sam's options info and
+    skip_nonfinite."""
+    leaves: int | None = None
+    """Builds the steps and does not run them, on one narrow network of this many leaves, an even
+    number. Large networks have 600."""
     rounds: int = 15
     """Rounds of wall times; in each, every step runs for about a tenth of a second."""
     builds: int = 3
@@ -87,12 +91,17 @@ def run(options: Bench) -> None:
     console = Console()
     console.print(f"{_environment()['device']}, jax {jax.__version__}\n{LEGEND}\n")
     results = {}
+    models = {name: MODELS[name] for name in options.models}
+    if options.leaves is not None:
+        deep = functools.partial(bench_models.deep, leaves=options.leaves)
+        models = {f"{options.leaves} leaves": Model(deep, 32)}
+        options = dataclasses.replace(options, rounds=0)
     total = len(_steps(options.methods)) * (options.builds + options.rounds)
-    for name in options.models:
+    for name, model in models.items():
         with _progress() as progress, measure.no_compilation_cache():
             task = progress.add_task(name, total=total)
             advance = functools.partial(progress.advance, task)
-            results[name] = measure_model(MODELS[name], options, advance)
+            results[name] = measure_model(model, options, advance)
         print_tables(console, name, results[name])
     if options.out is not None:
         chosen = dataclasses.asdict(options) | {"out": str(options.out)}
@@ -115,11 +124,13 @@ def measure_model(model: Model, options: Bench, advance: Callable[[], None]) -> 
             make_step = functools.partial(make, problem.loss)
             builds[name].append(measure.build(make_step, problem.params, problem.batch))
             advance()
-    runners = {
-        name: measure.Runner(of[-1].step, of[-1].compiled, problem.params, problem.batch)
-        for name, of in builds.items()
-    }
-    seconds = measure.interleaved(runners, BASE, options.rounds, advance)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    if options.rounds:
+        runners = {
+            name: measure.Runner(of[-1].step, of[-1].compiled, problem.params, problem.batch)
+            for name, of in builds.items()
+        }
+        seconds = measure.interleaved(runners, BASE, options.rounds, advance)
     results = {
         name: StepResult(
             reference=reference,
@@ -177,6 +188,8 @@ def _check(options: Bench) -> None:
         value = getattr(options, option)
         if value is not None and value < 1:
             raise UserError(f"--{option.replace('_', '-')} must be at least 1, got {value}.")
+    if options.leaves is not None and (options.leaves < 2 or options.leaves % 2):
+        raise UserError(f"--leaves must be an even number from 2 on, got {options.leaves}.")
     if options.out is not None and not options.out.parent.is_dir():
         raise UserError(f"--out: {options.out.parent} is not a folder.")
     if options.out is not None and options.out.is_dir():

@@ -175,6 +175,11 @@ FAMILY = {
     "momentum": Entry(
         _step(_sharp(lambda: sam_optax.momentum_start(sam_optax.sam(RHO), 0.9))), momentum_ascent
     ),
+    "info": Entry(_step(_sharp(lambda: sam_optax.sam(RHO), info=True)), None),
+    "skip_nonfinite": Entry(_step(_sharp(lambda: sam_optax.sam(RHO), skip_nonfinite=True)), None),
     "low_pass": Entry(_step(_sharp(lambda: sam_optax.low_pass(0.01, key=_key()))), None),
 }
-"""Methods by name. Those that choose among examples are not here: the loss is a mean already."""
+"""Methods, and SAM with an option, by name.
+
+Those that choose among examples are not here: the loss is a mean already.
+"""

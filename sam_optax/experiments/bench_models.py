@@ -13,6 +13,7 @@ CLASSES = 10
 IMAGE_SHAPE = (28, 28, 1)
 MLP_WIDTH = 1024
 MLP_LAYERS = 4
+DEEP_WIDTH = 32
 
 
 class Problem(NamedTuple):
@@ -31,21 +32,30 @@ class Problem(NamedTuple):
 
 def mlp(batch_size: int) -> Problem:
     """Four 1024 × 1024 layers with biases, regression: small batches are bound by memory."""
+    return _dense(batch_size, MLP_WIDTH, MLP_LAYERS)
+
+
+def deep(batch_size: int, leaves: int) -> Problem:
+    """Kernels and biases of 32 × 32 layers, as many leaves as asked for: dear to build."""
+    return _dense(batch_size, DEEP_WIDTH, leaves // 2)
+
+
+def _dense(batch_size: int, width: int, layers: int) -> Problem:
     rng = np.random.default_rng(0)
 
     def layer() -> dict[str, jax.Array]:
-        kernel = rng.standard_normal((MLP_WIDTH, MLP_WIDTH), np.float32) * (2 / MLP_WIDTH) ** 0.5
-        return {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(MLP_WIDTH)}
+        kernel = rng.standard_normal((width, width), np.float32) * (2 / width) ** 0.5
+        return {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(width)}
 
     def loss(params: optax.Params, batch: Any) -> jax.Array:
         x, y = batch
-        for i in range(MLP_LAYERS):
+        for i in range(layers):
             x = x @ params[f"layer_{i}"]["kernel"] + params[f"layer_{i}"]["bias"]
-            x = nn.relu(x) if i < MLP_LAYERS - 1 else x
+            x = nn.relu(x) if i < layers - 1 else x
         return jnp.mean(jnp.square(x - y))
 
-    x, y = (jnp.asarray(rng.standard_normal((batch_size, MLP_WIDTH), np.float32)) for _ in "xy")
-    return Problem({f"layer_{i}": layer() for i in range(MLP_LAYERS)}, loss, (x, y))
+    x, y = (jnp.asarray(rng.standard_normal((batch_size, width), np.float32)) for _ in "xy")
+    return Problem({f"layer_{i}": layer() for i in range(layers)}, loss, (x, y))
 
 
 class _Cnn(nn.Module):

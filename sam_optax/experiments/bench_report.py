@@ -27,7 +27,8 @@ class StepResult(NamedTuple):
       state_bytes: size of the state, the base optimizer's included.
       trace_seconds: least time to trace and lower the step.
       compile_seconds: least time to compile it.
-      seconds: time a step in each round; one index is one round for every step of a model.
+      seconds: time a step in each round; one index is one round for every step of a model. Empty
+        where the step was only built.
     """
 
     reference: str
@@ -70,7 +71,7 @@ _SCALARS: dict[str, Callable[[StepResult], float]] = {
 
 def ratios(step: StepResult, reference: StepResult) -> dict[str, float]:
     """Ratios of all measurements; of wall times the median over rounds."""
-    result = {"wall": wall_ratio(step, reference)[1]}
+    result = {"wall": wall_ratio(step, reference)[1]} if step.seconds else {}
     for name, value in _SCALARS.items():
         result[name] = value(step) / value(reference) if value(reference) else math.nan
     return result
@@ -79,7 +80,11 @@ def ratios(step: StepResult, reference: StepResult) -> dict[str, float]:
 def print_tables(console: Console, name: str, model: ModelResult) -> None:
     """Prints times, build times and compiled counts of the steps on one model."""
     title = f"{name}: {model.parameters:,} parameters, batch {model.batch_size}"
-    for table in (_wall_table(title, model), _build_table(model), _count_table(model)):
+    if model.steps[BASE].seconds:
+        tables = [_wall_table(title, model), _build_table("", model), _count_table(model)]
+    else:
+        tables = [_build_table(title, model)]
+    for table in tables:
         console.print(table)
     console.print()
 
@@ -118,8 +123,8 @@ def _wall_table(title: str, model: ModelResult) -> Table:
     return table
 
 
-def _build_table(model: ModelResult) -> Table:
-    table = _table("", "trace", "/hand", "/SAM", "compile", "/hand", "/SAM", "size")
+def _build_table(title: str, model: ModelResult) -> Table:
+    table = _table(title, "trace", "/hand", "/SAM", "compile", "/hand", "/SAM", "size")
     for name, step in model.steps.items():
         by_hand = ratios(step, model.steps[step.reference])
         to_sam = ratios(step, model.steps[SAM_BY_HAND])

@@ -48,6 +48,24 @@ def test_measures_prints_and_writes(tiny_model, tmp_path, capsys):
     assert all(name in printed for name in names)
 
 
+def test_steps_of_many_leaves_are_built_and_not_run(tmp_path, capsys):
+    out = tmp_path / "bench.json"
+    bench.run(bench.Bench(methods=("sam", "info"), leaves=4, builds=1, out=out))
+    (model,) = json.loads(out.read_text())["models"].values()
+    assert model["parameters"] == 2 * (32 * 32 + 32)
+    assert all(step["seconds"] == [] for step in model["steps"].values())
+    assert model["steps"]["info"]["ratios"]["sam by hand"]["compile_seconds"] > 0
+    printed = capsys.readouterr().out
+    assert "4 leaves" in printed
+    assert "ms/step" not in printed
+
+
+@pytest.mark.parametrize("leaves", [0, 3])
+def test_a_number_of_leaves_that_is_none(leaves):
+    with pytest.raises(UserError, match=f"--leaves must be an even number from 2 on, got {leaves}"):
+        bench.run(bench.Bench(leaves=leaves))
+
+
 def test_ratios_are_taken_within_rounds():
     """A machine that is ten times slower in one round changes nothing."""
 
