@@ -136,8 +136,8 @@ def sharpness_aware(
         ``.gradient_transformation()``; in ``init`` and ``update``, a leaf of the params is not an
         array, the state is another method's, or a function does not return a gradient.
       ValueError: ``ascent_steps`` < 1, or options that exclude each other; in ``init``, a wrapper
-        has cut a start off, or ``optax.partition`` or ``masked`` around ``sharpness_aware`` hides
-        a part of the params; in ``update``, ``params`` or the gradient function is missing.
+        has cut a start off; in ``update``, ``params`` or the gradient function is missing, or it
+        fails on the part of the params that ``optax.partition`` or ``masked`` hands over.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax

@@ -160,21 +160,24 @@ def test_nested_axes():
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("sync", [True, False])
-def test_options_combine_on_devices(runner, sync):
+@pytest.mark.parametrize(
+    ("method", "sync", "groups"),
+    [("random_fsam", True, 2), ("random_fsam", False, 2), ("fsam", True, None)],
+)
+def test_options_combine_on_devices(runner, method, sync, groups):
     tx = sam_optax.sharpness_aware(
         optax.sgd(0.1),
-        make("random_fsam", 0.1),
+        make(method, 0.1),
         axis_name="batch",
         sync_perturbation=sync,
         when=sam_optax.every(2),
         ascent_steps=3,
         skip_nonfinite=True,
-        groups=2,
+        groups=groups,
     )
 
     def step(params, state, data):
-        grad_fn = lambda p, i: jax.grad(lambda p: quadratic(p, data + i))(p)
+        grad_fn = lambda p, i=0: jax.grad(lambda p: quadratic(p, data + i))(p)
         for _ in range(3):
             updates, state = tx.update(None, state, params, grad_fn=grad_fn)
             params = optax.apply_updates(params, updates)
