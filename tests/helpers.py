@@ -161,3 +161,19 @@ def sections(docstring):
     """The docstring's sections by heading (Google style)."""
     parts = re.split(r"^(\w+):$", inspect.cleandoc(docstring), flags=re.MULTILINE)
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+class Compilations:
+    """Counts compilations while it is entered."""
+
+    def __enter__(self):
+        self.count = 0
+        self.active = True
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def _listen(self, event, duration, **kwargs):
+        self.count += self.active and "backend_compile" in event
+
+    def __exit__(self, *error):
+        self.active = False

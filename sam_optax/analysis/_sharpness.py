@@ -1,8 +1,10 @@
 """Sharpness and adaptive sharpness: the largest rise of the loss within a radius."""
 
+import functools
 import math
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -213,20 +215,18 @@ def _measure(
     hp.check_integer("restarts", restarts, lower=0)
     words = first_words(key)
 
-    def of(measured: Any) -> Ascent:
-        return maximize(
-            measured, params, scaling, rho, words, p=float(p), steps=steps, restarts=restarts
-        )
-
+    chosen = {"p": float(p), "steps": steps, "restarts": restarts}
     if group_size is None:
-        found = of(as_loss(loss))
+        found = maximize(as_loss(loss), params, scaling, rho, words, **chosen)
         return Sharpness(jnp.max(found.starts), found.eps, found.loss, found.one_step, found.starts)
     if not isinstance(loss, DatasetLoss):
         raise TypeError(
             f"group_size={group_size} needs the examples: pass an analysis.DatasetLoss, got "
             f"{loss!r}."
         )
-    groups, weights = loss.rebatch(group_size).each(lambda group: of(group)._replace(eps=None))
+    groups, weights = _maximize_each(
+        loss.rebatch(group_size), params, scaling, rho, words, **chosen
+    )
 
     def mean(x: jax.Array) -> jax.Array:
         return jnp.average(x, axis=0, weights=weights.astype(x.dtype))
@@ -238,4 +238,19 @@ def _measure(
         mean(groups.one_step),
         mean(groups.starts),
         groups.value,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("p", "steps", "restarts"))
+def _maximize_each(
+    loss: DatasetLoss,
+    params: optax.Params,
+    scaling: optax.Params | None,
+    rho: chex.Numeric,
+    words: chex.Array,
+    **chosen: Any,
+) -> tuple[Ascent, jax.Array]:
+    """The ascent of each batch on its own, without ε, and the weights."""
+    return loss.each(
+        lambda group: maximize(group, params, scaling, rho, words, **chosen)._replace(eps=None)
     )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import RuntimeCounted, assert_close, norm, x64
+from helpers import Compilations, RuntimeCounted, assert_close, norm, x64
 from nets import dataset, examples, quadratic, relu_net, rescale
 
 import sam_optax
@@ -116,6 +116,10 @@ def test_m_sharpness_is_the_mean_over_groups():
     assert_close(found.value, np.average(groups, weights=[8, 5]), rtol=1e-4)
     assert found.eps is None
     assert abs(np.mean(groups) - float(found.value)) > 1e-6
+    again = dataset(n=13)
+    with Compilations() as compilations:
+        analysis.sharpness(again, params, 0.1, steps=3, group_size=8)
+    assert compilations.count == 0
 
 
 def test_both_sides_of_a_minimum_are_tried():

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, batches, init_mlp, mlp_loss
+from helpers import Compilations, assert_close, batches, init_mlp, mlp_loss
 from jax.experimental import checkify
 from methods import KINDS, make
 
@@ -120,22 +120,6 @@ def test_derivatives_through_a_step(name):
         return
     at_zero = jax.jit(jax.grad(outcome, argnums=(0, 1)))(PARAMS, 0.0)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(at_zero))
-
-
-class Compilations:
-    """Counts compilations while it is entered."""
-
-    def __enter__(self):
-        self.count = 0
-        self.active = True
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-        return self
-
-    def _listen(self, event, duration, **kwargs):
-        self.count += self.active and "backend_compile" in event
-
-    def __exit__(self, *error):
-        self.active = False
 
 
 def eager_steps():
