@@ -2,14 +2,34 @@
 
 import os
 import pathlib
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
-# Eight devices, so that sharded cases mean something; before anything initializes the backend.
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Before anything initializes the backend: eight devices, so that sharded cases mean something, and
+# machine code that is not optimized, since nearly all of the time goes into compiling. (What the
+# cost tests count is the program that is handed over to this last stage.)
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+        os.environ.get("XLA_FLAGS", ""),
+    ]
 )
+# Workers and subprocesses compile a program once among them.
+_cache = None
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _cache = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="sam_optax-")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def pytest_unconfigure() -> None:
+    """The process that made the cache removes it."""
+    if _cache is not None:
+        shutil.rmtree(_cache, ignore_errors=True)
 
 
 _finished_modules: list[str] = []
