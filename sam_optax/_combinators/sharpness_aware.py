@@ -217,9 +217,9 @@ def sharpness_aware(
         check_functions(method, updates, value_and_grad_fn, ascent_grad_fn)
         check_local(updates, axis_name)
         given = updates is not None and value_and_grad_fn is None
-        repeated = groups is not None or not one_perturbation.evaluates_once(given)
+        once = groups is None and when is None and one_perturbation.evaluates_once(given)
         loss = devices.evaluations(
-            evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, repeated)
+            evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, not once)
         )
         step = state.step + state.skipped
         perturbed = decide(when, step, state.when_state)
