@@ -37,7 +37,9 @@ CASES = [
     for option in OPTIONS
     if not (name in ONE_PASS and option == "ascent_steps")
 ]
-CASES += [pytest.param(name, "alternating") for name in KINDS if name != "low_pass_samples"]
+TOGETHER = [pytest.param(name, "all") for name in KINDS]
+TOGETHER += [pytest.param(name, "alternating") for name in KINDS if name != "low_pass_samples"]
+CASES += [case for case in TOGETHER if "alternating" in case.values]
 
 
 def gradient(params, scale, group=0.0):
@@ -87,7 +89,7 @@ def test_donated_steps_with_gradients_and_without(name, option):
     assert_close(carry[0], kept[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "option"), CASES)
+@pytest.mark.parametrize(("name", "option"), TOGETHER)
 def test_an_ensemble_is_its_members(name, option):
     tx, step, _ = subject(name, option)
     members = [PARAMS, jax.tree.map(lambda x: 2 * x, PARAMS)]
