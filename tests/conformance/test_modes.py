@@ -62,6 +62,7 @@ MODES = {
     "disable_jit": lambda: [jax.disable_jit()],
     "check_tracer_leaks": lambda: [jax.checking_leaks()],
 }
+FEW = {"sam", "asam", "rsam"}
 SLOW = {"disable_jit", "check_tracer_leaks"}
 
 
@@ -102,7 +103,10 @@ def test_checkify(name, option):
     assert np.all(np.isfinite(params["kernel"]))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in FEW else pytest.param(n, marks=pytest.mark.exhaustive) for n in KINDS],
+)
 def test_derivatives_through_a_step(name):
     """With and without rematerialization, and finite also where all gradients are zero."""
     tx = optimizer(name, "none")

@@ -32,7 +32,7 @@ OPTIONS = {
 }
 ONE_PASS = {"momentum", "low_pass_samples"}  # take no ascent steps
 CASES = [
-    pytest.param(name, option, marks=[] if option == "all" else pytest.mark.slow)
+    pytest.param(name, option, marks=[] if option == "all" else pytest.mark.exhaustive)
     for name in KINDS
     for option in OPTIONS
     if not (name in ONE_PASS and option == "ascent_steps")

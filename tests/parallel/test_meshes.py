@@ -120,7 +120,7 @@ def method(name, **options):
 
 
 both = pytest.mark.parametrize("kind", ["explicit", "auto"])
-every_name = [n if n in KINDS else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
+every_name = [n if n in KINDS else pytest.param(n, marks=pytest.mark.exhaustive) for n in NAMES]
 
 
 @explicit_only
@@ -140,7 +140,9 @@ def test_other_shardings(name, specs, kind):
 
 @explicit_only
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("name", ["sam", pytest.param("fsam", marks=pytest.mark.slow), "rsam"])
+@pytest.mark.parametrize(
+    "name", ["sam", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("fsam", "rsam"))]
+)
 def test_every_option(name, option):
     groups = OPTIONS[option].get("groups")
     check(with_option(name, option), "explicit", "columns", groups)
