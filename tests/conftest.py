@@ -43,7 +43,7 @@ def _compiled_programs_do_not_pile_up(request: pytest.FixtureRequest) -> Iterato
     """
     yield
     _finished_modules.append(request.node.name)
-    if len(_finished_modules) % 8 == 0:
+    if len(_finished_modules) % 4 == 0:
         import jax
 
         jax.clear_caches()
