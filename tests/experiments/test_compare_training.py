@@ -174,6 +174,15 @@ def test_every_epoch_visits_an_example_at_most_once(small_task):
     assert not np.array_equal(first[0], first[1])
 
 
+def test_a_rise_of_the_loss_that_is_not_known_is_nan(small_task):
+    chosen = {name: METHODS[name].variant() for name in ("sam", "rsam")}
+    outcomes = training.train(small_task, chosen, Recorder(), watch=True)
+    seen = {name: outcome.watched for name, outcome in outcomes.items()}
+    assert set(seen["sam"]) == set(sam_optax.StepInfo._fields) - {"loss_known"}
+    assert np.all(np.isfinite(seen["sam"]["loss_rise"]))
+    assert np.all(np.isnan(seen["rsam"]["loss_rise"]))  # its ascent starts elsewhere
+
+
 def test_sharpness_is_the_rise_along_the_full_gradient(small_task, outcomes):
     params = jax.tree.map(lambda leaf: leaf[0], outcomes["sam"].params)
     y = task.corrupted_labels(small_task)[0]
