@@ -102,6 +102,16 @@ KINDS += ["low_pass_samples", "by_hand"]
 # One of each formula, for what does not depend on options.
 FORMULAS = ["sam", "sam_1", "sam_3", "asam", "asam_filterwise", "fsam", "fsam_corrected", "rsam"]
 FORMULAS += ["rsam_raw", "rsam_normalized_gradient", "only_rsam"]
+# What the combinators add to a step, one at a time.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "info": {"info": True},
+    "skip_nonfinite": {"skip_nonfinite": True},
+    "every": {"when": sam_optax.every(2)},
+    "bernoulli": {"when": sam_optax.bernoulli(0.5, key=KEY)},
+    "ascent_steps": {"ascent_steps": 2},
+    "groups": {"groups": 2},
+}
 
 
 def build(name: str, rho: Any = RHO, **options: Any) -> optax.GradientTransformation:

@@ -56,14 +56,14 @@ SPECIAL = {
     "partition": lambda f, inner: f({"all": inner}, ARGUMENTS["param_labels"]),
     "with_extra_args_support": lambda f, inner: f(inner),
 }
-# For matrices alone.
-MATRICES = {
-    "scale_by_muon": lambda f: f(
-        weight_dimension_numbers=lambda params: jax.tree.map(
-            lambda _: optax.contrib.MuonDimensionNumbers(), params
-        )
+
+
+def _of_matrices(scale_by_muon: Any) -> optax.GradientTransformation:
+    dimensions = optax.contrib.MuonDimensionNumbers()
+    return optax.masked(
+        scale_by_muon(weight_dimension_numbers=lambda p: jax.tree.map(lambda _: dimensions, p)),
+        lambda params: jax.tree.map(lambda x: x.ndim == 2, params),
     )
-}
 
 
 @functools.cache
@@ -97,9 +97,8 @@ def build(name: str, inner: Any = None) -> optax.GradientTransformation:
         warnings.simplefilter("ignore", DeprecationWarning)  # of functions, and of seeds
         if name in SPECIAL:
             return SPECIAL[name](function, inner)
-        if name in MATRICES:
-            are_matrices = lambda params: jax.tree.map(lambda x: x.ndim == 2, params)
-            return optax.masked(MATRICES[name](function), are_matrices)
+        if name == "scale_by_muon":
+            return _of_matrices(function)
         given = {p: inner if p in INNER else ARGUMENTS[p] for p in _required(function)}
         if "key" in inspect.signature(function).parameters:
             given["key"] = ARGUMENTS["key"]

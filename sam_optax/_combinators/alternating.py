@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sam_optax._combinators.checks import check_copied
+from sam_optax._combinators.checks import check_copied, check_grads
 from sam_optax._combinators.skip_nonfinite import all_finite
-from sam_optax._internal import control_flow, extra_args, slips, states, trees
+from sam_optax._internal import control_flow, extra_args, states, trees
 from sam_optax._internal.hyperparameters import check_transformation
 from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
 from sam_optax._schedules.when import When, check_when, decide, init_when
@@ -179,8 +179,7 @@ def alternating(
                 f", params={'...' if params is not None else None}."
             )
         states.require("state", state, AlternatingState)
-        slips.check_gradient("grads", updates, params)
-        trees.require_gradient("grads", updates, params)
+        check_grads(updates, params)
         step = state.step + state.skipped
         w = trees.merge(state.params, params)
 

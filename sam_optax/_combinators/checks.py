@@ -6,7 +6,7 @@ import jax
 import optax
 
 from sam_optax._combinators.first_pass import FirstPassState
-from sam_optax._internal import states, trees
+from sam_optax._internal import slips, states, trees
 from sam_optax._perturbations.perturbation import Perturbation
 
 
@@ -34,6 +34,12 @@ def _refuse_lookahead(name: str, params: optax.Params) -> None:
             "optax.lookahead neither goes inside it nor around it. Train the fast params, and "
             "move the slow ones in the training loop."
         )
+
+
+def check_grads(grads: optax.Updates, params: optax.Params) -> None:
+    """Raises unless the caller's ``grads`` are a gradient, in the form of the params."""
+    slips.check_gradient("grads", grads, params)
+    trees.require_gradient("grads", grads, params)
 
 
 def check_state(state: Any, expected: type) -> None:

@@ -53,9 +53,17 @@ def evaluations(
     value_and_grad_fn: ValueAndGradFn | None,
     ascent_grad_fn: GradFn | None,
     extra: Mapping[str, Any],
-    repeated: bool,
+    once: bool,
 ) -> Evaluations:
-    """The caller's functions in one form; ``repeated`` ones are traced once all the same.
+    """The caller's functions in one form, each traced once in a step.
+
+    Args:
+      params: the params of the step.
+      grad_fn: see :func:`sharpness_aware`.
+      value_and_grad_fn: see :func:`sharpness_aware`.
+      ascent_grad_fn: see :func:`sharpness_aware`.
+      extra: the other arguments of the step, among which a loss may be.
+      once: whether each is called but once: then it is called as it is, and not jitted.
 
     Raises:
       ValueError: there is no gradient function, or more than one.
@@ -69,7 +77,7 @@ def evaluations(
 
     def prepared(evaluate: Evaluation) -> Evaluation:
         evaluate = _explaining_masks(evaluate, params)
-        return control_flow.trace_once(evaluate, params) if repeated else evaluate
+        return evaluate if once else control_flow.trace_once(evaluate, params)
 
     sharp = prepared(sharp)
     if ascent_grad_fn is None:

@@ -10,7 +10,7 @@ import optax
 from sam_optax._combinators import step_info
 from sam_optax._combinators.across_devices import Devices
 from sam_optax._combinators.batch_parts import over_parts, plain_pass
-from sam_optax._combinators.checks import check_functions, check_params, check_state
+from sam_optax._combinators.checks import check_functions, check_grads, check_params, check_state
 from sam_optax._combinators.first_pass import FirstPassState
 from sam_optax._combinators.gradient_functions import (
     Evaluations,
@@ -22,7 +22,7 @@ from sam_optax._combinators.gradient_functions import (
 from sam_optax._combinators.perturbed_gradient import Gradients, PerturbedGradient
 from sam_optax._combinators.skip_nonfinite import all_finite, norm_is_finite, unless_nonfinite
 from sam_optax._combinators.step_info import StepInfo
-from sam_optax._internal import control_flow, extra_args, slips, trees
+from sam_optax._internal import control_flow, extra_args, trees
 from sam_optax._internal.devices import AxisName, check_local
 from sam_optax._internal.hyperparameters import (
     check_float_dtype,
@@ -219,7 +219,7 @@ def sharpness_aware(
         given = updates is not None and value_and_grad_fn is None
         once = groups is None and when is None and one_perturbation.evaluates_once(given)
         loss = devices.evaluations(
-            evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, not once)
+            evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, once)
         )
         step = state.step + state.skipped
         perturbed = decide(when, step, state.when_state)
@@ -227,8 +227,7 @@ def sharpness_aware(
         # g, where the ascent and a step that does not perturb have it in common.
         leads = not (loss.ascent_given or method.has_start or groups)
         if given:
-            slips.check_gradient("grads", updates, params)
-            trees.require_gradient("grads", updates, params)
+            check_grads(updates, params)
             first: Pass | None = Pass(None, updates)
         else:
             first = loss.sharp(params) if leads else None

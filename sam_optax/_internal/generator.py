@@ -4,8 +4,8 @@ Element i of a draw is a keyed hash of i. A kernel that reads the noise computes
 some twenty arithmetic operations: nothing is held in memory, a draw is sharded as its reader is,
 and it can be drawn again at any time.
 
-Quality. Tested with draws of 10⁷ elements, two keys (``tests/test_generator.py`` repeats it with
-10⁶ or fewer):
+Quality. Tested with draws of 10⁷ elements, two keys (``tests/internal/test_generator.py`` repeats
+it with 10⁶ or fewer):
 
 * Words: each of the 32 bits is 1 half of the time, the low, middle and high 16 bits are uniform
   and so are pairs of neighbours in their high and in their low 8 bits (chi-square over 65,536

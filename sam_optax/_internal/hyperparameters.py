@@ -97,12 +97,9 @@ def check_transformation(name: str, value: Any) -> None:
             "pass optax.MultiSteps(...).gradient_transformation()."
         )
     if not isinstance(value, optax.GradientTransformation):
-        remedy = ""
-        if isinstance(value, optax.MultiSteps):
-            remedy = " Pass what its method gradient_transformation() returns."
         raise TypeError(
             f"{name} must be an optax.GradientTransformation, such as optax.sgd(0.1), got "
-            f"{value!r}.{remedy}"
+            f"{value!r}."
         )
 
 

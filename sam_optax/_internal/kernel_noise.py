@@ -9,7 +9,7 @@ import optax
 
 from sam_optax._internal import noise, trees, vectors
 from sam_optax._internal.devices import AxisName
-from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, Units, unit_axes
+from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, Units, unit_axes, unit_squares
 
 NoiseScale: TypeAlias = Literal["relative", "sqrt_norm", "norm", "isotropic"]
 """The standard deviation of an element of kernel j, of n_j elements, in units of gamma.
@@ -41,7 +41,7 @@ def expected_squares(
         w = trees.widen(w)
         if noise_scale == "isotropic":
             return jnp.full((1,) * w.ndim, w.size, vectors.accumulator_dtype([w]))
-        squares = jnp.sum(vectors.squares(w), axis=units.elements(w.ndim), keepdims=True)
+        squares = unit_squares(w, units)
         if noise_scale == "relative":
             return squares
         size = _kernel_size(w, squares)

@@ -130,10 +130,14 @@ def unit_axes(
     return jax.tree_util.tree_map_with_path(units_of, params, is_leaf=_is_none)
 
 
-def unit_norm(magnitude: jax.Array, units: Units) -> jax.Array:
+def unit_squares(x: jax.Array, units: Units) -> jax.Array:
+    """‖·‖₂² of each unit, broadcastable against the leaf."""
+    return jnp.sum(vectors.squared(x), axis=units.elements(x.ndim), keepdims=True)
+
+
+def unit_norm(x: jax.Array, units: Units) -> jax.Array:
     """‖·‖₂ of each unit, broadcastable against the leaf."""
-    others = units.elements(magnitude.ndim)
-    return vectors.root(jnp.sum(jnp.square(magnitude), axis=others, keepdims=True))
+    return vectors.root(unit_squares(x, units))
 
 
 def unit_size(leaf: Any, units: Units) -> int:

@@ -77,7 +77,7 @@ def _root_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax
     return value, slope * tangents[0]
 
 
-def squares(leaf: jax.Array) -> jax.Array:
+def squared(leaf: jax.Array) -> jax.Array:
     """|x|² of each element."""
     if jnp.iscomplexobj(leaf):
         return jnp.square(leaf.real) + jnp.square(leaf.imag)
@@ -85,7 +85,7 @@ def squares(leaf: jax.Array) -> jax.Array:
 
 
 def _sum_of_squares(leaves: Sequence[jax.Array], axis_name: AxisName | None) -> jax.Array:
-    return total([squares(leaf) for leaf in leaves], accumulator_dtype(leaves), axis_name)
+    return total([squared(leaf) for leaf in leaves], accumulator_dtype(leaves), axis_name)
 
 
 def l2_norm(

@@ -79,8 +79,8 @@ def filter_normalized(
         if w.ndim - units.stacked < 2 and vectors == "zero":
             return jnp.zeros_like(w)
         d = trees.widen(d)
-        length = unit_norm(jnp.abs(d), units)
-        factor = unit_norm(jnp.abs(w), units) / jnp.where(length > 0, length, 1)
+        length = unit_norm(d, units)
+        factor = unit_norm(w, units) / jnp.where(length > 0, length, 1)
         return d * factor.astype(d.dtype)
 
     kernels = unit_axes(wide, kernel_axis, min_ndim=2, stack_axes=stack_axes)

@@ -4,7 +4,6 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -242,15 +241,6 @@ def _measure(
 
 
 @functools.partial(jax.jit, static_argnames=("p", "steps", "restarts"))
-def _maximize_each(
-    loss: DatasetLoss,
-    params: optax.Params,
-    scaling: optax.Params | None,
-    rho: chex.Numeric,
-    words: chex.Array,
-    **chosen: Any,
-) -> tuple[Ascent, jax.Array]:
-    """The ascent of each batch on its own, without ε, and the weights."""
-    return loss.each(
-        lambda group: maximize(group, params, scaling, rho, words, **chosen)._replace(eps=None)
-    )
+def _maximize_each(loss: DatasetLoss, *args: Any, **chosen: Any) -> tuple[Ascent, jax.Array]:
+    """:func:`maximize` of each batch's own loss, without ε, and the weights."""
+    return loss.each(lambda group: maximize(group, *args, **chosen)._replace(eps=None))

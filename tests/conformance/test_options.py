@@ -8,33 +8,23 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_close, signature
-from methods import KINDS, make
+from methods import KINDS, OPTIONS, make
 
 import sam_optax
 
-KEY = jax.random.key(0)
 PARAMS = {"bias": jnp.array([0.5, -1.0]), "kernel": jnp.array([[1.0, 0.2], [-0.3, 2.0]])}
-OPTIONS = {
-    "plain": {},
-    "info": {"info": True},
-    "skip_nonfinite": {"skip_nonfinite": True},
-    "every": {"when": sam_optax.every(2)},
-    "bernoulli": {"when": sam_optax.bernoulli(0.5, key=KEY)},
-    "ascent_steps": {"ascent_steps": 2},
-    "groups": {"groups": 2},
-    "all": {
-        "info": True,
-        "skip_nonfinite": True,
-        "when": sam_optax.every(2),
-        "groups": 2,
-        "perturb_dtype": jnp.float32,
-    },
+ALL = {
+    "info": True,
+    "skip_nonfinite": True,
+    "when": sam_optax.every(2),
+    "groups": 2,
+    "perturb_dtype": jnp.float32,
 }
 ONE_PASS = {"momentum", "low_pass_samples"}  # take no ascent steps
 CASES = [
     pytest.param(name, option, marks=[] if option == "all" else pytest.mark.exhaustive)
     for name in KINDS
-    for option in OPTIONS
+    for option in (*OPTIONS, "all")
     if not (name in ONE_PASS and option == "ascent_steps")
 ]
 TOGETHER = [pytest.param(name, "all") for name in KINDS]
@@ -55,7 +45,8 @@ def subject(name, option):
     if option == "alternating":
         tx = sam_optax.alternating(base, make(name))
     else:
-        tx = sam_optax.sharpness_aware(base, make(name), **OPTIONS[option])
+        options = ALL if option == "all" else OPTIONS[option]
+        tx = sam_optax.sharpness_aware(base, make(name), **options)
 
     def step(params, state, scale):
         extra = {}

@@ -9,6 +9,7 @@ import optax
 import pytest
 from cost_programs import library, perturbation, program
 from helpers import init_mlp, mlp_loss, x64
+from methods import build
 
 import sam_optax
 from sam_optax.experiments.bench_handwritten import guarded_norm
@@ -167,7 +168,7 @@ def equations_per_leaf(method):
     return (count(12) - count(2)) / 10
 
 
-PRINTED = sam_optax.rsam(0.05, key=0, noise_scale="sqrt_norm", weighting="raw")
+PRINTED = build("rsam_sqrt_norm", 0.05, weighting="raw")
 
 
 @pytest.mark.parametrize(
