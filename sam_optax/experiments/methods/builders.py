@@ -1,7 +1,8 @@
 """How the methods of the comparison are built, and what else their steps take.
 
 A builder is called as ``(base, key, **hyperparameters)`` and returns the optimizer; arguments of a
-step are made by ``(step, **hyperparameters)``: see :class:`~sam_optax.experiments.methods.Method`.
+step are made by ``(step, **hyperparameters)``: see
+:class:`~sam_optax.experiments.methods.method.Method`.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 import sam_optax
-from sam_optax.experiments.methods import Base, Step
+from sam_optax.experiments.methods.method import Base, Step
 
 
 def simple(make: Any) -> Any:
@@ -36,15 +37,9 @@ def friendly(make: Any) -> Any:
 
 
 def sgd(base: Base, key: Any) -> optax.GradientTransformation:
-    """The base optimizer, behind the same ``update``."""
+    """The base optimizer."""
     del key
-    tx = optax.with_extra_args_support(base.tx)
-
-    def update_fn(updates: Any, state: Any, params: Any = None, *, grad_fn: Any, **_: Any) -> Any:
-        del updates
-        return tx.update(grad_fn(params), state, params)
-
-    return optax.GradientTransformationExtraArgs(tx.init, update_fn)
+    return base.tx
 
 
 def gsam(base: Base, key: Any, alpha: float, lr_max: float, **rho: float) -> Any:
@@ -124,7 +119,7 @@ def part(step: Step, fraction: float, **_: Any) -> dict[str, Any]:
 
 def whole(step: Step, **_: Any) -> dict[str, Any]:
     """The ascent gradient on all data."""
-    return {"ascent_grad_fn": step.grad_fn(step.data)}
+    return {"ascent_grad_fn": step.full_grad_fn}
 
 
 def another_batch(step: Step, **_: Any) -> dict[str, Any]:
@@ -144,7 +139,7 @@ def noise_of_batch(base: Base, key: Any, rho: float) -> Any:
 
 def full_gradient(step: Step, **_: Any) -> dict[str, Any]:
     """The gradient on all data."""
-    return {"full_grads": step.grad_fn(step.data)(step.params)}
+    return {"full_grads": step.full_grad_fn(step.params)}
 
 
 def momentum(base: Base, key: Any, rho: float, decay: float) -> Any:

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (the papers' Greek letters, in help texts)
-"""The methods that the comparison knows: a new one joins by a line here.
+"""The methods that the experiments know: a new one joins by a line here.
 
 The values were chosen on digits with 40 % of the training labels wrong, by the accuracy on a part
 of the training set that was held out for it; R-SAM's γ and λ are the library's defaults.
@@ -8,8 +8,8 @@ of the training set that was held out for it; R-SAM's γ and λ are the library'
 import inspect
 
 import sam_optax
-from sam_optax.experiments import build
-from sam_optax.experiments.methods import Method, Option
+from sam_optax.experiments.methods import builders as build
+from sam_optax.experiments.methods.method import Method, Option
 
 
 def _rho(default: float) -> Option:
@@ -30,7 +30,7 @@ _DECAY = Option(0.9, "Decay β of the average of past gradients.")
 
 
 METHODS: dict[str, Method] = {
-    "sgd": Method("the base optimizer", build.sgd, {}, 1),
+    "sgd": Method("the base optimizer", build.sgd, {}, 1, groups=False),
     "sam": Method("SAM", build.simple(sam_optax.sam), {"rho": _rho(0.5)}),
     "asam": Method("ASAM", build.simple(sam_optax.asam), {"rho": _rho(2.0), "eta": _ETA}),
     "rsam": Method(
@@ -97,12 +97,18 @@ METHODS: dict[str, Method] = {
             "drop": Option(0.5, "Share of the mask that a choice exchanges."),
         },
     ),
-    "delta_sam": Method("δ-SAM", build.sam, {"rho": _rho(0.5)}, 3, build.reweighted),
+    "delta_sam": Method("δ-SAM", build.sam, {"rho": _rho(0.5)}, 3, build.reweighted, groups=False),
     "sam_full": Method(
-        "SAM along the full gradient", build.sam, {"rho": _rho(0.5)}, 15, build.whole
+        "SAM along the full gradient", build.sam, {"rho": _rho(0.5)}, 15, build.whole, True, False
     ),
     "sam_db": Method(
-        "SAM along another batch", build.sam, {"rho": _rho(0.5)}, 2, build.another_batch
+        "SAM along another batch",
+        build.sam,
+        {"rho": _rho(0.5)},
+        2,
+        build.another_batch,
+        True,
+        False,
     ),
     "sam_noise": Method(
         "SAM off the full gradient",
@@ -110,6 +116,8 @@ METHODS: dict[str, Method] = {
         {"rho": _rho(0.5)},
         16,
         build.full_gradient,
+        needs_data=True,
+        groups=False,
     ),
     "esam": Method(
         "ESAM",
@@ -121,6 +129,7 @@ METHODS: dict[str, Method] = {
         },
         2,
         build.rising,
+        groups=False,
     ),
     "ss_sam": Method(
         "SS-SAM",
@@ -150,16 +159,24 @@ METHODS: dict[str, Method] = {
         },
         1.02,
         build.part,
+        groups=False,
     ),
     "momentum": Method(
-        "ascent along past gradients", build.momentum, {"rho": _rho(0.3), "decay": _DECAY}, 1
+        "ascent along past gradients",
+        build.momentum,
+        {"rho": _rho(0.3), "decay": _DECAY},
+        1,
+        groups=False,
     ),
-    "msam": Method("Momentum-SAM", build.msam, {"rho": _rho(2.0), "decay": _DECAY}, 1),
+    "msam": Method(
+        "Momentum-SAM", build.msam, {"rho": _rho(2.0), "decay": _DECAY}, 1, groups=False
+    ),
     "m_asam": Method(
         "Momentum-SAM with ASAM's normalization",
         build.m_asam,
         {"rho": _rho(5.0), "eta": _ETA, "decay": _DECAY},
         1,
+        groups=False,
     ),
     "low_pass": Method(
         "LPF-SGD: smoothing by noise",

@@ -1,0 +1,211 @@
+"""What a method of the experiments is, and how it takes a training step."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import sam_optax
+from sam_optax.experiments.errors import UserError
+
+BLOCK = 500
+"""Examples at once in a gradient over the whole training set, which bounds its memory."""
+
+
+class Option(NamedTuple):
+    """A hyperparameter of a method: its default value and what it is."""
+
+    default: float | int
+    help: str
+
+
+class Base(NamedTuple):
+    """What every method is built around.
+
+    Attributes:
+      tx: the base optimizer.
+      learning_rate: the schedule in it.
+      info: whether states keep the last step in numbers.
+      groups: groups of the batch with perturbations of their own; ``None`` for one of all.
+    """
+
+    tx: optax.GradientTransformation
+    learning_rate: optax.Schedule
+    info: bool = False
+    groups: int | None = None
+
+    def sharp(
+        self,
+        perturbation: optax.GradientTransformation,
+        first: optax.GradientTransformation | None = None,
+        **options: Any,
+    ) -> optax.GradientTransformationExtraArgs:
+        """The base optimizer, behind ``first`` if there is one, driven by the sharp gradient."""
+        tx = self.tx if first is None else optax.chain(first, self.tx)
+        return sam_optax.sharpness_aware(
+            tx, perturbation, info=self.info, groups=self.groups, **options
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a training step has at hand.
+
+    Attributes:
+      losses_fn: ``(params, batch) -> losses``, one for each example.
+      value_and_grad_fn: ``params -> ((loss, aux), grads)`` on the step's batch; with groups
+        ``(params, i)``, on one of them.
+      params: the params before the step.
+      batch: the step's examples and labels, as the network sees them.
+      key: a PRNG key for this step.
+      data: all examples and labels of the training set, not augmented.
+    """
+
+    losses_fn: Callable[[Any, Any], jax.Array]
+    value_and_grad_fn: Callable[..., Any]
+    params: Any
+    batch: Any
+    key: jax.Array
+    data: Any
+
+    def grad_fn(self, batch: Any) -> Callable[[Any], Any]:
+        """The gradient of the mean loss of some examples."""
+        return jax.grad(lambda params: jnp.mean(self.losses_fn(params, batch)))
+
+    def full_grad_fn(self, params: Any) -> Any:
+        """The gradient of the mean loss of all examples."""
+        n = len(self.data[1])
+        if n <= 8 * BLOCK:
+            return self.grad_fn(self.data)(params)
+        count = -(-n // BLOCK)
+        index = jnp.arange(count * BLOCK).reshape(count, BLOCK)
+
+        def add(total: Any, block: jax.Array) -> tuple[Any, None]:
+            batch = jax.tree.map(lambda leaf: leaf[jnp.minimum(block, n - 1)], self.data)
+            grads = jax.grad(lambda p: jnp.sum((block < n) * self.losses_fn(p, batch)) / n)(params)
+            return jax.tree.map(jnp.add, total, grads), None
+
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), index)[0]
+
+
+def _nothing(step: Step, **options: Any) -> dict[str, Any]:
+    del step, options
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A method, with the hyperparameters that suit the default task of the command.
+
+    Attributes:
+      title: what it is, in a few words.
+      build: ``(base, key, **options) -> optimizer``; a :func:`sam_optax.sharpness_aware`, or the
+        base optimizer.
+      options: the hyperparameters; NAME is the option ``--METHOD.NAME`` of the command line.
+      gradients: what a step costs, in gradients on a batch.
+      arguments: ``(step, **options) -> `` what its ``update`` takes beside ``grad_fn``, or in its
+        place.
+      needs_data: whether a step needs all training examples at hand.
+      groups: whether groups of a batch can have perturbations of their own: not those of methods
+        that look at the whole batch, or along past gradients.
+    """
+
+    title: str
+    build: Callable[..., optax.GradientTransformation]
+    options: Mapping[str, Option]
+    gradients: float = 2.0
+    arguments: Callable[..., dict[str, Any]] = _nothing
+    needs_data: bool = False
+    groups: bool = True
+
+    def variant(self, **changes: Any) -> "Variant":
+        """The method with its default hyperparameters, but for some."""
+        defaults = {name: option.default for name, option in self.options.items()}
+        return Variant(self, defaults | changes)
+
+
+class Variant(NamedTuple):
+    """A method with hyperparameters."""
+
+    method: Method
+    hyperparameters: Mapping[str, Any]
+
+    def transformation(self, base: Base, key: jax.Array) -> optax.GradientTransformation:
+        """Its optimizer."""
+        return self.method.build(base, key, **self.hyperparameters)
+
+    def update(
+        self, tx: optax.GradientTransformation, state: optax.OptState, step: Step
+    ) -> tuple[Any, optax.OptState, tuple[Any, Any] | None]:
+        """A training step.
+
+        Returns:
+          ``(params, state, (loss, aux))``. Loss and aux are those of the first pass; ``None`` in
+          their place where a method has gradients of its own.
+        """
+        if not isinstance(state, sam_optax.SharpnessAwareState):
+            first, grads = step.value_and_grad_fn(step.params)
+            updates, state = tx.update(grads, state, step.params)
+            return optax.apply_updates(step.params, updates), state, first
+        arguments, own = self._arguments(step)
+        updates, state = tx.update(None, state, step.params, **arguments)
+        first = None
+        if not own:
+            state, first = sam_optax.pop_first_pass(state)
+        return optax.apply_updates(step.params, updates), state, first
+
+    def look(self, base: Base, key: jax.Array, state: optax.OptState, step: Step) -> Any:
+        """A training step in numbers, which is not taken.
+
+        Returns:
+          :class:`sam_optax.StepInfo`, or ``None`` for the base optimizer.
+        """
+        if not isinstance(state, sam_optax.SharpnessAwareState):
+            return None
+        tx = self.transformation(base._replace(info=True), key)
+        state = state._replace(info=tx.init(step.params).info)
+        arguments, own = self._arguments(step)
+        if own == "ascent":  # the rise of the loss can be known
+            del arguments["grad_fn"]
+            arguments["value_and_grad_fn"] = step.value_and_grad_fn
+        _, state = tx.update(None, state, step.params, **arguments)
+        if "value_and_grad_fn" in arguments:
+            state, _ = sam_optax.pop_first_pass(state)
+        return state.info
+
+    def _arguments(self, step: Step) -> tuple[dict[str, Any], str | None]:
+        """What ``update`` takes, and which gradients are the method's own, if any."""
+        arguments = self.method.arguments(step, **self.hyperparameters)
+        if "grad_fn" in arguments:
+            return arguments, "sharp"
+        if "ascent_grad_fn" in arguments:
+            return {"grad_fn": step.grad_fn(step.batch), **arguments}, "ascent"
+        return {"value_and_grad_fn": step.value_and_grad_fn, **arguments}, None
+
+
+def check(name: str, variant: Variant) -> None:
+    """Raises :class:`UserError` for what the library refuses, by a step on a toy problem."""
+
+    def toy() -> Any:
+        batch = jnp.ones((10, 2)), jnp.zeros(10, jnp.int32)
+        params, key = jnp.ones(2), jax.random.key(0)
+
+        def losses_fn(params: jax.Array, batch: Any) -> jax.Array:
+            return batch[0] @ params
+
+        def loss(params: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.mean(losses_fn(params, batch)), None
+
+        value_and_grad_fn = jax.value_and_grad(loss, has_aux=True)
+        step = Step(losses_fn, value_and_grad_fn, params, batch, key, batch)
+        tx = variant.transformation(Base(optax.sgd(0.1), optax.constant_schedule(0.1)), key)
+        return variant.update(tx, tx.init(params), step)
+
+    try:
+        jax.eval_shape(toy)
+    except (TypeError, ValueError) as error:
+        # The library's messages begin with the argument's name.
+        raise UserError(f"--{name.replace('_', '-')}.{error}") from error
