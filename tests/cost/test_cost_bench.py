@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import pytest
 from helpers import init_mlp, mlp_loss
 
-from sam_optax.experiments import bench, bench_report
-from sam_optax.experiments.bench_measure import CompiledCost
-from sam_optax.experiments.bench_models import Problem
-from sam_optax.experiments.bench_report import ModelResult, StepResult
+from sam_optax.experiments.bench import command as bench
+from sam_optax.experiments.bench import report
+from sam_optax.experiments.bench.measure import CompiledCost
+from sam_optax.experiments.bench.models import Problem
+from sam_optax.experiments.bench.report import ModelResult, StepResult
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting import json_file
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +75,9 @@ def test_ratios_are_taken_within_rounds():
         return StepResult("b", CompiledCost(1.0, 1.0, 0, 1), 0, 1.0, 1.0, seconds)
 
     a, b = step([2.0, 20.0, 4.0]), step([1.0, 10.0, 2.0])
-    assert bench_report.wall_ratio(a, b) == (2.0, 2.0, 2.0)
+    assert report.wall_ratio(a, b) == (2.0, 2.0, 2.0)
     model = ModelResult(1, 1, {"sgd": b, "sam by hand": b, "b": b, "a": a})
-    ratios = bench_report.as_json({"m": model})["m"]["steps"]["a"]["ratios"]["b"]
+    ratios = report.as_json({"m": model})["m"]["steps"]["a"]["ratios"]["b"]
     assert ratios["wall"] == 2.0
     assert ratios["temp_bytes"] is None  # 0 / 0
 
@@ -104,8 +106,8 @@ def test_unusable_files_are_found_before_measuring(tmp_path):
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     out = tmp_path / "bench.json"
-    bench_report.write_json(out, {"old": 1})
+    json_file.write(out, {"old": 1})
     with pytest.raises(TypeError):
-        bench_report.write_json(out, {"new": object()})
+        json_file.write(out, {"new": object()})
     assert json.loads(out.read_text()) == {"old": 1}
     assert list(tmp_path.iterdir()) == [out]

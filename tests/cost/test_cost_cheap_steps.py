@@ -10,7 +10,7 @@ from cost_hlo import Program
 from helpers import init_mlp, mlp
 
 import sam_optax
-from sam_optax.experiments.bench_measure import compiled_cost
+from sam_optax.experiments.bench.measure import compiled_cost
 
 pytestmark = pytest.mark.slow
 

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from cost_programs import PROBLEMS, cost, handwritten, library, program
+from cost_programs import METHODS, PROBLEMS, base_step, cost, handwritten, library, program
 from helpers import Counted, init_mlp, mlp_loss
 
 import sam_optax
-from sam_optax.experiments.bench_methods import METHODS, base_step
 
 EVERY_2 = sam_optax.every(2)
 
@@ -85,13 +84,13 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_loss_is_traced_once(method, options):
-    assert traces(METHODS[method].make(), pass_gradient=False, **OPTIONS[options]) == 1
+    assert traces(METHODS[method](), pass_gradient=False, **OPTIONS[options]) == 1
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_loss_is_traced_once_more_for_a_gradient_of_the_callers(method, options):
-    assert traces(METHODS[method].make(), pass_gradient=True, **OPTIONS[options]) == 2
+    assert traces(METHODS[method](), pass_gradient=True, **OPTIONS[options]) == 2
 
 
 def test_optax_contrib_traces_the_loss_at_every_ascent_step():

@@ -4,15 +4,23 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from cost_programs import cost, handwritten, library, perturbation, ratios
+from cost_programs import (
+    METHODS,
+    base_step,
+    cost,
+    handwritten,
+    library,
+    perturbation,
+    ratios,
+)
 from helpers import assert_close, init_mlp, mlp_loss
 from jax.flatten_util import ravel_pytree
 
 import sam_optax
-from sam_optax.experiments import bench_handwritten
-from sam_optax.experiments.bench_handwritten import Step, descend, guarded_norm
-from sam_optax.experiments.bench_measure import jit
-from sam_optax.experiments.bench_methods import METHODS, base_step, optax_contrib_step
+from sam_optax.experiments.bench import handwritten as by_hand
+from sam_optax.experiments.bench.handwritten import Step, descend, guarded_norm
+from sam_optax.experiments.bench.measure import jit
+from sam_optax.experiments.bench.steps import DEFAULT, optax_contrib_step
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +46,7 @@ def test_costs_what_a_handwritten_step_costs(method):
 
 
 def test_the_base_optimizer_costs_what_its_handwritten_step_costs():
-    assert not too_much(base_step, bench_handwritten.sgd)
+    assert not too_much(base_step, by_hand.sgd)
 
 
 def test_sam_costs_no_more_than_optax_contrib_sam():
@@ -53,7 +61,7 @@ EVERY_2 = sam_optax.every(2)
 
 
 def sam_every_second_step(loss):
-    base = bench_handwritten.sgd(loss)
+    base = by_hand.sgd(loss)
 
     def init(params):
         return jnp.zeros((), jnp.int32), base.init(params)
@@ -143,7 +151,7 @@ def test_careless_formulas_cost_too_much(careless, method, shows_in):
 
 def test_a_further_gradient_costs_too_much():
     def takes_the_ascent_gradient_again(loss):
-        base = bench_handwritten.sam(loss)
+        base = by_hand.sam(loss)
 
         def step(params, state, batch):
             value, grads = jax.value_and_grad(loss)(params, batch)
@@ -171,7 +179,7 @@ def three_steps(step):
 @pytest.mark.parametrize(
     ("one", "other"),
     [(library(name), handwritten(name)) for name in COMPARED]
-    + [(base_step, bench_handwritten.sgd), (optax_contrib_step, bench_handwritten.sam)],
+    + [(base_step, by_hand.sgd), (optax_contrib_step, by_hand.sam)],
     ids=[*COMPARED, "base", "optax.contrib"],
 )
 def test_handwritten_steps_take_the_same_step(one, other):
@@ -185,11 +193,11 @@ def test_handwritten_rsam_without_noise_is_sam():
     def loss(params, batch):
         return mlp_loss(params, *batch)
 
-    params, _ = three_steps(bench_handwritten.rsam(loss, gamma=0.0))
-    assert_close(params, three_steps(bench_handwritten.sam(loss))[0], rtol=1e-5)
+    params, _ = three_steps(by_hand.rsam(loss, gamma=0.0))
+    assert_close(params, three_steps(by_hand.sam(loss))[0], rtol=1e-5)
 
 
 def test_every_method_of_the_benchmark_is_compared():
     """A new method needs a place in these tests too."""
-    assert set(METHODS) == {*COMPARED, "rsam"}
+    assert set(METHODS) == set(DEFAULT) == {*COMPARED, "rsam"}
     assert all(cost(library(name)).flops > 0 for name in METHODS)

@@ -7,14 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cost_programs import library, perturbation, program
+from cost_programs import (
+    METHODS,
+    base_step,
+    compile_step,
+    library,
+    library_step,
+    perturbation,
+    program,
+)
 from helpers import init_mlp, mlp_loss, x64
 from methods import build
 
 import sam_optax
-from sam_optax.experiments.bench_handwritten import guarded_norm
-from sam_optax.experiments.bench_measure import compile_step, state_bytes
-from sam_optax.experiments.bench_methods import METHODS, base_step, library_step
+from sam_optax.experiments.bench.handwritten import guarded_norm
+from sam_optax.experiments.bench.measure import state_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +135,7 @@ def test_copies_and_constants_are_found():
 def test_float32_params_stay_float32_under_x64(method):
     with x64():
         params = init_mlp()
-        assert "f64[" not in small_step(params, METHODS[method].make()).as_text()
+        assert "f64[" not in small_step(params, METHODS[method]()).as_text()
         assert "f64[" in small_step(params, to_float64()).as_text()  # the control
 
 
@@ -174,10 +181,10 @@ PRINTED = build("rsam_sqrt_norm", 0.05, weighting="raw")
 @pytest.mark.parametrize(
     ("method", "most"),
     [
-        (METHODS["sam"].make(), 5),
-        (METHODS["asam"].make(), 14),
-        (METHODS["fsam"].make(), 14),
-        (METHODS["rsam"].make(), 22),
+        (METHODS["sam"](), 5),
+        (METHODS["asam"](), 14),
+        (METHODS["fsam"](), 14),
+        (METHODS["rsam"](), 22),
         (PRINTED, 19),
     ],
     ids=["sam", "asam", "fsam", "rsam", "rsam as printed"],
@@ -199,8 +206,8 @@ def test_state_sizes(method):
     copy = state_bytes(params)
     count, key = 4, 8
     expected = {"sam": 0, "asam": 0, "fsam": copy + count, "rsam": key}[method]
-    assert state_bytes(METHODS[method].make().init(params)) == expected
+    assert state_bytes(METHODS[method]().init(params)) == expected
     base = optax.sgd(0.1, momentum=0.9)
-    tx = sam_optax.sharpness_aware(base, METHODS[method].make())
+    tx = sam_optax.sharpness_aware(base, METHODS[method]())
     counters = 2 * count
     assert state_bytes(tx.init(params)) == expected + counters + state_bytes(base.init(params))

@@ -1,5 +1,6 @@
 """Networks to measure training steps on: an MLP, a small CNN and a small vision transformer."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+
+from sam_optax.experiments.networks.vit import VisionTransformer
 
 CLASSES = 10
 IMAGE_SHAPE = (28, 28, 1)
@@ -21,13 +24,17 @@ class Problem(NamedTuple):
 
     Attributes:
       params: initial params.
-      loss: ``loss(params, batch)``, a scalar.
-      batch: what the loss takes beside the params.
+      losses: ``losses(params, batch)``, one for each example.
+      batch: the examples and labels.
     """
 
     params: optax.Params
-    loss: Callable[[optax.Params, Any], jax.Array]
+    losses: Callable[[optax.Params, Any], jax.Array]
     batch: Any
+
+    def loss(self, params: optax.Params, batch: Any) -> jax.Array:
+        """Their mean."""
+        return jnp.mean(self.losses(params, batch))
 
 
 def mlp(batch_size: int) -> Problem:
@@ -36,7 +43,7 @@ def mlp(batch_size: int) -> Problem:
 
 
 def deep(batch_size: int, leaves: int) -> Problem:
-    """Kernels and biases of 32 × 32 layers, as many leaves as asked for: dear to build."""
+    """Kernels and biases of 32 × 32 layers in a number of leaves: slow to build."""
     return _dense(batch_size, DEEP_WIDTH, leaves // 2)
 
 
@@ -47,20 +54,21 @@ def _dense(batch_size: int, width: int, layers: int) -> Problem:
         kernel = rng.standard_normal((width, width), np.float32) * (2 / width) ** 0.5
         return {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(width)}
 
-    def loss(params: optax.Params, batch: Any) -> jax.Array:
+    def losses(params: optax.Params, batch: Any) -> jax.Array:
         x, y = batch
         for i in range(layers):
             x = x @ params[f"layer_{i}"]["kernel"] + params[f"layer_{i}"]["bias"]
             x = nn.relu(x) if i < layers - 1 else x
-        return jnp.mean(jnp.square(x - y))
+        return jnp.mean(jnp.square(x - y), axis=-1)
 
     x, y = (jnp.asarray(rng.standard_normal((batch_size, width), np.float32)) for _ in "xy")
-    return Problem({f"layer_{i}": layer() for i in range(layers)}, loss, (x, y))
+    return Problem({f"layer_{i}": layer() for i in range(layers)}, losses, (x, y))
 
 
 class _Cnn(nn.Module):
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        del train
         for features in (32, 64):
             x = nn.relu(nn.Conv(features, (3, 3))(x))
             x = nn.avg_pool(x, (2, 2), (2, 2))
@@ -68,37 +76,20 @@ class _Cnn(nn.Module):
         return nn.Dense(CLASSES)(x)
 
 
-class _Vit(nn.Module):
-    patch: int = 4
-    dim: int = 64
-    heads: int = 4
-    blocks: int = 4
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = nn.Conv(self.dim, (self.patch, self.patch), (self.patch, self.patch))(x)
-        x = x.reshape(x.shape[0], -1, self.dim)
-        x = x + self.param("position", nn.initializers.normal(0.02), x.shape[1:])
-        for _ in range(self.blocks):
-            y = nn.LayerNorm()(x)
-            x = x + nn.MultiHeadDotProductAttention(num_heads=self.heads)(y, y)
-            y = nn.gelu(nn.Dense(4 * self.dim)(nn.LayerNorm()(x)))
-            x = x + nn.Dense(self.dim)(y)
-        return nn.Dense(CLASSES)(nn.LayerNorm()(x).mean(axis=1))
-
-
 def _image_classifier(model: nn.Module, batch_size: int) -> Problem:
     rng = np.random.default_rng(0)
     images = jnp.asarray(rng.standard_normal((batch_size, *IMAGE_SHAPE), np.float32))
     labels = jnp.asarray(rng.integers(CLASSES, size=batch_size))
 
-    def loss(params: optax.Params, batch: Any) -> jax.Array:
+    def losses(params: optax.Params, batch: Any) -> jax.Array:
         x, y = batch
-        logits = model.apply({"params": params}, x)
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
+        logits = model.apply({"params": params}, x, train=True)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
-    params = jax.jit(model.init)(jax.random.key(0), images[:1])["params"]
-    return Problem(params, loss, (images, labels))
+    params = jax.jit(functools.partial(model.init, train=True))(jax.random.key(0), images[:1])[
+        "params"
+    ]
+    return Problem(params, losses, (images, labels))
 
 
 def cnn(batch_size: int) -> Problem:
@@ -108,4 +99,5 @@ def cnn(batch_size: int) -> Problem:
 
 def vit(batch_size: int, blocks: int = 4) -> Problem:
     """A vision transformer of blocks of width 64 on 28 × 28 images in 4 × 4 patches."""
-    return _image_classifier(_Vit(blocks=blocks), batch_size)
+    model = VisionTransformer(CLASSES, width=64, depth=blocks, heads=4, patch=4)
+    return _image_classifier(model, batch_size)

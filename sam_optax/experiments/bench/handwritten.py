@@ -3,9 +3,9 @@
 They are what an expert would put into a training script that needs nothing else: plain JAX, SGD
 with momentum, no library. The library's steps are measured against them.
 
-Each function returns ``(init, step)``: ``init(params)`` is the state, and
-``step(params, state, batch)`` returns the new params, the new state and the loss at ``params``
-(``None`` where the method does not evaluate it).
+Each function takes the loss and returns ``(init, step)``: ``init(params)`` is the state, and
+``step(params, state, batch)`` returns the new params, the new state and the loss of the first
+forward pass (``None`` where the method does not take the loss along).
 """
 
 from collections.abc import Callable
@@ -17,6 +17,9 @@ import optax
 
 LEARNING_RATE = 1e-3
 MOMENTUM = 0.9
+RHO = 0.05
+FRACTION = 0.125
+"""Share of the batch on which ``part`` takes its ascent gradient."""
 
 Loss = Callable[[optax.Params, Any], jax.Array]
 
@@ -39,33 +42,47 @@ def sgd(loss: Loss) -> Step:
     return Step(zeros, step)
 
 
-def sam(loss: Loss, rho: float = 0.05) -> Step:
+def sam(loss: Loss, rho: float = RHO) -> Step:
     """SAM: ε = ρ g/‖g‖."""
-
-    def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        scale = rho / guarded_norm(grads)
-        perturbed = jax.tree.map(lambda w, g: w + scale * g, params, grads)
-        params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
-        return params, momentum, value
-
-    return Step(zeros, step)
+    return _with_sharp_gradient(loss, lambda params, grads: along(params, grads, rho))
 
 
 def asam(loss: Loss, rho: float = 0.5, eta: float = 0.01) -> Step:
     """ASAM: ε = ρ T² g/‖T g‖, T = |w| + η for weights and 1 for biases."""
 
-    def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
-        value, grads = jax.value_and_grad(loss)(params, batch)
+    def perturb(params: optax.Params, grads: Any) -> optax.Params:
         bias = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "bias", params)
         scaled = jax.tree.map(
             lambda w, g, b: g if b else (jnp.abs(w) + eta) * g, params, grads, bias
         )
         scale = rho / guarded_norm(scaled)
-        perturbed = jax.tree.map(
+        return jax.tree.map(
             lambda w, s, b: w + scale * (s if b else (jnp.abs(w) + eta) * s), params, scaled, bias
         )
-        params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
+
+    return _with_sharp_gradient(loss, perturb)
+
+
+def fisher_sam(loss: Loss, rho: float = RHO, eta: float = 1.0) -> Step:
+    """Fisher SAM: ε = ρ T² g/‖T g‖ with T² = 1/(1 + η g²)."""
+
+    def perturb(params: optax.Params, grads: Any) -> optax.Params:
+        scaled = jax.tree.map(lambda g: g * jax.lax.rsqrt(1 + eta * g**2), grads)
+        scale = rho / guarded_norm(scaled)
+        return jax.tree.map(
+            lambda w, g, s: w + scale * s * jax.lax.rsqrt(1 + eta * g**2), params, grads, scaled
+        )
+
+    return _with_sharp_gradient(loss, perturb)
+
+
+def _with_sharp_gradient(loss: Loss, perturb: Callable[[optax.Params, Any], optax.Params]) -> Step:
+    """What methods without a state do: descend along the gradient at the perturbed params."""
+
+    def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        sharp = jax.grad(loss)(perturb(params, grads), batch)
+        params, momentum = descend(params, momentum, sharp)
         return params, momentum, value
 
     return Step(zeros, step)
@@ -84,15 +101,14 @@ def fsam(loss: Loss, rho: float = 0.1, sigma: float = 1.0, lmbda: float = 0.9) -
         ema = jax.tree.map(
             lambda g, m: jnp.where(count == 0, g, lmbda * m + (1 - lmbda) * g), grads, ema
         )
-        scale = rho / guarded_norm(residual)
-        perturbed = jax.tree.map(lambda w, d: w + scale * d, params, residual)
+        perturbed = along(params, residual, rho)
         params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
         return params, (ema, count + 1, momentum), value
 
     return Step(init, step)
 
 
-def rsam(loss: Loss, rho: float = 0.05, gamma: float = 0.1, lmbda: float = 2.0) -> Step:
+def rsam(loss: Loss, rho: float = RHO, gamma: float = 0.1, lmbda: float = 2.0) -> Step:
     """R-SAM: ĝ = ∇L(w + δ), ε along δ/‖δ‖ + λĝ/‖ĝ‖, with δ drawn by ``jax.random.normal``."""
 
     def init(params: optax.Params) -> Any:
@@ -117,16 +133,65 @@ def rsam(loss: Loss, rho: float = 0.05, gamma: float = 0.1, lmbda: float = 2.0) 
         grads = jax.grad(loss)(start, batch)
         by_delta, by_grads = 1 / guarded_norm(delta), lmbda / guarded_norm(grads)
         direction = jax.tree.map(lambda d, g: by_delta * d + by_grads * g, delta, grads)
-        scale = rho / guarded_norm(direction)
-        perturbed = jax.tree.map(lambda w, d: w + scale * d, params, direction)
+        perturbed = along(params, direction, rho)
         params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
         return params, (key, momentum), None
 
     return Step(init, step)
 
 
+def gsam(loss: Loss, alpha: float = 0.4) -> Step:
+    """GSAM: g_s − α g_⊥ with g_⊥ = g − ⟨g, g_s⟩/‖g_s‖² g_s."""
+
+    def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        sharp = jax.grad(loss)(along(params, grads, RHO), batch)
+        norm = guarded_norm(sharp)
+        products = jax.tree.map(lambda g, s: jnp.sum(g * s), grads, sharp)
+        share = jax.tree.reduce(jnp.add, products) / norm**2
+        gap = jax.tree.map(lambda g, s: s - alpha * (g - share * s), grads, sharp)
+        params, momentum = descend(params, momentum, gap)
+        return params, momentum, value
+
+    return Step(zeros, step)
+
+
+def part(loss: Loss) -> Step:
+    """SAM whose ascent gradient is that of evenly spaced examples."""
+
+    def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
+        few = jax.tree.map(lambda leaf: leaf[:: round(1 / FRACTION)], batch)
+        grads = jax.grad(loss)(params, few)
+        sharp = jax.grad(loss)(along(params, grads, RHO), batch)
+        params, momentum = descend(params, momentum, sharp)
+        return params, momentum, None
+
+    return Step(zeros, step)
+
+
+def momentum(loss: Loss, decay: float = 0.9) -> Step:
+    """The gradient at w + ρ m/‖m‖, m ← β m + (1 − β) g."""
+
+    def init(params: optax.Params) -> Any:
+        return zeros(params), zeros(params)
+
+    def step(params: optax.Params, state: Any, batch: Any) -> Any:
+        ema, momentum = state
+        value, grads = jax.value_and_grad(loss)(along(params, ema, RHO), batch)
+        ema = jax.tree.map(lambda m, g: decay * m + (1 - decay) * g, ema, grads)
+        params, momentum = descend(params, momentum, grads)
+        return params, (ema, momentum), value
+
+    return Step(init, step)
+
+
+_METHODS = sgd, sam, asam, fsam, rsam, gsam, fisher_sam, part, momentum
+HANDWRITTEN: dict[str, Callable[[Loss], Step]] = {step.__name__: step for step in _METHODS}
+"""By the method's name in the registry."""
+
+
 def zeros(params: optax.Params) -> Any:
-    """The state of the base optimizer at the start."""
+    """The initial state of the base optimizer."""
     return jax.tree.map(jnp.zeros_like, params)
 
 
@@ -134,6 +199,12 @@ def guarded_norm(tree: Any) -> jax.Array:
     """‖·‖₂ of a tree, and 1 where that is 0."""
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
     return jnp.where(norm > 0, norm, 1.0)
+
+
+def along(params: optax.Params, direction: Any, rho: float) -> optax.Params:
+    """W + ρ d/‖d‖."""
+    scale = rho / guarded_norm(direction)
+    return jax.tree.map(lambda w, d: w + scale * d, params, direction)
 
 
 def descend(params: optax.Params, momentum: Any, grads: Any) -> tuple[optax.Params, Any]:

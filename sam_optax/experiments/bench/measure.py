@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from sam_optax.experiments.bench_handwritten import Step
+from sam_optax.experiments.bench.handwritten import Step
 
 _BLOCK_SECONDS = 0.1
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = ", re.MULTILINE)
@@ -21,7 +21,7 @@ class CompiledCost(NamedTuple):
     Attributes:
       flops: floating-point operations.
       bytes_accessed: memory traffic as the compiler models it.
-      temp_bytes: memory held beside arguments and results.
+      temp_bytes: memory held in addition to arguments and results.
       instructions: instructions of the optimized program, which compile time grows with.
     """
 
@@ -36,15 +36,10 @@ def jit(step: Step) -> Any:
     return jax.jit(step.step, donate_argnums=(0, 1))
 
 
-def compile_step(step: Step, params: optax.Params, batch: Any) -> jax.stages.Compiled:
-    """Compiles a step for the shapes of its arguments; runs nothing."""
-    return jit(step).lower(params, jax.eval_shape(step.init, params), batch).compile()
-
-
 def compiled_cost(compiled: jax.stages.Compiled) -> CompiledCost:
     """The compiler's counts for a program."""
     analysis: Any = compiled.cost_analysis()
-    if isinstance(analysis, list):  # one entry a program in older versions of JAX
+    if isinstance(analysis, list):  # one entry per program in older versions of JAX
         analysis = analysis[0]
     memory: Any = compiled.memory_analysis()
     return CompiledCost(
@@ -100,7 +95,7 @@ def no_compilation_cache() -> Iterator[None]:
 
 
 class Runner:
-    """A compiled step with params and state of its own."""
+    """A compiled step with its own params and state."""
 
     def __init__(self, step: Step, compiled: Any, params: optax.Params, batch: Any):
         self._compiled, self._batch = compiled, batch
@@ -114,7 +109,7 @@ class Runner:
         self._carry = jax.block_until_ready((params, state))
 
     def seconds(self, steps: int) -> float:
-        """Mean seconds a step over a block of steps, after one that fills the caches."""
+        """Mean seconds per step over a block of steps, after one that fills the caches."""
         self._run(1)
         start = time.perf_counter()
         self._run(steps)
@@ -122,13 +117,14 @@ class Runner:
 
 
 def interleaved(
-    runners: Mapping[str, Runner], base: str, rounds: int, advance: Callable[[], None]
+    runners: Mapping[str, Runner], base: str, rounds: int, done: Callable[[float], None]
 ) -> dict[str, list[float]]:
-    """Seconds a step of each runner in each round.
+    """Seconds per step of each runner in each round.
 
     The load of the machine drifts, so only times of one round are comparable; a round starts
     with another runner each time, so that the neighbours in time change as well. All run the
-    same number of steps, enough for the runner ``base`` to be busy for a while.
+    same number of steps, enough for the runner ``base`` to be busy for a while. ``done`` is called
+    with the seconds of each block.
     """
     names = list(runners)
     steps = max(2, round(_BLOCK_SECONDS / runners[base].seconds(2)))
@@ -137,5 +133,5 @@ def interleaved(
         shift = i % len(names)
         for name in names[shift:] + names[:shift]:
             times[name].append(runners[name].seconds(steps))
-            advance()
+            done(steps * times[name][-1])
     return times

@@ -1,0 +1,162 @@
+"""``python -m sam_optax bench``: its options, and how the measurements are made."""
+
+import dataclasses
+import functools
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from rich.console import Console
+
+from sam_optax.experiments.bench import measure, models
+from sam_optax.experiments.bench.report import (
+    LEGEND,
+    ModelResult,
+    StepResult,
+    as_json,
+    print_tables,
+)
+from sam_optax.experiments.bench.steps import BASE, DEFAULT, METHODS, steps
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting import json_file
+from sam_optax.experiments.reporting.progress import Progress
+from sam_optax.experiments.reporting.results import versions
+
+
+class Model(NamedTuple):
+    """A network of the benchmark and its usual batch size."""
+
+    make: Callable[[int], models.Problem]
+    batch_size: int
+
+
+MODELS = {
+    "mlp": Model(models.mlp, 256),
+    "mlp-small-batch": Model(models.mlp, 32),
+    "cnn": Model(models.cnn, 64),
+    "vit": Model(models.vit, 32),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Measures a training step of each method next to hand-written steps and optax.contrib.sam.
+
+    Prints, for each model, wall times, trace and compile times, and the compiled program's
+    counts, with ratios to a hand-written step of the same method ("by hand"), to a hand-written
+    SAM step and to the base optimizer's. Wall ratios are medians over rounds of the ratio within
+    the round, so they hold on a busy machine.
+    """
+
+    models: tuple[str, ...] = tuple(MODELS)
+    """Networks: mlp (4 layers of 1024x1024), mlp-small-batch (the same, bound by memory), cnn and
+    vit (4 blocks of width 64)."""
+    methods: tuple[str, ...] = DEFAULT
+    """Methods of compare, but for those whose steps take the whole training set; and sam's options
+    info and skip_nonfinite."""
+    leaves: int | None = None
+    """Builds the steps and does not run them, on one narrow network of this many leaves, an even
+    number. Large networks have 600."""
+    rounds: int = 15
+    """Rounds of wall times; in each, every step runs for about a tenth of a second."""
+    builds: int = 3
+    """Times that each step is traced and compiled; the least is reported."""
+    batch_size: int | None = None
+    """Batch size for every model. By default 256, 32, 64 and 32."""
+    out: Path | None = None
+    """JSON file for all measurements."""
+
+    def __post_init__(self) -> None:
+        """Raises :class:`UserError` for values that cannot be used."""
+        for option, chosen, known in (
+            ("models", self.models, MODELS),
+            ("methods", self.methods, METHODS),
+        ):
+            for name in chosen:
+                if name not in known:
+                    raise UserError(f"--{option}: {name!r} is not one of {', '.join(known)}.")
+            if not chosen:
+                raise UserError(f"--{option} needs at least one of {', '.join(known)}.")
+        for option in ("rounds", "builds", "batch_size"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise UserError(f"--{option.replace('_', '-')} must be at least 1, got {value}.")
+        if self.leaves is not None and (self.leaves < 2 or self.leaves % 2):
+            raise UserError(f"--leaves must be an even number from 2 on, got {self.leaves}.")
+        json_file.check(self.out)
+
+
+def run(options: Bench) -> None:
+    """Runs the benchmark, writes its file and prints its tables.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    console = Console()
+    environment = _environment()
+    console.print(f"{environment['device']}, jax {jax.__version__}\n{LEGEND}\n")
+    chosen, rounds = {name: MODELS[name] for name in options.models}, options.rounds
+    if options.leaves is not None:
+        deep = functools.partial(models.deep, leaves=options.leaves)
+        chosen, rounds = {f"{options.leaves} leaves": Model(deep, 32)}, 0
+    given = {**dataclasses.asdict(options), "rounds": rounds, "out": str(options.out)}
+    count = len(steps(options.methods))
+    results = {}
+    for name, model in chosen.items():
+        work = {"building": (2.0, count * options.builds), "running": (1.0, count * rounds)}
+        with (
+            Progress(Console(stderr=True), work, f"{name}:") as progress,
+            measure.no_compilation_cache(),
+        ):
+            results[name] = measure_model(model, options, rounds, progress.done)
+        if options.out is not None:
+            content = {"environment": environment, "options": given, "models": as_json(results)}
+            json_file.write(options.out, content)
+        print_tables(console, name, results[name])
+    if options.out is not None:
+        console.print(f"Wrote {options.out}")
+
+
+def measure_model(
+    model: Model, options: Bench, rounds: int, done: Callable[[str, float], None]
+) -> ModelResult:
+    """Measures every step on one model; calls ``done(kind, seconds)`` after each piece of work."""
+    batch_size = options.batch_size or model.batch_size
+    problem = model.make(batch_size)
+    measured = steps(options.methods)
+    builds: dict[str, list[measure.Build]] = {name: [] for name in measured}
+    for _ in range(options.builds):
+        for name, (make, _) in measured.items():
+            built = measure.build(functools.partial(make, problem), problem.params, problem.batch)
+            builds[name].append(built)
+            done("building", built.trace_seconds + built.compile_seconds)
+    seconds: dict[str, list[float]] = {name: [] for name in measured}
+    if rounds:
+        runners = {
+            name: measure.Runner(of[-1].step, of[-1].compiled, problem.params, problem.batch)
+            for name, of in builds.items()
+        }
+        seconds = measure.interleaved(runners, BASE, rounds, functools.partial(done, "running"))
+    results = {
+        name: StepResult(
+            reference=reference,
+            cost=measure.compiled_cost(builds[name][-1].compiled),
+            state_bytes=measure.state_bytes(builds[name][-1].step.init(problem.params)),
+            trace_seconds=min(build.trace_seconds for build in builds[name]),
+            compile_seconds=min(build.compile_seconds for build in builds[name]),
+            seconds=seconds[name],
+        )
+        for name, (_, reference) in measured.items()
+    }
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
+    return ModelResult(batch_size, parameters, results)
+
+
+def _environment() -> dict[str, Any]:
+    device = jax.devices()[0]
+    kind = device.device_kind
+    name = f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind
+    return {**versions(), "device": name, "platform": device.platform}
