@@ -11,7 +11,20 @@ from typing import Any, NamedTuple
 
 _PROG = "python -m sam_optax"
 _EXTRA = frozenset(
-    {"flax", "matfree", "matplotlib", "mlxtend", "PIL", "rich", "scipy", "sklearn", "tyro"}
+    {
+        "filelock",
+        "flax",
+        "jinja2",
+        "matfree",
+        "matplotlib",
+        "mlxtend",
+        "orbax",
+        "rich",
+        "scipy",
+        "sklearn",
+        "tensorboardX",
+        "tyro",
+    }
 )
 
 
@@ -31,19 +44,29 @@ _COMMANDS = {
         "train SGD and sharpness-aware methods on the same data and compare them",
     ),
     "train": _Command(
-        "sam_optax.experiments.papers.train",
+        "sam_optax.experiments.compare",
         "Train",
-        "train one network in the setting of a paper: CIFAR, ImageNet, ResNets and ViTs",
+        "train one network by one method, in a paper's setting or yours",
     ),
     "analyze": _Command(
         "sam_optax.experiments.analyze",
         "Analyze",
-        "measure how flat the networks are that compare --out has trained",
+        "measure how flat the networks are that a run has trained",
+    ),
+    "ranks": _Command(
+        "sam_optax.experiments.ranks",
+        "Ranks",
+        "measure which sharpness ranks networks by their generalization gap",
     ),
     "bench": _Command(
-        "sam_optax.experiments.bench",
+        "sam_optax.experiments.bench.command",
         "Bench",
         "measure what a training step of each method costs",
+    ),
+    "collectives": _Command(
+        "sam_optax.experiments.collectives",
+        "Collectives",
+        "count what a sharded step sends between devices",
     ),
 }
 
@@ -69,6 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{name}: unknown command; use one of {', '.join(_COMMANDS)}.")
     try:
         return _run(name, arguments)
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         code = _fail("interrupted.", code=130)
         if argv is None:
@@ -99,6 +125,8 @@ def _run(name: str, arguments: list[str]) -> int:
             options: Any = tyro.cli(
                 getattr(module, command.options), prog=f"{_PROG} {name}", args=arguments
             )
+    except UserError as error:
+        return _fail(str(error))
     except SystemExit as leaving:
         if not leaving.code:
             return 0

@@ -1,148 +1,193 @@
-"""``python -m sam_optax compare``: what each method is worth on a small task."""
+"""The commands ``compare`` and ``train``: what each method is worth on the same data."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
+from rich.text import Text
 
-from sam_optax.experiments import data, identity, models, results, table, training
-from sam_optax.experiments.checkpoints import Checkpoints
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.options import Compare, check
-from sam_optax.experiments.output import OutputDirectory
-from sam_optax.experiments.progress import Progress
-from sam_optax.experiments.task import Task
-from sam_optax.experiments.training import Outcome
+from sam_optax.experiments.options.describe import describe, shared_settings
+from sam_optax.experiments.options.options import Compare, Train
+from sam_optax.experiments.options.resolve import resolve
+from sam_optax.experiments.reporting import results, table
+from sam_optax.experiments.reporting.collect import collect
+from sam_optax.experiments.reporting.live import Live
+from sam_optax.experiments.reporting.output import OutputDirectory
+from sam_optax.experiments.reporting.progress import Progress
+from sam_optax.experiments.reporting.settings import print_settings
+from sam_optax.experiments.training import devices, identity, restore
+from sam_optax.experiments.training.task import Task
+from sam_optax.experiments.training.train import Outcome, Training, train
+from sam_optax.experiments.training.work import work
 
-__all__ = ["Compare", "run"]
+__all__ = ["Compare", "Train", "run"]
 
 
-def run(options: Compare) -> None:
+def run(options: Compare | Train) -> None:
     """Trains the methods, prints the table and writes the files.
 
     Raises:
       UserError: something is wrong with an option or a file. It is raised before the training,
-        unless the directory for the results stops being writable meanwhile.
+        unless the directory for the results stops being writable meanwhile, or all of it diverges.
     """
-    check(options)
-    task = task_of(options)
-    if options.out is None:
-        _print(_train(task, options)[1])
+    if isinstance(options, Train):
+        options = options.compare()
+    if options.distributed:
+        devices.connect()
+    resolved = resolve(options)
+    count = options.devices if options.devices or options.preset or options.distributed else 1
+    place = devices.choose(count)
+    shared = {name: found.value for name, found in shared_settings(options, resolved).items()}
+    everything = restore.load_dataset(shared)
+    full = {"train": len(everything.train.y), "test": len(everything.test.y)}
+    dataset = everything.some(options.scale)
+    description = describe(options, resolved, dataset, full, place.count)
+    task = restore.task_of(description, dataset)
+    if options.dry_run:
+        print_settings(_stdout(), description)
+        return
+    for note in description["notes"]:
+        _say(note)
+    if options.out is None or jax.process_index():
+        found = _Run(options, task, description, place).train()
+        _finish(found)
         return
     import matplotlib  # noqa: F401  (before the training, as it might not be installed)
 
     with OutputDirectory(options.out) as out:
-        run_identity = identity.of(task, options.settings(), options.chosen())
-        checkpoints = Checkpoints(options.out, options.checkpoint_every, run_identity)
-        if not options.resume:
-            checkpoints.refuse()
-        elif _resume(options.out, checkpoints, run_identity):
-            return
+        _run_into(out, options, task, description, place)
+
+
+def _run_into(
+    out: OutputDirectory,
+    options: Compare,
+    task: Task,
+    description: Mapping[str, Any],
+    place: devices.Devices,
+) -> None:
+    from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
+
+    run_identity = identity.of(description)
+    checkpoints = Checkpoints(out.path, options.checkpoint_every, run_identity, results.versions())
+    if not options.resume:
+        checkpoints.refuse()
+    else:
+        if note := checkpoints.find():
+            _say(note)
+        if not checkpoints.epoch:
+            if _finished(out, run_identity):
+                return
+            _say(f"There is no checkpoint in {out.path}: starting from the beginning.")
+    run = _Run(options, task, description, place)
+    with Live(out.path, options.tensorboard, checkpoints.epoch) as live:
         try:
-            outcomes, found = _train(task, options, checkpoints)
-            try:
-                out.write(
-                    {
-                        "params.npz": results.params_to_npz(task.seeds, outcomes),
-                        **_pictures(found),
-                        "results.csv": results.to_csv(found),
-                        "results.json": results.to_json(found),
-                    }
-                )
-            finally:  # where either fails, a full disk or a closed pipe, there is still the other
-                _print(found)
+            found = run.train(checkpoints, live)
         except KeyboardInterrupt:
             if checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
                 _say(f"{there}; --resume continues from it.")
             raise
-        checkpoints.finish()
-    Console(highlight=False).print(f"\nThe results are in {options.out}.", soft_wrap=True)
+    try:
+        params = results.params_to_npz(_by_seed(task, run.outcomes))
+        out.write(
+            {
+                "params.npz": params,
+                "results.csv": results.to_csv(found),
+                "results.json": results.to_json(found),
+            }
+        )
+    finally:  # where either fails, a full disk or a closed pipe, there is still the other
+        table.print_results(_stdout(), found)
+    _draw(out, found)
+    checkpoints.finish()
+    _stdout().print(Text(f"\nThe results are in {out.path}."), soft_wrap=True)
+    _fail_if_all_diverged(found)
 
 
-def _resume(out: Path, checkpoints: Checkpoints, run_identity: Mapping[str, Any]) -> bool:
-    """Looks for what an earlier process has left.
+def _draw(out: OutputDirectory, found: Mapping[str, Any]) -> None:
+    from sam_optax.experiments.reporting import figures, html  # take their time
 
-    Returns:
-      Whether it is the results, which are printed; ``checkpoints`` knows of a checkpoint.
+    drawn = figures.all_figures(found)
+    out.write({**drawn, "report.html": html.html_page(found, drawn)})
+
+
+def _finish(found: Mapping[str, Any]) -> None:
+    if not jax.process_index():
+        table.print_results(_stdout(), found)
+    _fail_if_all_diverged(found)
+
+
+class _Run:
+    """A training, from the task to its results.
+
+    Attributes:
+      outcomes: what became of each method, after :meth:`train`.
+    """
+
+    def __init__(
+        self,
+        options: Compare,
+        task: Task,
+        description: Mapping[str, Any],
+        place: devices.Devices,
+    ) -> None:
+        self._options, self._task, self._description = options, task, description
+        self._place = place
+        self.outcomes: dict[str, Outcome] = {}
+
+    def train(self, checkpoints: Any = None, live: Live | None = None) -> dict[str, Any]:
+        """Trains, and returns the results."""
+        options, task = self._options, self._task
+        # A comparison without SGD still tells costs in steps of SGD; one method is not compared.
+        timed = len(task.entries) > 1 and options.preset is None
+        every = options.checkpoint_every if checkpoints else 0
+        pieces = work(task, None, every, timed)
+        epochs = max(entry.recipe.epochs for entry in task.entries.values())
+        console = Console(stderr=True, highlight=False, quiet=bool(jax.process_index()))
+        with Progress(console, pieces, epochs=epochs) as progress:
+            training = Training(task, self._place, timed, watch=options.out is not None)
+            self.outcomes = train(training, progress, checkpoints, live)
+        variables = next(iter(self.outcomes.values())).variables["params"]
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(variables)) // len(task.seeds)
+        return collect(self._description, parameters, self.outcomes)
+
+
+def _finished(out: OutputDirectory, run_identity: Mapping[str, Any]) -> bool:
+    """Whether the run has been finished before; its results are printed then.
 
     Raises:
-      UserError: it is of another run.
+      UserError: the results are of another run.
     """
-    if note := checkpoints.find():
-        _say(note)
-    if checkpoints.epoch:
-        return False
-    found = results.from_json(out / "results.json")
+    found = results.from_json(out.path / "results.json")
     if found is None:
-        _say(f"There is no checkpoint in {out}: starting from the beginning.")
         return False
-    identity.check_results(out, identity.of_results(found), run_identity)
-    stdout = Console(highlight=False)
-    _print(found)
-    stdout.print(f"\nThis run is finished: its results are in {out}.", soft_wrap=True)
+    identity.check_results(out.path, identity.of(found), run_identity)
+    table.print_results(_stdout(), found)
+    _stdout().print(Text(f"\nThis run is finished: its results are in {out.path}."), soft_wrap=True)
     return True
 
 
-def _say(message: str) -> None:
-    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
-
-
-def task_of(options: Compare) -> Task:
-    """What the options describe, with its data loaded."""
-    if options.model not in models.MODELS:  # a wrong name need not wait for the data
-        models.build(options.model, (), 2)
-    dataset = data.load(options.dataset)
-    examples = len(dataset.x_train)
-    if options.batch_size > examples:
-        raise UserError(
-            f"--batch-size {options.batch_size}: {options.dataset} has {examples} training "
-            "examples; use at most as many."
-        )
-    return Task(
-        dataset=dataset,
-        model=models.build(options.model, dataset.x_train.shape[1:], dataset.classes),
-        seeds=tuple(range(options.seed_offset, options.seed_offset + options.seeds)),
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        label_noise=options.label_noise,
-        base=options.base(),
-        sharpness_rho=options.sharpness_rho,
-    )
-
-
-def _print(found: Mapping[str, Any]) -> None:
-    stdout = Console(highlight=False)
-    if not found["settings"]["frontier"]:
-        table.print_results(stdout, found)
-        return
-    from sam_optax.experiments import frontier
-
-    frontier.print_frontier(stdout, found)
-
-
-def _pictures(found: Mapping[str, Any]) -> dict[str, bytes]:
-    from sam_optax.experiments import plots  # takes its time, and might not be installed
-
-    if not found["settings"]["frontier"]:
-        return {
-            "curves.png": plots.curves(found),
-            "bars.png": plots.bars(found),
-            "steps.png": plots.steps(found),
+def _by_seed(task: Task, outcomes: Mapping[str, Outcome]) -> dict[str, dict[int, Any]]:
+    return {
+        name: {
+            seed: jax.tree.map(lambda leaf, i=i: leaf[i], outcome.variables)
+            for i, seed in enumerate(task.seeds)
         }
-    from sam_optax.experiments import frontier_plot
+        for name, outcome in outcomes.items()
+    }
 
-    return {"frontier.png": frontier_plot.frontier(found)}
+
+def _fail_if_all_diverged(found: Mapping[str, Any]) -> None:
+    if all(method["diverged"] == len(found["seeds"]) for method in found["methods"]):
+        raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
 
 
-def _train(
-    task: Task, options: Compare, checkpoints: Checkpoints | None = None
-) -> tuple[dict[str, Outcome], Mapping[str, Any]]:
-    chosen = options.chosen()
-    work = training.work(task, chosen, options.checkpoint_every)
-    with Progress(Console(stderr=True, highlight=False), work, task.epochs) as progress:
-        outcomes = training.train(
-            task, chosen, progress, checkpoints, watch=options.out is not None
-        )
-    return outcomes, results.collect(task, options.settings(), outcomes)
+def _stdout() -> Console:
+    return Console(highlight=False)
+
+
+def _say(message: str) -> None:
+    console = Console(stderr=True, highlight=False, quiet=bool(jax.process_index()))
+    console.print(Text(message), soft_wrap=True)

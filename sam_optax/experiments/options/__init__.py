@@ -1,0 +1,1 @@
+"""What a run is to be: options, presets, and the settings that follow from them."""

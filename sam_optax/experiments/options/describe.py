@@ -1,0 +1,166 @@
+"""A run as plain data, before it begins: what its results begin with, and what restores it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sam_optax.experiments.data.dataset import Dataset
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.options.options import Compare
+from sam_optax.experiments.options.resolve import Resolved, Row, Setting
+
+_OF_OPTIONS = ("scale", "dtype", "seeds", "seed_offset")
+_WHERE_GIVEN = ("preset", "frontier", "image_column", "label_column", "test_split")
+
+
+def shared_settings(options: Compare, resolved: Resolved) -> dict[str, Setting]:
+    """The settings that all methods share, which decide on data and network."""
+    found = {}
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        source = "default" if value == field.default else "given"
+        if field.name in _OF_OPTIONS or (field.name in _WHERE_GIVEN and source == "given"):
+            found[field.name] = Setting(value, source)
+    return {**resolved.shared, **found}
+
+
+def describe(
+    options: Compare, resolved: Resolved, dataset: Dataset, full: Mapping[str, int], devices: int
+) -> dict[str, Any]:
+    """The run as data.
+
+    Args:
+      options: the options.
+      resolved: their settings.
+      dataset: the examples in use.
+      full: number of ``"train"`` and ``"test"`` examples before ``--scale``.
+      devices: how many share a batch.
+
+    Raises:
+      UserError: a batch has more examples than there are, or devices cannot share it.
+    """
+    rows = {
+        name: _extent(row, options, len(dataset.train.y), full["train"], devices)
+        for name, row in resolved.rows.items()
+    }
+    first = next(iter(rows.values()))
+    common = {
+        name: setting
+        for name, setting in first.items()
+        if all(row[name].value == setting.value for row in rows.values())
+    }
+    shared = {**shared_settings(options, resolved), **common}
+    return {
+        "settings": {name: setting._asdict() for name, setting in shared.items()},
+        "dataset": {
+            "name": dataset.name,
+            "train_examples": len(dataset.train.y),
+            "test_examples": len(dataset.test.y),
+            "example_shape": list(dataset.shape),
+            "classes": dataset.classes,
+            "sha256": dataset.sha256,
+        },
+        "seeds": list(range(options.seed_offset, options.seed_offset + options.seeds)),
+        "notes": _notes(options, resolved, dataset, full, rows),
+        "methods": [
+            {
+                "name": name,
+                "method": row.method,
+                "title": METHODS[row.method].title,
+                "hyperparameters": dict(row.variant.hyperparameters),
+                "sources": dict(row.sources),
+                "settings": {k: v._asdict() for k, v in rows[name].items() if k not in common},
+                "epochs": rows[name]["epochs"].value,
+                "batch_size": rows[name]["batch_size"].value,
+                "steps_per_epoch": len(dataset.train.y) // rows[name]["batch_size"].value,
+                "gradients": METHODS[row.method].gradients,
+            }
+            for name, row in resolved.rows.items()
+        ],
+    }
+
+
+def _extent(
+    row: Row, options: Compare, examples: int, full: int, devices: int
+) -> dict[str, Setting]:
+    """The settings of a method, scaled down where ``--scale`` says so."""
+    settings = dict(row.settings)
+    scale, asked, m = options.scale, settings["batch_size"].value, settings["m"].value
+    if scale == 1 and asked > examples:
+        raise UserError(
+            f"--batch-size {asked}: there are {examples} training examples; use at most as many."
+        )
+    share = devices * (asked // m)
+    size = asked if asked <= examples else max(1, examples // share) * share
+    if size > examples:
+        raise UserError(
+            f"--scale {scale:g}: leaves {examples} training examples, too few for {devices} "
+            f"devices and {asked // m} groups (--m); use a larger scale or --devices 1."
+        )
+    if size % devices:
+        raise UserError(
+            f"--batch-size {size}: {devices} devices share each batch; use a multiple of "
+            f"{devices}, or fewer --devices."
+        )
+    if (m := size // (asked // m)) % devices:
+        raise UserError(
+            f"--m {m}: {devices} devices share each group of examples; use a multiple of {devices} "
+            f"that divides the batch size, {size}, or fewer --devices."
+        )
+    epochs = max(1, round(scale * settings["epochs"].value))
+    warmup = settings["warmup_steps"].value
+    if scale < 1:  # the same share of the steps
+        steps = settings["epochs"].value * (full // min(asked, full))
+        warmup = round(warmup * epochs * (examples // size) / steps)
+    values = {"epochs": epochs, "batch_size": size, "m": m, "warmup_steps": warmup}
+    for name, value in values.items():
+        then, source = settings[name]
+        if value != then:
+            settings[name] = Setting(value, f"{source}; scaled down from {then:,}")
+    return settings
+
+
+def _notes(
+    options: Compare,
+    resolved: Resolved,
+    dataset: Dataset,
+    full: Mapping[str, int],
+    rows: Mapping[str, Mapping[str, Setting]],
+) -> list[str]:
+    """What a reader should know: what was chosen here, scaled down, or is done differently."""
+    notes = []
+    chosen = {
+        f"{name} {setting.value}": None
+        for settings in (resolved.shared, *rows.values())
+        for name, setting in settings.items()
+        if setting.source.startswith("not printed")
+    }
+    for row in resolved.rows.values():
+        for name, source in row.sources.items():
+            if source.startswith("not printed"):
+                chosen[f"{row.method}'s {name} {row.variant.hyperparameters[name]:g}"] = None
+    if chosen:
+        notes.append(f"Not printed in the paper, chosen here: {', '.join(chosen)}.")
+    if options.scale < 1:
+        counts = {"training": len(dataset.train.y), "test": len(dataset.test.y)}
+        parts = ", ".join(
+            f"{count:,} of {whole:,} {what} examples"
+            for (what, count), whole in zip(counts.items(), full.values(), strict=True)
+        )
+        notes.append(
+            f"Scaled down (--scale {options.scale:g}): {parts}. The accuracy is not to be compared "
+            "with the paper's."
+        )
+    borrowed = [
+        row.method
+        for row in resolved.rows.values()
+        if any(source == "default, chosen on digits" for source in row.sources.values())
+    ]
+    if borrowed and dataset.name != "digits":
+        names = ", ".join(dict.fromkeys(borrowed))
+        notes.append(
+            f"The hyperparameters of {names} were chosen on digits: other data want a radius of "
+            f"their own. Try several first, as in --{borrowed[0]}.rho 0.05 0.1 0.2 0.5."
+        )
+    return notes + list(resolved.preset.differs if resolved.preset else ())

@@ -1,0 +1,226 @@
+"""The settings of a run: each value, and where it is from."""
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import sam_optax
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods import method as methods
+from sam_optax.experiments.methods.method import Variant
+from sam_optax.experiments.methods.registry import DEFAULT, METHODS
+from sam_optax.experiments.options.options import Compare, flag
+from sam_optax.experiments.options.presets import PRESETS, Preset
+from sam_optax.experiments.training.task import Recipe
+
+DEFAULTS: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "mlp",
+    "label_noise": 0.4,
+    "epochs": 60,
+    "batch_size": 100,
+    "m": None,
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "schedule": "cosine",
+    "warmup_steps": 0,
+    "momentum": 0.9,
+    "nesterov": False,
+    "weight_decay": 5e-4,
+    "clip": 0.0,
+    "label_smoothing": 0.0,
+    "crop": 0,
+    "flip": False,
+    "cutout": 0,
+    "mixup": 0.0,
+    "image_size": 224,
+    "sharpness_rho": 0.5,
+}
+"""Without a preset."""
+UNMENTIONED = {"label_noise": 0.0, "weight_decay": 0.0, "sharpness_rho": 0.05}
+"""What differs from them where a preset does not mention a setting."""
+RECIPE = tuple(field.name for field in dataclasses.fields(Recipe))
+SHARED = ("dataset", "model", "label_noise", "image_size", "sharpness_rho")
+"""Settings that all methods of a run share."""
+
+FRONTIER: dict[str, tuple[float, ...]] = {
+    "sam": (0.3, 0.5, 0.7),
+    "every": (0.5, 1.0, 1.5),
+    "looksam": (0.2, 0.3, 0.5),
+    "part": (0.65, 0.8, 0.95, 1.0),
+    "momentum": (0.2, 0.3, 0.35, 0.4),
+    "msam": (1.5, 2.0, 2.4),
+    "m_asam": (4.0, 5.0, 6.0, 8.5, 9.0),
+}
+"""Radii at which ``--frontier`` trains each method."""
+
+
+class Setting(NamedTuple):
+    """A value, and where it is from, in words."""
+
+    value: Any
+    source: str
+
+
+class Row(NamedTuple):
+    """A method of a run.
+
+    Attributes:
+      method: its name in the registry.
+      variant: with its hyperparameters.
+      sources: where they are from, by name.
+      settings: what it is trained with, those of ``RECIPE``.
+    """
+
+    method: str
+    variant: Variant
+    sources: Mapping[str, str]
+    settings: Mapping[str, Setting]
+
+
+class Resolved(NamedTuple):
+    """What the options describe.
+
+    Attributes:
+      shared: the settings of ``SHARED``.
+      rows: what is trained, by name.
+      preset: the preset, if any.
+    """
+
+    shared: Mapping[str, Setting]
+    rows: Mapping[str, Row]
+    preset: Preset | None
+
+
+def resolve(options: Compare) -> Resolved:
+    """The settings that the options describe.
+
+    Raises:
+      UserError: an unknown method, or a hyperparameter that is missing or that the library refuses.
+    """
+    preset = PRESETS[options.preset] if options.preset else None
+    if preset and options.dataset is None:
+        raise UserError(
+            f"--preset {options.preset}: needs the data; give --dataset hf:NAME_OR_PATH, such as a "
+            f"copy of {preset.data} that datasets.Dataset.save_to_disk wrote."
+        )
+    shared = {name: _setting(name, options, preset, None) for name in SHARED}
+    rows: dict[str, Row] = {}
+    for name in _methods(options, preset):
+        settings = {s: _setting(s, options, preset, name) for s in RECIPE}
+        settings["m"] = _group_size(name, settings, options.m)
+        values = {
+            option: _hyperparameter(name, option, options, preset)
+            for option in METHODS[name].options
+        }
+        sources = {option: source for option, (_, source) in values.items()}
+        for chosen in itertools.product(*(found.value for found in values.values())):
+            hyperparameters = dict(zip(values, chosen, strict=True))
+            varied = [o for o, found in values.items() if len(found.value) > 1]
+            label = " ".join([name, *(f"{o} {hyperparameters[o]:g}" for o in varied)])
+            variant = Variant(METHODS[name], hyperparameters)
+            methods.check(name, variant)
+            rows[label] = Row(name, variant, sources, settings)
+    _check_unused(options, {row.method for row in rows.values()})
+    return Resolved(shared, rows, preset)
+
+
+def _methods(options: Compare, preset: Preset | None) -> tuple[str, ...]:
+    if options.frontier:
+        if options.methods is not None:
+            raise UserError(
+                "--frontier: chooses the methods itself; leave --methods out, or leave --frontier "
+                "out."
+            )
+        return "sgd", *FRONTIER
+    if options.methods is None:
+        return (preset.methods or tuple(preset.rows)) if preset else DEFAULT
+    known = ", ".join(METHODS)
+    if not options.methods:
+        raise UserError(f"--methods: none given; name some of {known}.")
+    for name in options.methods:
+        if name not in METHODS:
+            raise UserError(f"--methods {name}: unknown method; use some of {known}.")
+        if options.methods.count(name) > 1:
+            raise UserError(f"--methods {name}: given twice; name each method once.")
+    return options.methods
+
+
+def _setting(name: str, options: Compare, preset: Preset | None, method: str | None) -> Setting:
+    """A setting of a method, or of all."""
+    given = getattr(options, name)
+    if preset is None:
+        return Setting(DEFAULTS[name], "default") if given is None else Setting(given, "given")
+    if name == "dataset":
+        return Setting(given, f"given; the paper's is {preset.data}")
+    row = preset.rows.get(method or "", {})
+    printed = {**preset.printed, **row}
+    if given is not None:
+        paper = f"; the paper's is {printed[name]}" if name in printed else ""
+        return Setting(given, f"given{paper}")
+    if name in printed:
+        return Setting(printed[name], preset.places.get(name, preset.source))
+    chosen = {**preset.stand_ins, **preset.stand_in_rows.get(method or "", {})}
+    if name in chosen:
+        return Setting(chosen[name], "not printed; chosen here")
+    return Setting(UNMENTIONED.get(name, DEFAULTS[name]), "not mentioned; default")
+
+
+def _hyperparameter(name: str, option: str, options: Compare, preset: Preset | None) -> Setting:
+    """The values of a hyperparameter, a tuple, and where they are from."""
+    group = getattr(options.hyperparameters, name)
+    given = getattr(group, option)
+    if given is not None:
+        if not given:
+            raise UserError(f"{_option(name, option)}: no value is given; give one or several.")
+        return Setting(given, "given")
+    if options.frontier and option == "rho":
+        return Setting(FRONTIER[name], "of --frontier")
+    default = METHODS[name].options[option].default
+    if preset is None:
+        return Setting((default,), "default, chosen on digits")
+    if option in (row := preset.rows.get(name, {})):
+        return Setting((row[option],), preset.source)
+    if option in (row := preset.stand_in_rows.get(name, {})):
+        return Setting((row[option],), "not printed; chosen here")
+    function = getattr(sam_optax, name, None)
+    known = inspect.signature(function).parameters.get(option) if function else None
+    if known is not None and isinstance(known.default, int | float):
+        return Setting((known.default,), f"default of sam_optax.{name}")
+    raise UserError(
+        f"--preset {options.preset}: has no value of {option} for {name}; give "
+        f"{_option(name, option)}."
+    )
+
+
+def _check_unused(options: Compare, used: set[str]) -> None:
+    for name, method in METHODS.items():
+        group = getattr(options.hyperparameters, name, None)
+        given = [option for option in method.options if getattr(group, option) is not None]
+        if given and name not in used:
+            raise UserError(
+                f"{_option(name, given[0])}: {name} is not trained; name it in --methods, or leave "
+                "the option out."
+            )
+
+
+def _group_size(name: str, settings: Mapping[str, Setting], given: int | None) -> Setting:
+    """The setting m, in which the whole batch is its size."""
+    batch_size, (m, source) = settings["batch_size"].value, settings["m"]
+    if m is None:
+        return Setting(batch_size, f"{source} (the whole batch)")
+    if not METHODS[name].groups and m != batch_size:
+        return Setting(batch_size, f"{source}, but {name} has no groups (the whole batch)")
+    if batch_size % m:
+        divisor = next(d for d in range(min(m, batch_size), 0, -1) if batch_size % d == 0)
+        raise UserError(
+            f"--m {m}: does not divide the batch size, {batch_size}; use a number that does, such "
+            f"as {divisor}."
+        )
+    return Setting(m, source)
+
+
+def _option(name: str, option: str) -> str:
+    return f"{flag(name)}.{option.replace('_', '-')}"

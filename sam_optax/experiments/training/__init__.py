@@ -1,0 +1,1 @@
+"""The trainer: tasks, steps, runners and the loop that several methods share."""

@@ -1,0 +1,203 @@
+"""The checkpoint of an unfinished run, kept by Orbax: whether there is one, and of which run."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.training import identity
+from sam_optax.experiments.training.snapshots import Snapshot
+
+FORMAT = "sam_optax.checkpoint"
+FORMAT_VERSION = 1
+
+
+class Checkpoints:
+    """The checkpoint of a run; a newer one takes its place.
+
+    It is written before the training goes on: in the background, the writing would disturb the
+    times of the steps.
+
+    Args:
+      out: the directory of the run's results.
+      every: epochs between checkpoints; 0 for none.
+      run: the identity of the run.
+      versions: of the libraries, by name.
+
+    Attributes:
+      path: the directory of the checkpoints.
+      every: as given.
+      epoch: epochs that the checkpoint of this run has done; 0 without one.
+    """
+
+    def __init__(
+        self, out: Path, every: int, run: Mapping[str, Any], versions: Mapping[str, str]
+    ) -> None:
+        self.path = out.absolute() / "checkpoint"
+        self.every = every
+        self.epoch = 0
+        self._run, self._versions = run, versions
+        self._manager: ocp.CheckpointManager | None = None
+        self._record: dict[str, Any] = {}
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
+            self._manager = ocp.CheckpointManager(self.path, options=options)
+        return self._manager
+
+    def refuse(self) -> None:
+        """Raises :class:`UserError` if there is a checkpoint, which a new run would replace."""
+        if self.path.exists() and self._open().latest_step() is not None:
+            raise UserError(
+                f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
+                "continue that run, remove the directory to start again, or choose another --out."
+            )
+
+    def find(self) -> str | None:
+        """Looks for a checkpoint.
+
+        Returns:
+          What the user should know about it, if anything.
+
+        Raises:
+          UserError: it is damaged, of another version of the format, or of another run.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            epoch = self._open().latest_step()
+            if epoch is None:
+                return None
+            restored = self._open().restore(
+                epoch, args=ocp.args.Composite(run=ocp.args.JsonRestore())
+            )
+            run = restored["run"]
+            kind = run["format"], run["format_version"]
+        except Exception as error:  # whatever Orbax and its file formats make of damaged files
+            raise self._unusable(f"it cannot be read ({_line(error)})") from error
+        if kind != (FORMAT, FORMAT_VERSION):
+            raise self._unusable(f"it is of another format, {kind[0]} {kind[1]}")
+        identity.check_checkpoint(self.path, run["identity"], self._run)
+        self.epoch, self._record = epoch, run["record"]
+        then = run["versions"]
+        changed = [
+            f"{k} {then.get(k)} (now {v})" for k, v in self._versions.items() if then.get(k) != v
+        ]
+        if not changed:
+            return None
+        return (
+            f"The checkpoint was written with {', '.join(changed)}: the numbers may differ a "
+            "little from those of an uninterrupted run."
+        )
+
+    def restore(self, like: dict[str, Any]) -> Snapshot:
+        """The snapshot that :meth:`find` has found.
+
+        Args:
+          like: states with the structure, shapes, dtypes and shardings to expect.
+
+        Raises:
+          UserError: it has others.
+        """
+        flat, structure = jax.tree.flatten(like)
+        names = _names(like)
+        expected = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            for name, leaf in zip(names, map(_plain, flat), strict=True)
+        }
+        try:
+            item = self._open().item_metadata(self.epoch)["state"]
+            stored = getattr(item, "tree", item)
+            self._compare(stored, expected)
+            restored = self._open().restore(
+                self.epoch, args=ocp.args.Composite(state=ocp.args.StandardRestore(expected))
+            )["state"]
+        except UserError:
+            raise
+        except Exception as error:  # as above
+            raise self._unusable(f"it cannot be read ({_line(error)})") from error
+        leaves = [_like(restored[name], leaf) for name, leaf in zip(names, flat, strict=True)]
+        return Snapshot(self.epoch, self._record, jax.tree.unflatten(structure, leaves))
+
+    def _compare(self, stored: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+        for name in stored.keys() ^ expected.keys():
+            where = "only in the checkpoint" if name in stored else "not in the checkpoint"
+            raise self._unusable(f"{name} is {where}")
+        for name, leaf in expected.items():
+            theirs = tuple(stored[name].shape), stored[name].dtype
+            if theirs != (leaf.shape, leaf.dtype):
+                raise self._unusable(
+                    f"{name} is {theirs[1]}{list(theirs[0])} there, and {leaf.dtype}"
+                    f"{list(leaf.shape)} in this run"
+                )
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Writes a checkpoint in the place of the previous one.
+
+        Raises:
+          UserError: it cannot be written; the previous one is still there.
+        """
+        run = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "identity": self._run,
+            "versions": self._versions,
+            "record": snapshot.record,
+        }
+        leaves = map(_plain, jax.tree.leaves(snapshot.arrays))
+        state = dict(zip(_names(snapshot.arrays), leaves, strict=True))
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(run))
+        try:
+            self._open().save(snapshot.epoch, args=items)
+        except (OSError, ValueError) as error:  # tensorstore's full disk is a ValueError
+            then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
+            raise UserError(
+                f"--checkpoint-every: {self.path} cannot be written ({_line(error)}). Put that "
+                f"right; --resume will {then}."
+            ) from error
+        self.epoch = snapshot.epoch
+
+    def finish(self) -> None:
+        """Removes the checkpoint, after the results have been written."""
+        if self._manager is not None:
+            self._manager.close()
+        if not jax.process_index():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _unusable(self, why: object) -> UserError:
+        return UserError(
+            f"--resume: {self.path} cannot be used: {why}. Remove it to start again, or choose "
+            "another --out."
+        )
+
+
+def _names(tree: Any) -> list[str]:
+    """A name for each leaf: its path."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return [jax.tree_util.keystr(path) for path in paths]
+
+
+def _plain(leaf: jax.Array) -> jax.Array:
+    """Typed keys as the integers in them."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _like(restored: jax.Array, leaf: jax.Array) -> jax.Array:
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(restored, impl=jax.random.key_impl(leaf))
+    return restored
+
+
+def _is_key(leaf: jax.Array) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error, short."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.splitlines()[0][:200].rstrip(".")

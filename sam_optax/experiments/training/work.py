@@ -1,0 +1,70 @@
+"""How much work a run is, and who is told about it."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.training.task import Entry, Task
+
+REFERENCE = "sgd"
+REFERENCE_ROUNDS = 10
+"""Rounds in which the reference is timed if it is not among the methods that are compared."""
+TIMED = f"{REFERENCE} for reference"
+
+
+class Listener(Protocol):
+    """Is told how the training proceeds."""
+
+    def compiling(self, what: str, number: int, count: int) -> None:
+        """Program ``number`` of ``count`` (from 1) is being compiled."""
+
+    def resumed(self, pieces: Mapping[str, int]) -> None:
+        """So many pieces of each kind were done by an earlier process."""
+
+    def done(self, kind: str, seconds: float, share: float = 1.0) -> None:
+        """A piece of work of :func:`work`, or a share of one, is done."""
+
+
+class Recorder(Protocol):
+    """Is told what is measured after an epoch."""
+
+    def add(self, method: str, seed: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """The numbers of a seed after an epoch (from 1)."""
+
+
+def reference(task: Task) -> Entry | None:
+    """What the cost of a step is relative to, where it is not trained anyway."""
+    first = next(iter(task.entries.values()))
+    known = any(entry.method == REFERENCE for entry in task.entries.values())
+    return None if known else Entry(REFERENCE, METHODS[REFERENCE].variant(), first.recipe)
+
+
+def work(
+    task: Task, until: int | None = None, checkpoint_every: int = 0, timed: bool = False
+) -> dict[str, tuple[float, int]]:
+    """The pieces of work to come: kind -> (cost in gradients of an epoch, number of pieces).
+
+    Args:
+      task: what is trained.
+      until: epochs; those of each method by default.
+      checkpoint_every: epochs between checkpoints.
+      timed: whether the reference is trained for its time.
+    """
+    test, train = len(task.dataset.test.y), len(task.dataset.train.y)
+    evaluation = (1 + test / train) / 3
+
+    def epochs(entry: Entry) -> int:
+        return entry.recipe.epochs if until is None else min(until, entry.recipe.epochs)
+
+    pieces = {
+        name: (entry.variant.method.gradients + evaluation, epochs(entry))
+        for name, entry in task.entries.items()
+    }
+    longest = max(count for _, count in pieces.values())
+    if timed and reference(task):
+        pieces[TIMED] = (1.0, min(longest, REFERENCE_ROUNDS))
+    if checkpoint_every:
+        pieces["checkpoint"] = (0.1, longest // checkpoint_every)
+    if until is None:
+        pieces["sharpness"] = (5 / 3, len(task.entries))
+    return pieces
