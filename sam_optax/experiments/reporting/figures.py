@@ -1,0 +1,216 @@
+# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
+"""The figures of a run, each as PNG and drawn from the contents of ``results.json`` alone."""
+
+import io
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from sam_optax.experiments.reporting import words
+from sam_optax.experiments.reporting.frontier import (
+    CONFIDENCE,
+    GOAL_COST,
+    GOAL_SHARE,
+    Point,
+    points,
+)
+from sam_optax.experiments.reporting.palette import Style, style, styles
+
+CAPTIONS = {
+    "curves.png": "After each epoch; bands are ± one standard deviation of the seeds.",
+    "bars.png": "After the last epoch, with standard deviations; dots are the seeds.",
+    "steps.png": "One training step after each epoch: both gradients, and the rise of its loss.",
+    "frontier.png": "Methods in the upper left corner are good and cheap.",
+}
+_CURVES = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss (nats per example)"}
+_STEPS = {
+    "cosine": "cosine of ascent and sharp gradient",
+    "loss_rise": "rise of the batch's loss (nats)",
+    "ascent_norm": "norm of the ascent gradient",
+    "sharp_norm": "norm of the sharp gradient",
+}
+_RADII = (0.2, 0.5, 1, 2, 5, 10)
+
+
+def all_figures(results: Mapping[str, Any]) -> dict[str, bytes]:
+    """The figures that suit a run, by file name."""
+    if words.setting(results, "frontier"):
+        return {"frontier.png": frontier(results)}
+    found = {"curves.png": curves(results)}
+    if len(results["methods"]) > 1:
+        found["bars.png"] = bars(results)
+    if any("cosine" in method["seeds"][0]["curves"] for method in results["methods"]):
+        found["steps.png"] = steps(results)
+    return found
+
+
+def curves(results: Mapping[str, Any]) -> bytes:
+    """Test accuracy and training loss after each epoch; bands are ± one deviation."""
+    return _over_epochs(results, _CURVES, (10, 4.2))
+
+
+def steps(results: Mapping[str, Any]) -> bytes:
+    """What a step looks like after each epoch: cosine, gradient norms, rise of the loss."""
+    return _over_epochs(results, _STEPS, (10, 6.4))
+
+
+def bars(results: Mapping[str, Any]) -> bytes:
+    """Final test accuracy, sharpness and step cost; dots are the seeds."""
+    rho = words.setting(results, "sharpness_rho")
+    names = [method["name"] for method in results["methods"]]
+    many = len(names) > 8
+    figure = Figure(figsize=(10, 10.5 if many else 3.8), layout="constrained")
+    grid = figure.subplots(*((3, 1) if many else (1, 3)))
+    measures = {
+        "test_accuracy": ("test accuracy (%)", ".1f"),
+        "sharpness": (f"sharpness L(w + ε) − L(w), ρ = {rho:g} (nats)", ".3f"),
+        "step_cost": ("step cost (time relative to SGD)", ".2f"),
+    }
+    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(names) > 5 else {}
+    for axes, (key, (label, digits)) in zip(grid, measures.items(), strict=True):
+        axes.set_ylabel(label)
+        for i, (method, look) in enumerate(_styled(results)):
+            _bar(axes, i, look, method, key, digits)
+        axes.set_xticks(range(len(names)), names, **turned)
+        _tidy(axes)
+        axes.margins(x=0.02 if many else 0.05, y=0.15)
+    return png(figure, _title(results))
+
+
+def frontier(results: Mapping[str, Any]) -> bytes:
+    """Test accuracy against step cost, and against the radius."""
+    found = [p for p in points(results) if not math.isnan(p.accuracy)]
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    cost, radius = figure.subplots(1, 2, sharey=True)
+    for name in dict.fromkeys(p.method for p in found):
+        mine = [p for p in found if p.method == name]
+        look = {"color": style(name).color, "marker": style(name).marker}
+        best = max(mine, key=lambda p: p.accuracy)
+        rest = [p for p in mine if p is not best]
+        _errorbars(cost, [p.cost for p in rest], rest, **look, alpha=0.35, markersize=5)
+        _errorbars(cost, [best.cost], [best], **look, label=name, markersize=9)
+        if "rho" in best.hyperparameters:
+            mine.sort(key=lambda p: p.hyperparameters["rho"])
+            radii = [p.hyperparameters["rho"] for p in mine]
+            _errorbars(radius, radii, mine, **look, linestyle="-")
+    _goal(cost, found)
+    cost.set(xlabel="time of a training step, relative to SGD", ylabel="test accuracy (%)")
+    cost.set_title("each method at its best radius, paler at the others", fontsize="medium")
+    radius.set_title("how much the radius matters", fontsize="medium")
+    label = "radius ρ, in units of the weights (m_asam: relative to them)"
+    radius.set(xlabel=label, xscale="log")
+    radius.set_xticks(_RADII, [f"{rho:g}" for rho in _RADII])
+    radius.minorticks_off()
+    for axes in (cost, radius):
+        _tidy(axes, "both")
+    _legend(figure, cost)
+    seeds = words.counted(len(results["seeds"]), "seed")
+    interval = f"mean of {seeds} with {100 * CONFIDENCE:g} % confidence intervals"
+    return png(figure, f"{words.task(results)}; {interval}")
+
+
+def _over_epochs(
+    results: Mapping[str, Any], labels: Mapping[str, str], size: tuple[float, float]
+) -> bytes:
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(labels) // 2, 2).ravel()
+    for axes, (key, label) in zip(grid, labels.items(), strict=True):
+        for i, (method, look) in enumerate(_styled(results)):
+            if key in method["seeds"][0]["curves"]:
+                _curve(axes, method, key, look, i)
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _tidy(axes)
+        axes.margins(y=0.1)
+    _legend(figure, grid[0])
+    return png(figure, _title(results))
+
+
+def _curve(axes: Axes, method: Mapping[str, Any], key: str, look: Style, i: int) -> None:
+    values = np.array([run["curves"][key] for run in method["seeds"]], float) * _scale(key)
+    finite = np.ma.masked_invalid(values)
+    epochs = 1 + np.flatnonzero(finite.count(0))
+    mean, deviation = finite.mean(0)[epochs - 1], finite.std(0)[epochs - 1]
+    every = max(1, values.shape[1] // 8)
+    where = (i * every // 5 % max(1, len(epochs)), every)
+    axes.plot(epochs, mean, label=method["name"], markersize=4, markevery=where, **look._asdict())
+    axes.fill_between(epochs, mean - deviation, mean + deviation, color=look.color, alpha=0.15)
+
+
+def _bar(axes: Axes, i: int, look: Style, method: Mapping[str, Any], key: str, digits: str) -> None:
+    """A bar of a measure; of the step cost there is one number, not one for each seed."""
+    summary = method["summary"].get(key, {"mean": method.get(key), "std": None})
+    runs = [run.get(key) for run in method["seeds"] if not run["diverged"]]
+    dots = [_scale(key) * value for value in runs if value is not None]
+    mean, deviation = (_scale(key) * (summary[name] or 0) for name in ("mean", "std"))
+    axes.bar(i, mean, yerr=deviation or None, capsize=5, color=look.color)
+    spread = np.linspace(-0.2, 0.2, len(dots)) if len(dots) > 1 else np.zeros(len(dots))
+    axes.scatter(i + spread, dots, s=14, color="white", edgecolor="black", zorder=3)
+    text = "–" if summary["mean"] is None else f"{mean:{digits}}"
+    above: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center"}
+    axes.annotate(text, (i, max([mean + deviation, *dots])), fontsize="small", **above)
+
+
+def _scale(key: str) -> int:
+    return 100 if key == "test_accuracy" else 1
+
+
+def _errorbars(axes: Axes, x: list[float], found: list[Point], **look: Any) -> None:
+    y, width = ([100 * p.accuracy for p in found], [100 * np.nan_to_num(p.interval) for p in found])
+    look = {"linestyle": "none", "linewidth": 1.2, "elinewidth": 1, "capsize": 3, **look}
+    axes.errorbar(x, y, width, **look)
+
+
+def _goal(axes: Axes, found: list[Point]) -> None:
+    """Draws the goal, and leaves out radii that are far too large."""
+    base, best = (
+        max((p.accuracy for p in found if p.method == name), default=None)
+        for name in ("sgd", "sam")
+    )
+    if base is None or best is None:  # all of their seeds diverged
+        return
+    lowest = min([p.accuracy for p in found if p.share > -0.1], default=min(base, best))
+    top = max(p.accuracy + np.nan_to_num(p.interval) for p in found if p.accuracy >= base)
+    axes.set_ylim(100 * lowest - 2, min(100.0, 100 * top + 1))
+    axes.axvline(GOAL_COST, color="0.5", linestyle=":", label=f"{GOAL_COST:g} × SGD")
+    if best > base:
+        goal, label = base + GOAL_SHARE * (best - base), f"{100 * GOAL_SHARE:g} % of SAM's gain"
+        axes.axhline(100 * goal, color="0.5", linestyle="--", linewidth=1, label=label)
+
+
+def _styled(results: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Style]]:
+    methods = results["methods"]
+    return list(zip(methods, styles([m["method"] for m in methods]), strict=True))
+
+
+def _tidy(axes: Axes, axis: Any = "y") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=axis, alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=6, frameon=False)
+
+
+def _title(results: Mapping[str, Any]) -> str:
+    seeds = words.counted(len(results["seeds"]), "seed")
+    return f"{words.task(results)}; mean and standard deviation of {seeds}"
+
+
+def png(figure: Figure, title: str = "") -> bytes:
+    """The figure as a file."""
+    if title:
+        figure.suptitle(title, fontsize="medium", parse_math=False)  # a dollar sign is one
+    file = io.BytesIO()
+    with warnings.catch_warnings():  # where the font has no glyph there are boxes
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(file, format="png", dpi=150)
+    return file.getvalue()

@@ -1,0 +1,80 @@
+"""What is measured after each epoch, written as soon as it is known."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting.results import number
+
+
+class Live:
+    """``metrics.jsonl``, a line for each epoch of each method and seed.
+
+    Args:
+      out: the directory, which exists.
+      tensorboard: whether to write ``tensorboard/METHOD/seed_SEED``, too.
+      epochs: those of an earlier process that a checkpoint has kept; lines on later ones go.
+
+    Raises:
+      UserError: (on entering or adding) a file cannot be written.
+    """
+
+    def __init__(self, out: Path, tensorboard: bool = False, epochs: int = 0) -> None:
+        self._path, self._epochs = out / "metrics.jsonl", epochs
+        self._logs = out / "tensorboard" if tensorboard else None
+        self._writers: dict[tuple[str, int], Any] = {}
+
+    def __enter__(self) -> Self:
+        with self._writable():
+            kept = [point for point in self._read() if point["epoch"] <= self._epochs]
+            self._path.write_bytes(b"")
+            for old in self._logs.glob("*/*/events.out.tfevents.*") if self._logs else ():
+                old.unlink()
+            for point in kept:
+                self._write(point)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def add(self, method: str, seed: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Writes the numbers of an epoch, from 1; what is not finite is null."""
+        numbers = {name: number(value) for name, value in metrics.items()}
+        with self._writable():
+            self._write({"method": method, "seed": seed, "epoch": epoch, **numbers})
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        """The lines of an earlier process; a kill may have cut the last one off."""
+        for line in self._path.read_bytes().splitlines() if self._path.exists() else ():
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
+
+    def _write(self, point: Mapping[str, Any]) -> None:
+        with self._path.open("ab") as file:
+            file.write(json.dumps(point).encode() + b"\n")
+        if self._logs is None:
+            return
+        from tensorboardX import SummaryWriter  # only where it is asked for
+
+        key = point["method"], point["seed"]
+        if key not in self._writers:
+            self._writers[key] = SummaryWriter(str(self._logs / key[0] / f"seed_{key[1]}"))
+        for name, value in point.items():
+            if name not in ("method", "seed", "epoch") and value is not None:
+                self._writers[key].add_scalar(name, value, point["epoch"])
+        self._writers[key].flush()
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UserError(
+                f"--out: {self._path} cannot be written ({reason}); put that right, or choose "
+                "another directory."
+            ) from error

@@ -1,0 +1,42 @@
+"""One look for each method, the same in every figure."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+# Okabe and Ito's palette (grey for black), which colour-blind readers can tell apart. Line
+# styles and markers repeat the distinction for print without colour. Methods in one row share a
+# colour and differ in the rest; those often drawn together are in different rows.
+METHODS = {
+    "#666666": ("sgd",),
+    "#0072B2": ("sam", "sam_full", "sam_db", "sam_noise"),
+    "#E69F00": ("asam", "f_asam", "every", "ss_sam"),
+    "#009E73": ("rsam", "rgsam", "looksam", "low_pass"),
+    "#D55E00": ("fsam", "fisher_sam", "f_fisher_sam", "part"),
+    "#CC79A7": ("gsam", "momentum", "delta_sam", "esam"),
+    "#56B4E9": ("wsam", "wsam_decoupled", "msam"),
+    "#B3A000": ("vasso", "ssam_f", "ssam_d", "m_asam"),
+}
+_LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+class Style(NamedTuple):
+    """How a method is drawn, in matplotlib's terms."""
+
+    color: str
+    linestyle: Any
+    marker: str
+
+
+def style(method: str, repeat: int = 0) -> Style:
+    """The look of a method that is in the figure ``repeat`` times already, with other radii."""
+    for row, (colour, names) in enumerate(METHODS.items()):
+        if method in names:
+            i = row + names.index(method) + repeat
+            return Style(colour, _LINES[i % 5], _MARKERS[(i + names.index(method)) % 8])
+    return Style("#000000", _LINES[repeat % 5], _MARKERS[repeat % 8])
+
+
+def styles(methods: Sequence[str]) -> list[Style]:
+    """The look of each of the methods in a figure, in which one may occur several times."""
+    return [style(name, methods[:i].count(name)) for i, name in enumerate(methods)]

@@ -1,0 +1,147 @@
+"""How the work proceeds, and the time left as measured so far."""
+
+import collections
+import importlib.util
+import math
+import os
+import time
+from collections.abc import Mapping
+from typing import Self
+
+import numpy as np
+import rich.progress
+from rich.console import Console
+from rich.text import Text
+
+from sam_optax.experiments.reporting.words import duration
+
+Work = Mapping[str, tuple[float, int]]
+"""Kind -> (prior cost of a piece, in any unit; number of pieces)."""
+_RECENT = 10
+"""Pieces of each kind that the estimate looks back on, so that it follows a changing load."""
+_LINE_EVERY = 10.0
+"""Seconds between lines where there is no terminal to draw a bar on."""
+
+
+class Estimate:
+    """The time left, for work of several kinds of pieces.
+
+    A kind that has been measured costs its recent mean. One that has not costs its prior times
+    the rate of what has. Compilation is not a piece: it is over before the first one starts.
+
+    Attributes:
+      finished: pieces of each kind that are done, also by an earlier process.
+      remaining: seconds left, or ``None`` before the first piece is done.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = dict(work)
+        self.finished = dict.fromkeys(work, 0.0)
+        self.remaining: float | None = None
+        recent = collections.deque[tuple[float, float]]
+        self._recent = {kind: recent(maxlen=_RECENT) for kind in work}
+
+    def done(self, kind: str, seconds: float, share: float = 1.0) -> None:
+        """Records a piece, or a share of one."""
+        self.finished[kind] += share
+        self._recent[kind].append((seconds, share))
+        measured = {k: np.sum(times, axis=0) for k, times in self._recent.items() if times}
+        prior = sum(self._work[k][0] * pieces for k, (_, pieces) in measured.items())
+        rate = sum(seconds for seconds, _ in measured.values()) / prior
+        self.remaining = 0.0
+        for k, (cost, count) in self._work.items():
+            each = measured[k][0] / measured[k][1] if k in measured else cost * rate
+            self.remaining += max(0.0, each * (count - self.finished[k]))
+
+    @property
+    def fraction(self) -> float:
+        """Share of the work that is done, by prior cost."""
+        total = sum(cost * count for cost, count in self._work.values())
+        return sum(self._work[kind][0] * n for kind, n in self.finished.items()) / total
+
+
+class Progress:
+    """A bar on a terminal and in a notebook; elsewhere a line at each phase and now and then.
+
+    Args:
+      console: where to; standard error, so that the table alone is on standard output.
+      work: the pieces to come.
+      phase: what is done, in a word or two.
+      epochs: pieces of each kind, if they are epochs: the text counts them, and the kind
+        ``"sharpness"`` is a phase of its own. Otherwise it names the kind and counts all pieces.
+    """
+
+    def __init__(
+        self, console: Console, work: Work, phase: str = "training", epochs: int | None = None
+    ) -> None:
+        self._console, self._estimate = console, Estimate(work)
+        self._main, self._epochs = phase, epochs
+        self._pieces = sum(count for _, count in work.values())
+        self._phase, self._last_line = "", -math.inf
+        self._drawn = can_draw(console)
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}", markup=False),
+            rich.progress.BarColumn(),
+            rich.progress.TextColumn("{task.percentage:3.0f} %"),
+            rich.progress.TextColumn("{task.fields[left]}"),
+            console=console,
+            disable=not self._drawn,
+        )
+        self._task = self._bar.add_task("starting", total=1.0, left="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def compiling(self, what: str, number: int, count: int) -> None:
+        """Program ``number`` of ``count`` (from 1) is being compiled."""
+        self._show("compiling", f" {what} ({number} of {count})")
+
+    def resumed(self, pieces: Mapping[str, int]) -> None:
+        """So many pieces of each kind were done by an earlier process."""
+        for kind, count in pieces.items():
+            self._estimate.finished[kind] += count
+        self._show("resuming", f" after {self._position()}")
+
+    def done(self, kind: str, seconds: float, share: float = 1.0) -> None:
+        """A piece of the work, or a share of one, is done."""
+        self._estimate.done(kind, seconds, share)
+        if self._epochs is not None and kind == "sharpness":
+            self._show("measuring sharpness")
+        else:
+            of = "" if self._epochs is not None else f" {kind}"
+            self._show(self._main, f"{of}, {self._position()}")
+
+    def _position(self) -> str:
+        finished = self._estimate.finished
+        if self._epochs is None:
+            return f"{_whole(sum(finished.values()))} of {self._pieces}"
+        epochs = max(n for kind, n in finished.items() if kind != "sharpness")
+        return f"epoch {min(_whole(epochs), self._epochs)} of {self._epochs}"
+
+    def _show(self, phase: str, details: str = "") -> None:
+        fraction, seconds = self._estimate.fraction, self._estimate.remaining
+        left = "time left not known yet" if seconds is None else f"{duration(seconds)} left"
+        self._bar.update(self._task, description=phase + details, completed=fraction, left=left)
+        now = time.monotonic()
+        if not self._drawn and (phase != self._phase or now - self._last_line >= _LINE_EVERY):
+            line = f"{phase}{details}: {100 * fraction:.0f} % done, {left}"
+            self._console.print(Text(line), soft_wrap=True)
+            self._last_line = now
+        self._phase = phase
+
+
+def can_draw(console: Console) -> bool:
+    """Whether its cursor can be moved: with ``FORCE_COLOR``, rich takes a file for a terminal."""
+    if console.is_jupyter:  # rich draws by widgets there
+        return importlib.util.find_spec("ipywidgets") is not None
+    dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return console.is_terminal and console.file.isatty() and not dumb
+
+
+def _whole(pieces: float) -> int:
+    """The number of a piece of which a share is done; shares add up but for rounding."""
+    return math.ceil(pieces - 1e-6)

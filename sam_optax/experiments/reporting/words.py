@@ -1,0 +1,123 @@
+# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
+"""Settings, numbers and names in words, for the terminal, figures and the page alike."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
+SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ", "theta": "θ"}
+
+
+def printable(text: str) -> str:
+    """The text without what cannot be printed: control characters, undecodable bytes of a path."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, such as "2 epochs"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def variation(mean: float, width: float, digits: int = 2) -> str:
+    """A mean with what is on either side of it, where both are known."""
+    if math.isnan(mean):
+        return "diverged"
+    text = f"{mean:.{digits}f}"
+    return text if math.isnan(width) else f"{text} ± {width:.{digits}f}"
+
+
+def percent(summary: Mapping[str, float | None]) -> str:
+    """The mean of a share in percent, with its standard deviation where it is known."""
+    mean, deviation = (math.nan if (x := summary[key]) is None else x for key in ("mean", "std"))
+    return variation(100 * mean, 100 * deviation)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def plain(value: Any) -> str:
+    """The value of a setting."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def named(setting: str) -> str:
+    """The name of a setting."""
+    return setting.replace("_", " ")
+
+
+def trained_with(method: Mapping[str, Any]) -> str:
+    """A method's hyperparameters, and those of its settings that differ from other methods'."""
+    own = [f"{named(name)} {plain(s['value'])}" for name, s in method["settings"].items()]
+    values = method["hyperparameters"].items()
+    return ", ".join([*(f"{SYMBOLS.get(name, name)} {value:g}" for name, value in values), *own])
+
+
+def setting(results: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """The value of a setting that all methods share; the default if there is none."""
+    value = results["settings"].get(name, {}).get("value")
+    return default if value is None else value
+
+
+def data_name(results: Mapping[str, Any], longest: int = 48) -> str:
+    """The name of the data set, its end if it is long."""
+    name = printable(results["dataset"]["name"])
+    return name if len(name) <= longest else "…" + name[1 - longest :]
+
+
+def task(results: Mapping[str, Any]) -> str:
+    """What was trained on, in a few words."""
+    noise = setting(results, "label_noise", 0)
+    labels = f"{100 * noise:g} % wrong training labels" if noise else "clean labels"
+    return f"{data_name(results)}, {labels}, {setting(results, 'model')}"
+
+
+def heading(results: Mapping[str, Any]) -> list[str]:
+    """What was trained on, for how long, and with which base optimizer: a line each."""
+    dataset, noise = results["dataset"], setting(results, "label_noise", 0)
+    labels = f"{100 * noise:g} % of the training labels are wrong" if noise else "clean labels"
+    lines = [
+        f"{printable(dataset['name'])}: {dataset['train_examples']} training and "
+        f"{dataset['test_examples']} test examples, {dataset['classes']} classes",
+        f"{labels}; {counted(len(results['seeds']), 'seed')}",
+        f"{setting(results, 'model')}; {_extent(results)}",
+        _optimizer(results),
+    ]
+    if preset := setting(results, "preset"):
+        lines.insert(0, f"preset {preset}")
+    if (scale := setting(results, "scale", 1)) != 1:
+        lines.append(f"scaled down (--scale {scale:g}): not to be compared with full runs")
+    return lines
+
+
+def _extent(results: Mapping[str, Any]) -> str:
+    kinds = ("epochs", "steps_per_epoch", "batch_size")
+    epochs, steps, batch = ({method[kind] for method in results["methods"]} for kind in kinds)
+    text = counted(epochs.pop(), "epoch") if len(epochs) == 1 else "epochs as below"
+    if len(steps) == 1:
+        text += f" of {counted(steps.pop(), 'step')}"
+    return f"{text} with batches of {batch.pop()}" if len(batch) == 1 else text
+
+
+def _optimizer(results: Mapping[str, Any]) -> str:
+    sgd = setting(results, "optimizer", "sgd") == "sgd"
+    momentum = "Nesterov momentum" if setting(results, "nesterov") else "momentum"
+    texts = {"lr": "learning rate", "momentum": momentum if sgd else "β₁"}
+    texts |= {"weight_decay": "weight decay", "clip": "gradient norm at most"}
+    values = {name: setting(results, name) for name in texts}  # None where methods differ
+    values["clip"] = values["clip"] or None
+    pieces = {name: f"{texts[name]} {x:g}" for name, x in values.items() if x is not None}
+    if "lr" in pieces:
+        schedule = setting(results, "schedule", "cosine").replace("cosine", "cosine to 0")
+        warmup = setting(results, "warmup_steps", 0)
+        after = f" after {counted(warmup, 'step')} of warm-up" if warmup else ""
+        pieces["lr"] += f" ({schedule}{after})"
+    return f"{'SGD' if sgd else 'AdamW'}: {', '.join(pieces.values())}"
