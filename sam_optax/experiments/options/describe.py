@@ -8,7 +8,7 @@ from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.options import Compare
-from sam_optax.experiments.options.resolve import Resolved, Row, Setting
+from sam_optax.experiments.options.resolve import Resolved, Row, Setting, option_flag
 
 _OF_OPTIONS = ("scale", "dtype", "seeds", "seed_offset")
 _WHERE_GIVEN = ("preset", "frontier", "image_column", "label_column", "test_split")
@@ -152,15 +152,17 @@ def _notes(
             f"Scaled down (--scale {options.scale:g}): {parts}. The accuracy is not to be compared "
             "with the paper's."
         )
-    borrowed = [
-        row.method
+    radii = {  # of methods whose first hyperparameter, the radius, is digits'
+        row.method: next(iter(row.sources))
         for row in resolved.rows.values()
-        if any(source == "default, chosen on digits" for source in row.sources.values())
-    ]
-    if borrowed and dataset.name != "digits":
-        names = ", ".join(dict.fromkeys(borrowed))
+        if next(iter(row.sources.values()), "") == "default, chosen on digits"
+    }
+    if radii and dataset.name != "digits":
+        method, option = next(iter(radii.items()))
+        default = METHODS[method].options[option].default
+        values = " ".join(f"{factor * default:g}" for factor in (0.25, 0.5, 1, 2))
         notes.append(
-            f"The hyperparameters of {names} were chosen on digits: other data want a radius of "
-            f"their own. Try several first, as in --{borrowed[0]}.rho 0.05 0.1 0.2 0.5."
+            f"The hyperparameters of {', '.join(radii)} were chosen on digits: other data want a "
+            f"radius of their own. Try several first, as in {option_flag(method, option)} {values}."
         )
     return notes + list(resolved.preset.differs if resolved.preset else ())

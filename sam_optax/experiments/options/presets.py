@@ -102,12 +102,9 @@ _ASAM_IMAGENET = Preset(
         "batch_size": 512,
         "lr": 0.2,
         "weight_decay": 1e-4,
+        "m": 128,
     },
-    {
-        "sgd": {"epochs": 200},
-        "sam": {"rho": 0.05, "m": 128},
-        "asam": {"rho": 1.0, "eta": 0.01, "m": 128},
-    },
+    {"sgd": {"epochs": 200}, "sam": {"rho": 0.05}, "asam": {"rho": 1.0, "eta": 0.01}},
     stand_ins={"image_size": 224, "crop": 0},
     differs=(
         *_ASAM_DIFFERS,
@@ -223,7 +220,7 @@ def _rsam_vit(model: str, title: str, rho: float) -> Preset:
 
 
 def _fsam(data: str, rho: float) -> Preset:
-    sharp = {"rho": rho, "weight_decay": 1e-3}
+    sharp = {"rho": rho}
     return Preset(
         f"ResNet-18 on {data.upper().replace('R', 'R-')}, F-SAM's training from scratch",
         data,
@@ -236,6 +233,7 @@ def _fsam(data: str, rho: float) -> Preset:
             "lr": 0.05,
             "schedule": "cosine",
             "momentum": 0.9,
+            "weight_decay": 1e-3,  # of SAM and its modified variants
             "flip": True,
         },
         {

@@ -122,6 +122,10 @@ def resolve(options: Compare) -> Resolved:
             label = " ".join([name, *(f"{o} {hyperparameters[o]:g}" for o in varied)])
             variant = Variant(METHODS[name], hyperparameters)
             methods.check(name, variant)
+            if label in rows:
+                raise UserError(
+                    f"{option_flag(name, varied[0])}: {label} is given twice; give each value once."
+                )
             rows[label] = Row(name, variant, sources, settings)
     _check_unused(options, {row.method for row in rows.values()})
     return Resolved(shared, rows, preset)
@@ -158,8 +162,7 @@ def _setting(name: str, options: Compare, preset: Preset | None, method: str | N
     row = preset.rows.get(method or "", {})
     printed = {**preset.printed, **row}
     if given is not None:
-        paper = f"; the paper's is {printed[name]}" if name in printed else ""
-        return Setting(given, f"given{paper}")
+        return Setting(given, _given(name, printed))
     if name in printed:
         return Setting(printed[name], preset.places.get(name, preset.source))
     chosen = {**preset.stand_ins, **preset.stand_in_rows.get(method or "", {})}
@@ -168,14 +171,21 @@ def _setting(name: str, options: Compare, preset: Preset | None, method: str | N
     return Setting(UNMENTIONED.get(name, DEFAULTS[name]), "not mentioned; default")
 
 
+def _given(name: str, printed: Mapping[str, Any]) -> str:
+    if name not in printed:
+        return "given"
+    paper = "the whole batch" if printed[name] is None else printed[name]
+    return f"given; the paper's is {paper}"
+
+
 def _hyperparameter(name: str, option: str, options: Compare, preset: Preset | None) -> Setting:
     """The values of a hyperparameter, a tuple, and where they are from."""
     group = getattr(options.hyperparameters, name)
     given = getattr(group, option)
     if given is not None:
         if not given:
-            raise UserError(f"{_option(name, option)}: no value is given; give one or several.")
-        return Setting(given, "given")
+            raise UserError(f"{option_flag(name, option)}: no value is given; give one or several.")
+        return Setting(given, _given(option, preset.rows.get(name, {}) if preset else {}))
     if options.frontier and option == "rho":
         return Setting(FRONTIER[name], "of --frontier")
     default = METHODS[name].options[option].default
@@ -191,7 +201,7 @@ def _hyperparameter(name: str, option: str, options: Compare, preset: Preset | N
         return Setting((known.default,), f"default of sam_optax.{name}")
     raise UserError(
         f"--preset {options.preset}: has no value of {option} for {name}; give "
-        f"{_option(name, option)}."
+        f"{option_flag(name, option)}."
     )
 
 
@@ -201,7 +211,7 @@ def _check_unused(options: Compare, used: set[str]) -> None:
         given = [option for option in method.options if getattr(group, option) is not None]
         if given and name not in used:
             raise UserError(
-                f"{_option(name, given[0])}: {name} is not trained; name it in --methods, or leave "
+                f"{option_flag(name, given[0])}: {name} is not trained; name it in --methods, or leave "
                 "the option out."
             )
 
@@ -222,5 +232,6 @@ def _group_size(name: str, settings: Mapping[str, Setting], given: int | None) -
     return Setting(m, source)
 
 
-def _option(name: str, option: str) -> str:
+def option_flag(name: str, option: str) -> str:
+    """A hyperparameter as on the command line."""
     return f"{flag(name)}.{option.replace('_', '-')}"
