@@ -1,11 +1,14 @@
 """Loss, accuracy and sharpness of a run's networks, compiled once for all methods."""
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+import sam_optax
 from sam_optax.experiments.training import feed, measures
 from sam_optax.experiments.training.devices import Devices
 from sam_optax.experiments.training.measures import BLOCK, Blocks
@@ -14,7 +17,7 @@ from sam_optax.experiments.training.task import Task, noisy_labels
 
 
 class Evaluation:
-    """Measures the networks of some seeds after an epoch and at the end.
+    """Measures the networks of some seeds, block by block of the examples.
 
     Args:
       task: what is trained.
@@ -24,68 +27,96 @@ class Evaluation:
 
     def __init__(self, task: Task, count: int, place: Devices) -> None:
         self._task, self._place = task, place
-        test = task.dataset.test
-        self._test: Blocks | None = None
-        if isinstance(test.x, np.ndarray):
-            self._test = place.put(measures.blocks(test.x, test.y, place.count), 1)
         x, self._index = measures.measured(task.dataset.train)
-        train = measures.blocks(x, np.zeros(len(x), np.int32), place.count)
-        self._train = Blocks(place.put(train.x, 1), None, place.put(train.weight, 1))
+        self._train = self._put(measures.blocks(x, np.zeros(len(x), np.int32), place.count))
+        test = task.dataset.test
+        self._test: list[Blocks] | None = None
+        if isinstance(test.x, np.ndarray):
+            self._test = self._put(measures.blocks(test.x, test.y, place.count))
+        sam = sam_optax.sam(task.sharpness_rho)
 
-        # The examples are arguments: as constants of the program they would be compiled into it.
-        def losses(variables: Any, train: Blocks, test: Blocks | None) -> Any:
-            def one(variables: Any, y: Any) -> dict[str, jax.Array]:
-                found = {"train_loss": measures.mean_loss(task, variables, train._replace(y=y))}
-                if test is not None:
-                    found["test_accuracy"] = measures.accuracy(task, variables, test)
-                return found
+        def loss(variables: Any, block: Blocks) -> jax.Array:
+            return measures.total_loss(task, variables, block)
 
-            return over_seeds(one, count)(variables, train.y)
+        def gradient(variables: Any, block: Blocks) -> Any:
+            params = variables["params"]
+            return jax.value_and_grad(lambda p: loss({**variables, "params": p}, block))(params)
 
-        def sharpness(variables: Any, train: Blocks) -> Any:
-            def one(variables: Any, y: Any) -> jax.Array:
-                return measures.sharpness(task, variables, train._replace(y=y))
+        def perturbed(variables: Any, grads: Any) -> Any:
+            params = variables["params"]
+            moved, _ = sam.perturb_fn(params, grads, sam.init(params))
+            return {**variables, "params": moved}
 
-            return over_seeds(one, count)(variables, train.y)
+        def program(f: Callable[..., Any]) -> Any:
+            """``f(variables, block)`` of all seeds, which may have labels of their own."""
 
-        def hits(variables: Any, batch: Blocks) -> jax.Array:
-            return measures.correct(task, jax.tree.map(lambda leaf: leaf[0], variables), batch)
+            def of_block(variables: Any, block: Blocks) -> Any:
+                seeds = jax.tree.leaves(variables)[0].shape[:1]
+                y = jnp.broadcast_to(block.y, (*seeds, block.y.shape[-1]))
+                one = over_seeds(lambda v, y: f(v, block._replace(y=y)), count)
+                return one(variables, y)
 
-        whole = None if place.count == 1 else place.whole
-        self._losses, self._sharpness, self._hits = (
-            jax.jit(f, out_shardings=whole) for f in (losses, sharpness, hits)
-        )
+            return jax.jit(of_block)
+
+        self._loss, self._gradient = program(loss), program(gradient)
+        self._hits = program(lambda v, block: measures.correct(task, v, block))
+        self._perturbed = jax.jit(over_seeds(perturbed, count))
+        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+
+    def _put(self, found: Blocks) -> list[Blocks]:
+        """Blocks on the devices, which share each of them."""
+        weights = zip(found.x, found.y, found.weight, strict=True)
+        return [Blocks(*(self._place.put(leaf, 0) for leaf in block)) for block in weights]
 
     @functools.lru_cache(maxsize=1)  # noqa: B019 (an evaluation lives as long as the run)
-    def _labelled(self, seeds: tuple[int, ...]) -> Blocks:
+    def _labelled(self, seeds: tuple[int, ...]) -> list[Blocks]:
+        """The training examples that are measured, with the labels that each seed trains on."""
         labels = noisy_labels(self._task, seeds)[:, self._index]
         none = np.empty((len(self._index), 0), np.uint8)
         y = measures.blocks(none, labels, self._place.count).y
-        return self._train._replace(y=self._place.put(y, 2))
+        return [
+            block._replace(y=self._place.put(y[:, i], 1)) for i, block in enumerate(self._train)
+        ]
+
+    def _tested(self) -> Iterable[Blocks]:
+        if self._test is not None:
+            return self._test
+        size = BLOCK * self._place.count
+        batches = feed.test_batches(self._task.dataset.test, size, self._place.rows(size))
+        return (self._place.put_rows(Blocks(*batch)) for batch in batches)
+
+    def _total(self, f: Callable[..., Any], variables: Any, blocks: Iterable[Blocks]) -> Any:
+        total = None
+        for block in blocks:
+            found = f(variables, block)
+            total = found if total is None else self._add(total, found)
+        return total
 
     def after_epoch(self, variables: Any, seeds: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Mean training loss in nats and test accuracy in [0, 1], one of each for each seed."""
-        found = jax.device_get(self._losses(variables, self._labelled(seeds), self._test))
-        if self._test is None:
-            found["test_accuracy"] = np.array([self._accuracy(variables)], np.float32)
-        return found
-
-    def _accuracy(self, variables: Any) -> float:
-        test, size = self._task.dataset.test, BLOCK * self._place.count
-        found = 0.0
-        for batch in feed.test_batches(test, size, self._place.rows(size)):
-            found += self._hits(variables, self._place.put_rows(Blocks(*batch)))
-        return float(found) / len(test.y)
+        train, test = len(self._index), len(self._task.dataset.test.y)
+        loss = self._total(self._loss, variables, self._labelled(seeds))
+        hits = self._total(self._hits, variables, self._tested())
+        loss, hits = jax.device_get((loss, hits))
+        return {"train_loss": loss / np.float32(train), "test_accuracy": hits / np.float32(test)}
 
     def sharpness(self, variables: Any, seeds: tuple[int, ...]) -> np.ndarray:
-        """L(w + ε) − L(w) in nats, one for each seed."""
-        return jax.device_get(self._sharpness(variables, self._labelled(seeds)))
+        """L(w + ε) − L(w) in nats, ε being SAM's for the full gradient, one for each seed.
 
-    def compile_losses(self, variables: Any, seeds: tuple[int, ...]) -> None:
-        """Compiles what :meth:`after_epoch` runs."""
-        lowered = self._losses.lower(variables, self._labelled(seeds), self._test)
-        self._losses = lowered.compile()
+        One gradient step of length ρ: a lower bound of the worst rise within ρ, and blind at a
+        point where the gradient is zero.
+        """
+        blocks = self._labelled(seeds)
+        loss, grads = self._total(self._gradient, variables, blocks)
+        above = self._total(self._loss, self._perturbed(variables, grads), blocks)
+        loss, above = jax.device_get((loss, above))
+        n = np.float32(len(self._index))
+        return above / n - loss / n
 
-    def compile_sharpness(self, variables: Any, seeds: tuple[int, ...]) -> None:
-        """Compiles what :meth:`sharpness` runs."""
-        self._sharpness = self._sharpness.lower(variables, self._labelled(seeds)).compile()
+    def warm_up(self, variables: Any, seeds: tuple[int, ...]) -> None:
+        """Compiles what :meth:`after_epoch` runs, so that the first epoch's takes no longer."""
+        for f, block in (
+            (self._loss, self._labelled(seeds)[0]),
+            (self._hits, next(iter(self._tested()))),
+        ):
+            jax.block_until_ready(self._add(found := f(variables, block), found))

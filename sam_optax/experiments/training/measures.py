@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import sam_optax
 from sam_optax.experiments.data.dataset import Dataset, Examples
 from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.training.task import Task
@@ -112,15 +111,6 @@ def example_losses(task: Task) -> Callable[[Any, tuple[Any, Any]], jax.Array]:
     return lambda variables, batch: losses(task, variables, batch)[0]
 
 
-def total(f: Callable[[Blocks], Any], data: Blocks) -> Any:
-    """The sum over blocks of ``f(block)``."""
-    shapes = jax.eval_shape(f, jax.tree.map(lambda leaf: leaf[0], data))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(
-        lambda acc, block: (jax.tree.map(jnp.add, acc, f(block)), None), zeros, data
-    )[0]
-
-
 def total_loss(task: Task, variables: Any, block: Blocks) -> jax.Array:
     """The weighted sum of the cross entropies of a block, in nats."""
     return jnp.sum(block.weight * losses(task, variables, (block.x, block.y))[0])
@@ -130,33 +120,3 @@ def correct(task: Task, variables: Any, block: Blocks) -> jax.Array:
     """The number of examples of a block that are classified correctly."""
     logits, _ = _logits(task, variables, block.x)
     return jnp.sum(block.weight * (jnp.argmax(logits, -1) == block.y))
-
-
-def mean_loss(task: Task, variables: Any, data: Blocks) -> jax.Array:
-    """The mean cross entropy, in nats."""
-    loss = total(lambda block: total_loss(task, variables, block), data)
-    return loss / jnp.sum(data.weight)
-
-
-def accuracy(task: Task, variables: Any, data: Blocks) -> jax.Array:
-    """The share of examples that are classified correctly, in [0, 1]."""
-    hits = total(lambda block: correct(task, variables, block), data)
-    return hits / jnp.sum(data.weight)
-
-
-def sharpness(task: Task, variables: Any, data: Blocks) -> jax.Array:
-    """L(w + ε) − L(w) over all examples, ε being SAM's for the full gradient, in nats.
-
-    One gradient step of length ρ: a lower bound of the worst rise within ρ, and blind at a point
-    where the gradient is zero.
-    """
-    n = jnp.sum(data.weight)
-
-    def at(params: Any, block: Blocks) -> jax.Array:
-        return total_loss(task, {**variables, "params": params}, block)
-
-    params = variables["params"]
-    loss, grads = total(lambda block: jax.value_and_grad(at)(params, block), data)
-    sam = sam_optax.sam(task.sharpness_rho)
-    perturbed, _ = sam.perturb_fn(params, grads, sam.init(params))
-    return total(lambda block: at(perturbed, block), data) / n - loss / n

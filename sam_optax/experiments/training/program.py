@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sam_optax.experiments.training import step
 from sam_optax.experiments.training.devices import Devices
@@ -36,13 +37,15 @@ class Program:
       entry: the method.
       count: number of seeds.
       place: the devices.
+      looped: whether a stretch of steps is one program; else it is a call for each step.
 
     Attributes:
       compile_seconds: of the training steps.
     """
 
-    def __init__(self, task: Task, entry: Entry, count: int, place: Devices) -> None:
+    def __init__(self, task: Task, entry: Entry, count: int, place: Devices, looped: bool) -> None:
         self._task, self._entry, self._count, self._place = task, entry, count, place
+        self._looped = looped
         self._whole = None if place.count == 1 else place.whole
         self._step = step.train_step(task, entry)
         self._stretch: Any = None
@@ -97,7 +100,12 @@ class Program:
         Returns:
           The new states and the sums of the losses.
         """
-        return self._stretch(x, start, stop, *per_seed)
+        if self._looped:
+            return self._stretch(x, start, stop, *per_seed)
+        state, *rest = per_seed
+        for i in range(start, stop):
+            state, loss = self._stretch(x, np.int32(i), stop, state, *rest)
+        return state, loss
 
     def fed(self, x: Any, y: Any, i: Any, *per_seed: Any) -> tuple[State, jax.Array]:
         """Step ``i`` of an epoch on a batch that was fed; one seed.
@@ -130,6 +138,8 @@ class Program:
                 state, loss = self._step(key, state, batch, step_keys[i], self._data(x, labels))
                 return state, total + loss
 
+            if not self._looped:
+                return body(start, (state, jnp.zeros(())))
             return jax.lax.fori_loop(start, stop, body, (state, jnp.zeros(())))
 
         return over_seeds(one, self._count)(*per_seed)
