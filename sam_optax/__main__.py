@@ -1,6 +1,7 @@
 """The command line: ``python -m sam_optax``."""
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -93,8 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(name, arguments)
     except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _silence()
+        return _fail("standard output cannot be written (no space left on device).")
     except KeyboardInterrupt:
         code = _fail("interrupted.", code=130)
         if argv is None:
@@ -147,6 +153,11 @@ def _first_lines(box: str) -> str:
 def _fail(message: str, code: int = 2) -> int:
     print(f"sam_optax: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _silence() -> None:
+    """Standard output leads nowhere, so that the interpreter need not fail at it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _help() -> str:

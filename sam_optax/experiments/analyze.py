@@ -1,53 +1,62 @@
 # ruff: noqa: RUF001 (the papers' Greek letters, in help texts and in what is printed)
-"""``python -m sam_optax analyze RUN_DIR``: how flat the networks are that ``compare`` trained."""
+"""``python -m sam_optax analyze RUN_DIR``: how flat the networks are that a run has trained."""
 
 import csv
 import dataclasses
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import rich.progress
 import tyro
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
 from sam_optax import analysis
-from sam_optax.experiments import compare, evaluation, results
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.options import Compare
-from sam_optax.experiments.output import OutputDirectory
-from sam_optax.experiments.plots import png
-from sam_optax.experiments.table import counted, ruled, variation
-from sam_optax.experiments.task import Task, corrupted_labels
+from sam_optax.experiments.reporting import palette
+from sam_optax.experiments.reporting.drawing import png
+from sam_optax.experiments.reporting.output import OutputDirectory
+from sam_optax.experiments.reporting.progress import Progress
+from sam_optax.experiments.reporting.results import from_json, load_params, number
+from sam_optax.experiments.reporting.table import ruled
+from sam_optax.experiments.reporting.words import counted, printable, variation
+from sam_optax.experiments.training import measures
+from sam_optax.experiments.training.restore import restore
+from sam_optax.experiments.training.task import Task, noisy_labels
 
 FORMAT = "sam_optax.analyze"
-BATCH = 500
-"""Examples at once."""
 ADAPTIVE: dict[str, Any] = {"normalization": "elementwise", "eta": 0.0, "bias_mask": None}
-"""How adaptive sharpness is measured: as ASAM trains, biases not normalized, but with η = 0."""
-_DIRECTIONS = jax.random.key(0), jax.random.key(1)
+"""How adaptive sharpness is measured: as ASAM trains, biases not normalized, but with η = 0.
+It is not invariant where hidden biases are rescaled."""
+MEASURES = ("sharpness", "adaptive_sharpness", "lambda_1", "lambda_ratio", "residual")
+_COLUMNS = {
+    "sharpness": ("sharpness\nnats", 3),
+    "adaptive_sharpness": ("adaptive\nsharpness\nnats", 3),
+    "lambda_1": ("λ₁", 2),
+    "lambda_ratio": ("λ₁/λ₅", 2),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Analyze:
-    """Measures how flat the networks are that compare --out has trained.
+    """Measures how flat the networks are that compare --out or train --out has trained.
 
     Sharpness, adaptive sharpness and the largest eigenvalues of the Hessian, on the training set
-    with the labels trained on, and slices of the loss through the networks of the first seed, all
-    on one scale.
+    (at most 10,000 examples of it) with the labels trained on, and slices of the loss through the
+    networks of the first seed, all on one scale.
     """
 
     run_dir: Annotated[
         Path,
         tyro.conf.Positional,
-        tyro.conf.arg(help="Directory of a finished run of compare --out.", metavar="RUN_DIR"),
+        tyro.conf.arg(help="Directory of --out of a finished run.", metavar="RUN_DIR"),
     ]
     rho: float = 0.5
     """Radius ρ of sharpness, in units of the weights."""
@@ -60,214 +69,147 @@ class Analyze:
     seeds: int | None = None
     """Number of seeds, from the first. Default: all of the run."""
 
-
-class Measures(NamedTuple):
-    """What is measured of a network; the order of the columns.
-
-    Attributes:
-      sharpness: nats, the largest rise of the loss found within the ball of radius ρ.
-      adaptive_sharpness: nats, the same within the ball that scales with the weights: element-wise,
-        η = 0, biases not normalized. Not invariant where hidden biases are rescaled.
-      lambda_1: largest eigenvalue of the Hessian, algebraically.
-      lambda_ratio: λ₁/λ₅.
-      residual: the largest residual of the five eigenvalues, relative to λ₁.
-    """
-
-    sharpness: float
-    adaptive_sharpness: float
-    lambda_1: float
-    lambda_ratio: float
-    residual: float
+    def __post_init__(self) -> None:
+        """Raises :class:`UserError` for values out of range."""
+        for name in ("rho", "adaptive_rho"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise UserError(f"--{name.replace('_', '-')} {value:g}: use a number above 0.")
+        for name, least in (("steps", 1), ("lanczos_steps", 5), ("seeds", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} {value}: use an integer of at least {least}.")
 
 
 def run(options: Analyze) -> None:
-    """Measures, prints a table and writes files into the run's directory.
+    """Measures, writes files into the run's directory and prints a table.
 
     Raises:
-      UserError: the directory holds no finished run, or an option is out of range.
+      UserError: the directory does not hold a finished run, or its data have changed.
     """
-    _check(options)
-    found = results.from_json(options.run_dir / "results.json")
+    found = from_json(options.run_dir / "results.json")
     params_file = options.run_dir / "params.npz"
     if found is None or not params_file.is_file():
         raise UserError(
             f"{options.run_dir}: holds no results.json and params.npz of a finished run; train one "
-            "with compare --out."
+            "with compare --out or train --out."
         )
-    task = _task(found)
+    networks = load_params(params_file)
+    task = restore(found)
     seeds = task.seeds[: options.seeds]
-    params = results.load_params(params_file)
-    losses = _losses(task)
+    loss = _loss(task, seeds)
     with OutputDirectory(options.run_dir) as out:
-        measured: dict[str, list[Measures]] = {name: [] for name in params}
-        for name, i in _progress([(name, i) for name in params for i in range(len(seeds))]):
-            weights = jax.tree.map(jax.numpy.asarray, params[name][seeds[i]])
-            measured[name].append(_measure(losses[i], weights, options))
-        content = _as_data(found, options, seeds, measured)
-        files = {
-            "analysis.json": (json.dumps(content, indent=1) + "\n").encode(),
-            "analysis.csv": _as_csv(seeds, measured),
-        }
-        drawn = {name: of[seeds[0]] for name, of in params.items() if _all_finite(of[seeds[0]])}
-        if drawn:
-            files["slices.png"] = png(_lines(losses[0], drawn))
-            files["planes.png"] = png(_planes(losses[0], drawn))
+        work = {name: (1.0, len(seeds)) for name in networks}
+        methods = []
+        with Progress(Console(stderr=True, highlight=False), work, "measuring") as progress:
+            for name, of in networks.items():
+                measured = []
+                for seed in seeds:
+                    start = time.perf_counter()
+                    values = _measure(loss(seed, of[seed]), of[seed]["params"], options)
+                    measured.append({"seed": seed, **values})
+                    progress.done(name, time.perf_counter() - start)
+                methods.append({"name": name, "seeds": measured})
         try:
-            out.write(files)
+            out.write(_files(found, options, methods))
+            drawn = {n: (loss(seeds[0], of[seeds[0]]), of[seeds[0]]) for n, of in networks.items()}
+            out.write(_figures(found, drawn))
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
-            _print(found, options, measured)
-    Console(highlight=False).print(f"\nThe files are in {options.run_dir}.", soft_wrap=True)
+            _print(found, options, methods)
+    path = printable(str(options.run_dir))
+    Console(highlight=False).print(Text(f"\nThe files are in {path}."), soft_wrap=True)
 
 
-def _check(options: Analyze) -> None:
-    for name in ("rho", "adaptive_rho"):
-        value = getattr(options, name)
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"--{name.replace('_', '-')} {value:g}: use a number above 0.")
-    lowest = {"steps": 1, "lanczos_steps": 5, "seeds": 1}
-    for name, least in lowest.items():
-        value = getattr(options, name)
-        if value is not None and value < least:
-            flag = name.replace("_", "-")
-            raise UserError(f"--{flag} {value}: use an integer of at least {least}.")
+def _loss(task: Task, seeds: tuple[int, ...]) -> Callable[[int, Any], analysis.DatasetLoss]:
+    """``(seed, variables) -> `` the loss on the training set, with the labels that were trained on.
 
+    It is a function of the params. BatchNorm's statistics are part of the data, so that one program
+    serves all networks.
+    """
+    x, index = measures.measured(task.dataset.train)
+    labels = noisy_labels(task, seeds)[:, index]
+    data = jax.tree.map(jnp.asarray, measures.blocks(x, labels))
+    weights = data.weight.sum(axis=1)
+    losses = measures.example_losses(task)
 
-def _task(found: Mapping[str, Any]) -> Task:
-    """The task of a run, whose data must be what they were."""
-    known = {field.name for field in dataclasses.fields(Compare)}
-    settings = {k: v for k, v in found["settings"].items() if k in known}
-    task = compare.task_of(Compare(**settings))
-    if task.dataset.sha256 != found["dataset"].get("sha256"):
-        raise UserError(
-            f"{found['settings']['dataset']}: its contents have changed since the run; the trained "
-            "params no longer belong to it."
+    def mean(params: Any, batch: tuple[measures.Blocks, Any]) -> jax.Array:
+        block, statistics = batch
+        found = losses(measures.variables(params, statistics), (block.x, block.y))
+        return jnp.sum(block.weight * found) / jnp.sum(block.weight)
+
+    def of(seed: int, variables: Any) -> analysis.DatasetLoss:
+        statistics = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (len(weights), *leaf.shape)),
+            variables.get("batch_stats", {}),
         )
-    return task
+        blocks = data._replace(y=data.y[seeds.index(seed)])
+        return analysis.DatasetLoss(mean, (blocks, statistics), weights=weights)
+
+    return of
 
 
-def _losses(task: Task) -> list[analysis.DatasetLoss]:
-    """The training loss of each seed, with the labels trained on."""
-
-    def loss_fn(params: Any, batch: Any) -> jax.Array:
-        return evaluation.losses(task.model, params, *batch).mean()
-
-    x = task.dataset.x_train
-    return [
-        analysis.DatasetLoss.from_examples(loss_fn, (x, labels), min(BATCH, len(x)))
-        for labels in corrupted_labels(task)
-    ]
-
-
-def _progress(pieces: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    columns = (
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, highlight=False)
-    with rich.progress.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=len(pieces))
-        for done, (name, i) in enumerate(pieces):
-            bar.update(task, description=f"measuring {name}")
-            if not console.is_terminal and i == 0:
-                console.print(f"measuring {name}: {100 * done // len(pieces)} % done")
-            yield name, i
-            bar.advance(task)
-
-
-def _measure(loss: analysis.DatasetLoss, params: Any, options: Analyze) -> Measures:
+def _measure(loss: analysis.DatasetLoss, params: Any, options: Analyze) -> dict[str, Any]:
+    """What ``MEASURES`` names: nats, nats, an eigenvalue, a ratio, and a share of λ₁."""
     if not _all_finite(params):
-        return Measures(*[math.nan] * len(Measures._fields))
+        return dict.fromkeys(MEASURES)
+    params = jax.tree.map(jnp.asarray, params)
     ball = analysis.sharpness(loss, params, options.rho, steps=options.steps)
     adaptive = analysis.adaptive_sharpness(
         loss, params, options.adaptive_rho, steps=options.steps, **ADAPTIVE
     )
     eigen = analysis.hessian_eigenvalues(loss, params, k=5, steps=options.lanczos_steps)
-    return Measures(
-        float(ball.value),
-        float(adaptive.value),
-        float(eigen.values[0]),
-        float(eigen.ratio(5)),
-        float(np.max(np.abs(eigen.residuals)) / abs(eigen.values[0])),
-    )
+    residual = np.max(np.abs(eigen.residuals)) / abs(eigen.values[0])
+    values = ball.value, adaptive.value, eigen.values[0], eigen.ratio(5), residual
+    return {name: number(float(x)) for name, x in zip(MEASURES, values, strict=True)}
 
 
-def _as_data(
-    found: Mapping[str, Any],
-    options: Analyze,
-    seeds: tuple[int, ...],
-    measured: Mapping[str, list[Measures]],
-) -> dict[str, Any]:
-    def number(x: float) -> float | None:
-        return x if math.isfinite(x) else None
-
-    return {
+def _files(
+    found: Mapping[str, Any], options: Analyze, methods: list[dict[str, Any]]
+) -> dict[str, bytes]:
+    content = {
         "format": FORMAT,
         "format_version": 1,
         "run": {"settings": found["settings"], "sha256": found["dataset"]["sha256"]},
         "options": {**dataclasses.asdict(options), "run_dir": str(options.run_dir)},
         "adaptive_sharpness": {
-            "normalization": ADAPTIVE["normalization"],
-            "eta": ADAPTIVE["eta"],
+            **{key: ADAPTIVE[key] for key in ("normalization", "eta")},
             "biases": "not normalized",
         },
-        "methods": [
-            {
-                "name": name,
-                "seeds": [
-                    {"seed": seed, **{k: number(v) for k, v in one._asdict().items()}}
-                    for seed, one in zip(seeds, of, strict=True)
-                ],
-            }
-            for name, of in measured.items()
-        ],
+        "methods": methods,
+    }
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(["method", "seed", *MEASURES])
+    for method in methods:
+        writer.writerows([[method["name"], *seed.values()] for seed in method["seeds"]])
+    return {
+        "analysis.json": (json.dumps(content, indent=1, allow_nan=False) + "\n").encode(),
+        "analysis.csv": lines.getvalue().encode(),
     }
 
 
-def _as_csv(seeds: tuple[int, ...], measured: Mapping[str, list[Measures]]) -> bytes:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["method", "seed", *Measures._fields])
-    for name, of in measured.items():
-        for seed, one in zip(seeds, of, strict=True):
-            writer.writerow([name, seed, *("" if math.isnan(x) else x for x in one)])
-    return file.getvalue().encode()
-
-
-_COLUMNS: dict[str, tuple[str, int]] = {
-    "sharpness": ("sharpness\nnats", 3),
-    "adaptive_sharpness": ("adaptive\nsharpness\nnats", 3),
-    "lambda_1": ("λ₁", 2),
-    "lambda_ratio": ("λ₁/λ₅", 2),
-}
-
-
-def _print(
-    found: Mapping[str, Any], options: Analyze, measured: Mapping[str, list[Measures]]
-) -> None:
-    console = Console(highlight=False)
+def _print(found: Mapping[str, Any], options: Analyze, methods: list[dict[str, Any]]) -> None:
     table = ruled()
     table.add_column("method")
-    table.add_column("test accuracy\n%", justify="right")
-    for heading, _ in _COLUMNS.values():
+    for heading in ("test accuracy\n%", *(heading for heading, _ in _COLUMNS.values())):
         table.add_column(heading, justify="right")
     accuracies = {m["name"]: m["summary"]["test_accuracy"]["mean"] for m in found["methods"]}
-    for name, of in measured.items():
-        accuracy = accuracies[name]
-        cells = [
-            _cell([getattr(one, key) for one in of], digits)
-            for key, (_, digits) in _COLUMNS.items()
-        ]
-        table.add_row(name, "–" if accuracy is None else f"{100 * accuracy:.2f}", *cells)
+    for method in methods:
+        mean = accuracies[method["name"]]
+        cells = [_cell(method["seeds"], key, digits) for key, (_, digits) in _COLUMNS.items()]
+        accuracy = "–" if mean is None else f"{100 * mean:.2f}"
+        table.add_row(Text(method["name"]), accuracy, *cells)
+    console = Console(highlight=False)
     console.print(table)
-    count = len(next(iter(measured.values())))
-    residuals = [one.residual for of in measured.values() for one in of]
-    known = [x for x in residuals if math.isfinite(x)]
-    worst = f"; residuals at most {max(known):.1g} of λ₁" if known else ""
+    residuals = [seed["residual"] for method in methods for seed in method["seeds"]]
+    residuals = [x for x in residuals if x is not None]
+    worst = f"; residuals at most {max(residuals):.1g} of λ₁" if residuals else ""
+    examples = found["dataset"]["train_examples"]
+    some = f"{measures.MEASURED:,} examples of " if examples > measures.MEASURED else ""
     legend = [
-        "all on the training set, with the labels trained on; mean ± deviation of "
-        f"{counted(count, 'seed')}",
+        f"all on {some}the training set, with the labels trained on; mean ± deviation of "
+        f"{counted(len(methods[0]['seeds']), 'seed')}",
         f"sharpness: largest rise of the loss found within ‖ε‖ ≤ {options.rho:g}",
         f"adaptive sharpness: within ‖ε/|w|‖ ≤ {options.adaptive_rho:g}, element-wise, η = 0, "
         "biases not normalized",
@@ -276,35 +218,37 @@ def _print(
     console.print(Text("\n" + "\n".join(legend)), style="dim")
 
 
-def _cell(values: list[float], digits: int) -> str:
-    finite = [x for x in values if math.isfinite(x)]
-    if not finite:
-        return "diverged"
-    width = float(np.std(finite, ddof=1)) if len(finite) > 1 else math.nan
-    return variation(float(np.mean(finite)), width, digits)
+def _cell(seeds: list[dict[str, Any]], key: str, digits: int) -> str:
+    values = [seed[key] for seed in seeds if seed[key] is not None]
+    width = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return variation(float(np.mean(values)), width, digits) if values else "diverged"
 
 
-def _lines(loss: analysis.DatasetLoss, params: Mapping[str, Any]) -> Figure:
-    """Slices along one random filter-normalized direction, the same draw for all."""
-    alphas = np.linspace(-1, 1, 41)
-    return analysis.plot_lines(
-        {
-            name: analysis.loss_line(
-                loss, w, analysis.random_direction(w, _DIRECTIONS[0]), alphas.tolist()
-            )
-            for name, w in params.items()
-        }
-    )
-
-
-def _planes(loss: analysis.DatasetLoss, params: Mapping[str, Any]) -> Figure:
-    """Planes of two such directions, side by side; at most six are drawn."""
-    grid = np.linspace(-1, 1, 21).tolist()
-    planes = {}
-    for name, w in list(params.items())[:6]:
-        first, second = (analysis.random_direction(w, key) for key in _DIRECTIONS)
-        planes[name] = analysis.loss_plane(loss, w, first, second, grid, grid)
-    return analysis.plot_planes(planes)
+def _figures(
+    found: Mapping[str, Any], networks: Mapping[str, tuple[analysis.DatasetLoss, Any]]
+) -> dict[str, bytes]:
+    """Lines of all networks and planes of at most six, along the same random directions."""
+    grid, alphas = np.linspace(-1, 1, 21).tolist(), np.linspace(-1, 1, 41).tolist()
+    lines: dict[str, analysis.LossLine] = {}
+    planes: dict[str, analysis.LossPlane] = {}
+    for name, (loss, variables) in networks.items():
+        params = jax.tree.map(jnp.asarray, variables["params"])
+        if not _all_finite(params):
+            continue
+        x, y = (analysis.random_direction(params, jax.random.key(i)) for i in range(2))
+        lines[name] = analysis.loss_line(loss, params, x, alphas)
+        if len(planes) < 6:
+            planes[name] = analysis.loss_plane(loss, params, x, y, grid, grid)
+    if not lines:
+        return {}
+    figure = analysis.plot_lines(lines)
+    methods = {m["name"]: m["method"] for m in found["methods"]}
+    styles = palette.styles([methods[name] for name in lines])
+    for line, style in zip(figure.axes[0].lines, styles, strict=True):
+        line.set(color=style.color, linestyle=style.linestyle)
+    if len(lines) > 1:
+        figure.axes[0].legend(frameon=False)
+    return {"slices.png": png(figure), "planes.png": png(analysis.plot_planes(planes))}
 
 
 def _all_finite(tree: Any) -> bool:

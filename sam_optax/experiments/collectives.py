@@ -1,89 +1,145 @@
-"""What a sharpness-aware step sends between devices, from ahead-of-time compilation.
+"""``python -m sam_optax collectives``: what a step sends between devices."""
 
-``python -m sam_optax.experiments.collectives 8 64 512`` compiles one step of an MLP for that many
-(pretended) CPU devices and prints a Markdown table; nothing is trained.
-"""
-
+import dataclasses
+import functools
 import json
+import math
 import os
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+
+import sam_optax
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting import json_file
+from sam_optax.experiments.reporting.progress import Progress
+from sam_optax.experiments.reporting.results import versions
+from sam_optax.experiments.reporting.table import ruled
 
 WIDTH, LAYERS, ROWS = 1024, 4, 8
 """Width and number of the MLP's square kernels, and rows of the batch for each device."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Collectives:
+    """Counts what a training step sends between devices: of SGD, of SAM, and of SAM synchronized.
+
+    Compiles a step of an MLP of 4 layers of 1024x1024 ahead of time, for so many CPU devices that
+    JAX pretends to have; nothing is trained. Params are replicated or sharded (FSDP).
+    """
+
+    devices: tuple[int, ...] = (8,)
+    """Numbers of devices."""
+    out: Path | None = None
+    """JSON file for the table."""
+
+    def __post_init__(self) -> None:
+        if not self.devices or min(self.devices) < 1 or WIDTH % math.lcm(*self.devices):
+            given = " ".join(map(str, self.devices))
+            raise UserError(f"--devices {given}: use divisors of {WIDTH}, such as 8 64 512.")
+        json_file.check(self.out)
+
+
+def run(options: Collectives) -> None:
+    """Compiles the steps, writes the file and prints a table."""
+    rows: list[dict[str, Any]] = []
+    work = {f"for {n} devices": (1.0, 1) for n in options.devices}
+    with Progress(Console(stderr=True, highlight=False), work, "compiling") as progress:
+        for devices in options.devices:
+            start = time.perf_counter()
+            rows += _in_another_process(devices)
+            progress.done(f"for {devices} devices", time.perf_counter() - start)
+    if options.out is not None:
+        json_file.write(options.out, {"versions": versions(), "steps": rows})
+    table = ruled()
+    for i, heading in enumerate(rows[0]):
+        table.add_column(heading.replace("-", "-\n"), justify="left" if 0 < i < 3 else "right")
+    for row in rows:
+        table.add_row(*(f"{x:.1f}" if isinstance(x, float) else str(x) for x in row.values()))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"\nMiB on one device; the params are {LAYERS * WIDTH**2 * 4 // 2**20} MiB. temporaries: "
+        "held in addition to arguments and results; collectives: what they result in",
+        style="dim",
+    )
+
+
+def _in_another_process(devices: int) -> list[dict[str, Any]]:
+    """:func:`compile_steps` where JAX has so many devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    program = f"from {__name__} import *; print(json.dumps(compile_steps({devices})))"
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    printed = subprocess.check_output([sys.executable, "-c", program], env=env, text=True)
+    return json.loads(printed.splitlines()[-1])
+
+
 def compile_steps(devices: int) -> list[dict[str, float | str]]:
-    """Compiles every variant for the devices of this process: one row each."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    import optax
-    from jax.sharding import Mesh, NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    import sam_optax
-
+    """Compiles every variant for the devices of this process: a row for each."""
     mesh = Mesh(np.array(jax.devices()[:devices]), ("batch",))
-    shapes = {f"layer{i}": {"kernel": (WIDTH, WIDTH), "bias": (WIDTH,)} for i in range(LAYERS)}
-    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
 
-    def loss(params, x):  # type: ignore[no-untyped-def]
+    def put(leaf: Any, spec: P) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, spec if leaf.ndim else P())
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    def init() -> Any:
+        layer = {"kernel": jnp.zeros((WIDTH, WIDTH)), "bias": jnp.zeros(WIDTH)}
+        return {f"layer{i}": layer for i in range(LAYERS)}
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
         for layer in params.values():
             x = jnp.tanh(x @ layer["kernel"] + layer["bias"])
         return jnp.mean(x**2)
 
-    def variant(name, tx, sharding, mapped):  # type: ignore[no-untyped-def]
-        def step(params, state, x):  # type: ignore[no-untyped-def]
+    def variant(name: str, tx: Any, mapped: bool) -> dict[str, float | str]:
+        def step(params: Any, state: Any, x: jax.Array) -> Any:
             grad_fn = jax.grad(lambda p: loss(p, x))
             if name == "SGD":
-                grads = grad_fn(params)
-                grads = jax.lax.pmean(grads, "batch") if mapped else grads
+                grads = jax.lax.pmean(grad_fn(params), "batch") if mapped else grad_fn(params)
                 updates, state = tx.update(grads, state, params)
             else:
                 updates, state = tx.update(None, state, params, grad_fn=grad_fn)
             return optax.apply_updates(params, updates), state
 
-        put = lambda shape, spec: jax.ShapeDtypeStruct(  # noqa: E731
-            shape, jnp.float32, sharding=NamedSharding(mesh, spec)
-        )
-        params = jax.tree.map(lambda s: put(s, sharding), shapes, is_leaf=is_shape)
-        state = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct(
-                s.shape, s.dtype, sharding=NamedSharding(mesh, sharding if s.ndim else P())
-            ),
-            jax.eval_shape(tx.init, params),
-        )
-        x = put((ROWS * devices, WIDTH), P("batch"))
+        params = jax.eval_shape(init)
+        place = functools.partial(put, spec=P() if mapped else P("batch"))
+        carry = jax.tree.map(place, (params, jax.eval_shape(tx.init, params)))
+        x = put(jax.ShapeDtypeStruct((ROWS * devices, WIDTH), jnp.float32), P("batch"))
+        whole: Any = step
         if mapped:
-            step = jax.shard_map(
-                step, mesh=mesh, in_specs=(P(), P(), P("batch")), out_specs=P(), check_vma=False
-            )
-        shardings = jax.tree.map(lambda s: s.sharding, (params, state))
-        compiled = jax.jit(step, donate_argnums=(0, 1), out_shardings=shardings)
-        program = compiled.lower(params, state, x).compile()
+            specs: Any = {"in_specs": (P(), P(), P("batch")), "out_specs": P()}
+            whole = jax.shard_map(step, mesh=mesh, **specs, check_vma=False)
+        shardings = jax.tree.map(lambda s: s.sharding, carry)
+        jitted = jax.jit(whole, donate_argnums=(0, 1), out_shardings=shardings)
+        compiled: Any = jitted.lower(*carry, x).compile()
         return {
-            "devices": devices,
+            "devices": str(devices),
             "params": "replicated" if mapped else "sharded (FSDP)",
             "step": name,
-            "temporaries": program.memory_analysis().temp_size_in_bytes / 2**20,
-            **collectives(program.as_text()),
+            "temporaries": compiled.memory_analysis().temp_size_in_bytes / 2**20,
+            **collectives(compiled.as_text()),
         }
 
     sgd = optax.sgd(0.1, momentum=0.9)
-    sam = sam_optax.sam()
+    sharp = functools.partial(sam_optax.sharpness_aware, sgd, sam_optax.sam())
+    synchronized = sharp(axis_name="batch", sync_perturbation=True)
     return [
-        variant("SGD", sgd, P(), True),
-        variant("SAM", sam_optax.sharpness_aware(sgd, sam, axis_name="batch"), P(), True),
-        variant(
-            "SAM, synchronized",
-            sam_optax.sharpness_aware(sgd, sam, axis_name="batch", sync_perturbation=True),
-            P(),
-            True,
-        ),
-        variant("SGD", sgd, P("batch"), False),
-        variant("SAM", sam_optax.sharpness_aware(sgd, sam), P("batch"), False),
+        variant("SGD", sgd, True),
+        variant("SAM", sharp(axis_name="batch"), True),
+        variant("SAM, synchronized", synchronized, True),
+        variant("SGD", sgd, False),
+        variant("SAM", sharp(), False),
     ]
 
 
@@ -95,39 +151,6 @@ def collectives(program: str) -> dict[str, float]:
         elements = 0
         for result in re.findall(rf"= (\(?[^=]*?\)?) {kind}(?:-start)?\(", program):
             for dims in re.findall(r"[fsu]32\[([\d,]*)\]", result):
-                size = 1
-                for dim in filter(None, dims.split(",")):
-                    size *= int(dim)
-                elements += size
+                elements += math.prod(int(dim) for dim in dims.split(",") if dim)
         totals[kind] = elements * 4 / 2**20
     return totals
-
-
-def main() -> None:
-    """Prints the table for the numbers of devices on the command line."""
-    if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(compile_steps(int(sys.argv[2]))))
-        return
-    kinds: list[str] = []
-    for devices in sys.argv[1:] or ["8"]:
-        flags = f"--xla_force_host_platform_device_count={devices}"
-        child = subprocess.run(
-            [sys.executable, "-m", "sam_optax.experiments.collectives", "--child", devices],
-            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE,
-            check=True,
-            text=True,
-        )
-        for row in json.loads(child.stdout.splitlines()[-1]):
-            if not kinds:
-                kinds = list(row)
-                print("| " + " | ".join(kinds) + " |\n|" + "---|" * len(kinds))
-            print("| " + " | ".join(_cell(row[kind]) for kind in kinds) + " |", flush=True)
-
-
-def _cell(value: float | str) -> str:
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
-
-
-if __name__ == "__main__":
-    main()

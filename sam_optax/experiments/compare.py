@@ -1,7 +1,7 @@
 """The commands ``compare`` and ``train``: what each method is worth on the same data."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from rich.console import Console
@@ -22,7 +22,13 @@ from sam_optax.experiments.training.task import Task
 from sam_optax.experiments.training.train import Outcome, Training, train
 from sam_optax.experiments.training.work import work
 
+if TYPE_CHECKING:
+    from sam_optax.experiments.training.checkpoints import Checkpoints
+
 __all__ = ["Compare", "Train", "run"]
+
+CHECKPOINT = "checkpoint"
+"""The directory of the checkpoints, inside of that of --out."""
 
 
 def run(options: Compare | Train) -> None:
@@ -67,25 +73,21 @@ def _run_into(
     description: Mapping[str, Any],
     place: devices.Devices,
 ) -> None:
-    from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
-
     run_identity = identity.of(description)
-    checkpoints = Checkpoints(out.path, options.checkpoint_every, run_identity, results.versions())
-    if not options.resume:
-        checkpoints.refuse()
-    else:
-        if note := checkpoints.find():
-            _say(note)
-        if not checkpoints.epoch:
+    checkpoints = None
+    if options.resume or options.checkpoint_every or (out.path / CHECKPOINT).exists():
+        checkpoints = _checkpoints(out, options, run_identity)
+        if options.resume and not checkpoints.epoch:
             if _finished(out, run_identity):
                 return
             _say(f"There is no checkpoint in {out.path}: starting from the beginning.")
     run = _Run(options, task, description, place)
-    with Live(out.path, options.tensorboard, checkpoints.epoch) as live:
+    done = checkpoints.epoch if checkpoints else 0
+    with Live(out.path, options.tensorboard, done) as live:
         try:
             found = run.train(checkpoints, live)
         except KeyboardInterrupt:
-            if checkpoints.epoch:
+            if checkpoints and checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
                 _say(f"{there}; --resume continues from it.")
             raise
@@ -101,9 +103,25 @@ def _run_into(
     finally:  # where either fails, a full disk or a closed pipe, there is still the other
         table.print_results(_stdout(), found)
     _draw(out, found)
-    checkpoints.finish()
+    if checkpoints:
+        checkpoints.finish()
     _stdout().print(Text(f"\nThe results are in {out.path}."), soft_wrap=True)
     _fail_if_all_diverged(found)
+
+
+def _checkpoints(
+    out: OutputDirectory, options: Compare, run_identity: Mapping[str, Any]
+) -> "Checkpoints":
+    """The run's checkpoints, with what an earlier process has left."""
+    from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
+
+    path, every = out.path / CHECKPOINT, options.checkpoint_every
+    found = Checkpoints(path, every, run_identity, results.versions())
+    if not options.resume:
+        found.refuse()
+    elif note := found.find():
+        _say(note)
+    return found
 
 
 def _draw(out: OutputDirectory, found: Mapping[str, Any]) -> None:

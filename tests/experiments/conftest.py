@@ -1,7 +1,12 @@
 """Small data for the experiments' tests."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from sam_optax.experiments import compare
+from sam_optax.experiments.training.snapshots import Snapshot
+from sam_optax.experiments.training.train import Outcome
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +29,44 @@ def archive(arrays, tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "small.npz"
     np.savez(path, **arrays)
     return path
+
+
+class Trainer:
+    """In the place of the trainer: it is done at once, or saves a checkpoint and is interrupted.
+
+    Attributes:
+      interrupt_after: epochs, if it is to be interrupted; after 0 there is no checkpoint.
+      began_at: the epoch at which each run has begun.
+    """
+
+    def __init__(self):
+        self.interrupt_after, self.began_at = None, []
+
+    def __call__(self, task, listener, checkpoints=None, recorder=None):
+        self.began_at.append(checkpoints.epoch if checkpoints else 0)
+        if self.interrupt_after is not None:
+            if self.interrupt_after:
+                checkpoints.save(Snapshot(self.interrupt_after, {}, {"w": jnp.ones(3)}))
+            raise KeyboardInterrupt
+        outcomes = {}
+        for name, entry in task.entries.items():
+            curve = np.full((entry.recipe.epochs, len(task.seeds)), 0.5, np.float32)
+            outcomes[name] = Outcome(
+                entry=entry,
+                variables={"params": {"w": curve.T}},
+                curves={"train_loss": curve, "test_accuracy": curve},
+                sharpness=curve[0],
+                seconds=[1.0],
+                compile_seconds=1.0,
+                cost=1.0,
+            )
+        return outcomes
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    """Commands that train nothing."""
+    found = Trainer()
+    monkeypatch.setattr(compare, "Training", lambda task, *args, **options: task)
+    monkeypatch.setattr(compare, "train", found)
+    return found

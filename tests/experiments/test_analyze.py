@@ -12,9 +12,13 @@ from jax.flatten_util import ravel_pytree
 
 import sam_optax
 from sam_optax.__main__ import main
-from sam_optax.experiments import analyze, data, models, results
+from sam_optax.experiments import analyze
 from sam_optax.experiments.analyze import Analyze
+from sam_optax.experiments.data.dataset import load
+from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.networks.registry import build
+from sam_optax.experiments.reporting.results import load_params
 
 pytestmark = pytest.mark.slow
 
@@ -37,16 +41,16 @@ def analyzed(run_dir):
 
 
 def loss_and_params(archive, run_dir, name, seed):
-    dataset = data.load(f"npz:{archive}")
-    model = models.build("mlp", dataset.x_train.shape[1:], dataset.classes)
-    y = data.corrupt(dataset.y_train, 0.25, 3, np.random.default_rng([seed, 0]))
-    params = results.load_params(run_dir / "params.npz")[name][seed]
+    dataset = load(f"npz:{archive}")
+    model = build("mlp", dataset.shape, dataset.classes, jnp.float32)
+    y = corrupt(dataset.train.y, 0.25, 3, np.random.default_rng([seed, 0]))
+    variables = load_params(run_dir / "params.npz")[name][seed]
 
-    def loss(p):
-        logits = model.apply(p, dataset.x_train)
+    def loss(params):
+        logits = model.apply({"params": params}, dataset.train.x, train=False)
         return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
-    return loss, jax.tree.map(jnp.asarray, params)
+    return loss, jax.tree.map(jnp.asarray, variables["params"])
 
 
 def of(analyzed, name, seed):
@@ -149,3 +153,37 @@ def test_data_that_changed(run_dir, tmp_path, archive):
     (tmp_path / "params.npz").write_bytes((run_dir / "params.npz").read_bytes())
     with pytest.raises(UserError, match="contents have changed"):
         analyze.run(Analyze(tmp_path))
+
+
+def test_batch_norm_is_measured_with_its_running_statistics(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x_train": rng.normal(size=(24, 8, 8, 3)),
+        "y_train": np.arange(24) % 3,
+        "x_test": rng.normal(size=(6, 8, 8, 3)),
+        "y_test": np.arange(6) % 3,
+    }
+    np.savez(tmp_path / "images.npz", **arrays)
+    out = tmp_path / "out"
+    arguments = ["--dataset", f"npz:{tmp_path / 'images.npz'}", "--model", "tiny", "--epochs", "2"]
+    arguments += ["--method", "asam", "--batch-size", "8", "--seeds", "2", "--out", str(out)]
+    assert main(["train", *arguments]) == 0
+    assert main(["analyze", str(out), *STEPS]) == 0
+    found = json.loads((out / "analysis.json").read_text())
+    networks = load_params(out / "params.npz")
+    (name,) = networks
+    dataset = load(f"npz:{tmp_path / 'images.npz'}")
+    model = build("tiny", dataset.shape, 3, jnp.float32)
+    for seed, variables in networks[name].items():
+
+        def loss(params, variables=variables):
+            variables = {**variables, "params": params}
+            logits = model.apply(variables, dataset.train.x, train=False)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, dataset.train.y)
+            return losses.mean()
+
+        params = jax.tree.map(jnp.asarray, variables["params"])
+        sam = sam_optax.sam(0.5)
+        point, _ = sam.perturb_fn(params, jax.grad(loss)(params), sam.init(params))
+        rise = float(loss(point) - loss(params))
+        assert rise * (1 - 1e-3) <= of(found, name, seed)["sharpness"] < 5 * rise

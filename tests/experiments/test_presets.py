@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import pathlib
 import re
 
@@ -54,6 +55,7 @@ RSAM = {"epochs": 200, "batch_size": 128, "m": 128, "model": "resnet18", "optimi
 VIT = {"epochs": 300, "batch_size": 4096, "m": 4096, "optimizer": "adamw", "image_size": 224}
 FSAM = {"epochs": 200, "lr": 0.05, "schedule": "cosine", "momentum": 0.9, "flip": True}
 FSAM |= {"model": "resnet18", "optimizer": "sgd"}
+FSAM_METHODS = ("sam", "fsam", "sam_full", "sam_db", "sam_noise")
 PRINTED = {
     "asam-cifar10": {
         "sgd": {**ASAM, "epochs": 400},
@@ -80,21 +82,15 @@ PRINTED = {
     },
     "rsam-cifar10": {"sgd": RSAM, "sam": RSAM, "rsam": RSAM},
     "rsam-cifar100": {"sgd": RSAM, "sam": RSAM, "rsam": RSAM},
-    "rsam-vit-s16": dict.fromkeys(("sgd", "sam", "rsam"), {**VIT, "model": "vit_s16"}),
-    "rsam-vit-b16": dict.fromkeys(("sgd", "sam", "rsam"), {**VIT, "model": "vit_b16"}),
+    "rsam-vit-s16": {m: {**VIT, "model": "vit_s16"} for m in ("sgd", "sam", "rsam")},
+    "rsam-vit-b16": {m: {**VIT, "model": "vit_b16"} for m in ("sgd", "sam", "rsam")},
     "fsam-cifar10": {
         "sgd": {**FSAM, "weight_decay": 5e-4},
-        **dict.fromkeys(
-            ("sam", "fsam", "sam_full", "sam_db", "sam_noise"),
-            {**FSAM, "weight_decay": 1e-3, "rho": 0.1},
-        ),
+        **{m: {**FSAM, "weight_decay": 1e-3, "rho": 0.1} for m in FSAM_METHODS},
     },
     "fsam-cifar100": {
         "sgd": {**FSAM, "weight_decay": 5e-4},
-        **dict.fromkeys(
-            ("sam", "fsam", "sam_full", "sam_db", "sam_noise"),
-            {**FSAM, "weight_decay": 1e-3, "rho": 0.2},
-        ),
+        **{m: {**FSAM, "weight_decay": 1e-3, "rho": 0.2} for m in FSAM_METHODS},
     },
 }
 
@@ -159,9 +155,9 @@ def test_a_method_that_is_not_in_the_table_has_its_own_defaults_in_the_papers_se
     assert found.rows["sgd"].settings["epochs"].value == 400
     assert found.rows["rsam"].variant.hyperparameters["rho"] == 0.05
     assert found.rows["rsam"].sources["rho"] == "default of sam_optax.rsam"
-    assert row(
-        "fsam-cifar10", "vasso", hyperparameters={"vasso": {"theta": (0.4,), "rho": (0.1,)}}
-    )["weight_decay"] == pytest.approx(1e-3)
+    theta = {"vasso": {"theta": (0.4,), "rho": (0.1,)}}
+    vasso = row("fsam-cifar10", "vasso", hyperparameters=theta)
+    assert vasso["weight_decay"] == 1e-3  # that of SAM's variants
 
 
 def test_m_is_the_papers_and_else_the_whole_batch():
@@ -269,6 +265,34 @@ WRONG = {
 def test_wrong_options_are_told(given, message):
     with pytest.raises(UserError, match=message):
         resolve(options(**given))
+
+
+OUT_OF_RANGE = {
+    "--seeds 0: use an integer of at least 1, below": {"seeds": 0},
+    "--seed-offset -1: use an integer of at least 0": {"seed_offset": -1},
+    "--batch-size 0: use an integer of at least 1": {"batch_size": 0},
+    "--m 0: use an integer of at least 1": {"m": 0},
+    "--crop -1: use an integer of at least 0": {"crop": -1},
+    r"--label-noise -0.1: use a number in \[0, 1\)": {"label_noise": -0.1},
+    "--label-noise nan: use a number in": {"label_noise": math.nan},
+    "--lr inf: use a number above 0": {"lr": math.inf},
+    r"--momentum 1: use a number in \[0, 1\)": {"momentum": 1.0},
+    r"--label-smoothing 1: use a number in \[0, 1\)": {"label_smoothing": 1.0},
+    "--weight-decay -1: use a number of at least 0": {"weight_decay": -1.0},
+    "--clip nan: use a number of at least 0": {"clip": math.nan},
+    "--mixup inf: use a number of at least 0": {"mixup": math.inf},
+    "--sharpness-rho 0: use a number above 0": {"sharpness_rho": 0.0},
+    "--optimizer x: unknown; use one of sgd, adamw": {"optimizer": "x"},
+    "--schedule x: unknown; use one of cosine, con": {"schedule": "x"},
+    "--dtype float8: unknown; use one of float32, bfl": {"dtype": "float8"},
+    "--preset x: unknown; use one of asam-cifar10, ": {"preset": "x"},
+}
+
+
+@pytest.mark.parametrize(("message", "given"), OUT_OF_RANGE.items(), ids=OUT_OF_RANGE)
+def test_values_out_of_range_are_refused_with_what_to_use(message, given):
+    with pytest.raises(UserError, match=f"^{message}"):
+        options(**given)
 
 
 def test_every_setting_is_a_documented_option():

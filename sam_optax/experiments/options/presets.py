@@ -75,7 +75,11 @@ _ASAM_DIFFERS = (
 
 
 def _asam_cifar(data: str, table: int, sam: float, asam: float) -> Preset:
-    rows = {"sgd": {"epochs": 400}, "sam": {"rho": sam}, "asam": {"rho": asam, "eta": 0.01}}
+    rows: dict[str, dict[str, Any]] = {
+        "sgd": {"epochs": 400},
+        "sam": {"rho": sam},
+        "asam": {"rho": asam, "eta": 0.01},
+    }
     return Preset(
         f"WRN-28-10 on {data.upper().replace('R', 'R-')}, ASAM's table {table}",
         data,

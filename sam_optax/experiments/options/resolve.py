@@ -211,8 +211,8 @@ def _check_unused(options: Compare, used: set[str]) -> None:
         given = [option for option in method.options if getattr(group, option) is not None]
         if given and name not in used:
             raise UserError(
-                f"{option_flag(name, given[0])}: {name} is not trained; name it in --methods, or leave "
-                "the option out."
+                f"{option_flag(name, given[0])}: {name} is not trained; name it in --methods, "
+                "or leave the option out."
             )
 
 

@@ -40,6 +40,8 @@ class Live:
     def __exit__(self, *error: object) -> None:
         for writer in self._writers.values():
             writer.close()
+        if not self._path.stat().st_size:
+            self._path.unlink()  # interrupted before the first epoch: as if it had not begun
 
     def add(self, method: str, seed: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Writes the numbers of an epoch, from 1; what is not finite is null."""

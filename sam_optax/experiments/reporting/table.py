@@ -31,7 +31,7 @@ def summarize(results: Mapping[str, Any], best: bool = False) -> Summary:
 
 def print_results(console: Console, results: Mapping[str, Any]) -> None:
     """Prints what was trained on, a line for each method, and what the columns are."""
-    console.print(Text("\n" + "\n".join(words.heading(results)) + "\n"))
+    console.print(Text("\n" + "\n".join(words.heading(results)) + "\n"), soft_wrap=True)
     summary = summarize(results)
     table = ruled()
     for i, (name, unit) in enumerate(summary.columns.items()):

@@ -23,7 +23,7 @@ class Checkpoints:
     times of the steps.
 
     Args:
-      out: the directory of the run's results.
+      path: their directory.
       every: epochs between checkpoints; 0 for none.
       run: the identity of the run.
       versions: of the libraries, by name.
@@ -35,9 +35,9 @@ class Checkpoints:
     """
 
     def __init__(
-        self, out: Path, every: int, run: Mapping[str, Any], versions: Mapping[str, str]
+        self, path: Path, every: int, run: Mapping[str, Any], versions: Mapping[str, str]
     ) -> None:
-        self.path = out.absolute() / "checkpoint"
+        self.path = path.absolute()
         self.every = every
         self.epoch = 0
         self._run, self._versions = run, versions

@@ -72,7 +72,7 @@ def variables(params: Any, batch_stats: Any) -> dict[str, Any]:
 
 def ready(dataset: Dataset, x: jax.Array) -> jax.Array:
     """Examples as the network takes them: uint8 images are normalized by channel."""
-    if x.dtype != jnp.uint8:
+    if x.dtype != jnp.uint8 or dataset.mean is None or dataset.std is None:
         return x
     return augmentation.normalize(x, dataset.mean, dataset.std)
 

@@ -137,8 +137,8 @@ class Runner:
         """The batches of an epoch on the devices, from a step on."""
         (seed,), size = self.seeds, self.entry.recipe.batch_size
         rows = self._place.rows(size)
-        train = self._task.dataset.train
-        for x, index in feed.train_batches(train, size, seed, epoch, first, rows):
+        dataset = self._task.dataset
+        for x, index in feed.train_batches(dataset, size, seed, epoch, first, rows):
             yield self._place.put_rows((x, self._labels[0][index]))
 
     def look(self, epoch: int) -> dict[str, np.ndarray]:

@@ -1,10 +1,12 @@
 """Augmentation of a batch of images on the device, under ``jit``.
 
-Every function is one of the key and its arguments; images are (batch, height, width, channels).
+Every function is deterministic in its key and arguments. Images are (batch, height, width,
+channels).
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def crop(key: jax.Array, images: jax.Array, padding: int) -> jax.Array:
@@ -72,9 +74,10 @@ def mixup(
     return mix(images), mix(labels)
 
 
-def normalize(images: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
-    """Bytes as float32, each channel with mean 0 and deviation 1 over the training set."""
-    return (images.astype(jnp.float32) / 255 - jnp.array(mean)) / jnp.array(std)
+def normalize(images: jax.Array, mean: np.ndarray, std: np.ndarray) -> jax.Array:
+    """uint8 as float32, each channel with mean 0 and deviation 1 over the training set."""
+    pixels = images.astype(jnp.float32) / 255
+    return (pixels - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
 
 
 def smooth(labels: jax.Array, classes: int, smoothing: float) -> jax.Array:

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (multiplication signs, in what is printed)
-"""The networks of the papers, by name."""
+"""The networks, by name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,19 +9,27 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.papers.resnet import Bottleneck, ResNet
-from sam_optax.experiments.papers.vit import VisionTransformer
-from sam_optax.experiments.papers.wide_resnet import WideResNet
+from sam_optax.experiments.networks.resnet import Bottleneck, ResNet
+from sam_optax.experiments.networks.small import CNN, MLP
+from sam_optax.experiments.networks.vit import VisionTransformer
+from sam_optax.experiments.networks.wide_resnet import WideResNet
 
 
 class Architecture(NamedTuple):
-    """A network: how it is made, and what it is."""
+    """A network.
+
+    Attributes:
+      make: ``(classes, dtype) -> module``.
+      title: what it is, in words.
+    """
 
     make: Callable[..., nn.Module]
     title: str
 
 
 ARCHITECTURES = {
+    "mlp": Architecture(MLP, "two hidden layers of 256 units"),
+    "cnn": Architecture(CNN, "two convolutions of 16 and 32 channels, and a linear layer"),
     "resnet20": Architecture(
         partial(ResNet, stages=(3, 3, 3), width=16, projection=False),
         "ResNet-20 for 32×32 images (shortcuts without params)",
@@ -51,24 +59,30 @@ ARCHITECTURES = {
 }
 
 
-def build(name: str, classes: int, size: int, dtype: Any = jnp.float32) -> nn.Module:
-    """The network for square images.
+def build(name: str, shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> nn.Module:
+    """The network for examples of a shape, called as ``module.apply(variables, x, train=...)``.
 
     Args:
       name: a key of ``ARCHITECTURES``.
+      shape: of one example: (features,) or (height, width, channels).
       classes: number of classes.
-      size: pixels of an image's side.
       dtype: of the computation; params are float32.
 
     Raises:
-      UserError: an unknown name, or images that cannot be cut into patches.
+      UserError: an unknown name, vectors for a network that needs images, or images that cannot be
+        cut into patches.
     """
     if name not in ARCHITECTURES:
-        raise UserError(f"--model {name}: unknown network; use one of {', '.join(ARCHITECTURES)}.")
+        raise UserError(f"--model {name}: unknown model; use one of {', '.join(ARCHITECTURES)}.")
     model = ARCHITECTURES[name].make(classes=classes, dtype=dtype)
-    if isinstance(model, VisionTransformer) and size % model.patch:
+    if len(shape) < 3 and not isinstance(model, MLP):
         raise UserError(
-            f"--model {name}: images of {size}×{size} cannot be cut into patches of "
+            f"--model {name}: the examples are vectors of {shape[0]} features, this network needs "
+            "images; use --model mlp."
+        )
+    if isinstance(model, VisionTransformer) and any(side % model.patch for side in shape[:2]):
+        raise UserError(
+            f"--model {name}: images of {shape[0]}×{shape[1]} cannot be cut into patches of "
             f"{model.patch}×{model.patch}; give --image-size a multiple of {model.patch}."
         )
     return model

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class Block(nn.Module):
-    """Self-attention and an MLP, each after a LayerNorm and beside a shortcut."""
+    """Self-attention and an MLP, each after a LayerNorm and with a shortcut around it."""
 
     heads: int
     dtype: Any

@@ -1,13 +1,14 @@
 """The user's own data: a NumPy archive with four arrays, checked before anything else happens."""
 
+import os
 import pickle
 import zipfile
 import zlib
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from sam_optax.experiments.data.images import Examples, Raw
 from sam_optax.experiments.errors import UserError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -24,7 +25,7 @@ _UNREADABLE = (
 _RECIPE = f"write it with numpy.savez(path, {', '.join(f'{key}=...' for key in KEYS)})"
 
 
-def load(path: str) -> tuple[np.ndarray, ...]:
+def load(path: str) -> Raw:
     """Reads and checks an archive.
 
     Args:
@@ -33,29 +34,29 @@ def load(path: str) -> tuple[np.ndarray, ...]:
         finite real numbers; labels are integers 0, …, classes − 1, each of them present in the
         training set.
 
-    Returns:
-      The four arrays, in the order of ``KEYS``.
-
     Raises:
       UserError: names the file, what is wrong with it and how to put it right.
     """
     try:
         arrays = _read(path)
         for split in ("train", "test"):
-            _check_examples(f"x_{split}", arrays[f"x_{split}"])
+            check_examples(f"x_{split}", arrays[f"x_{split}"])
             _check_labels(f"y_{split}", arrays[f"y_{split}"], len(arrays[f"x_{split}"]))
         _check_together(arrays)
     except UserError as error:
         raise UserError(f"--dataset npz:{path}: {error}") from error
-    return tuple(arrays[key] for key in KEYS)
+    x_train, y_train, x_test, y_test = (arrays[key] for key in KEYS)
+    classes = int(y_train.max()) + 1
+    return Raw(Examples(x_train, y_train), Examples(x_test, y_test), classes)
 
 
 def _read(path: str) -> dict[str, np.ndarray]:
-    if not Path(path).is_file():
-        what = "is a directory" if Path(path).is_dir() else "there is no such file"
+    path = os.path.expanduser(path)
+    if not os.path.isfile(path):
+        what = "is a directory" if os.path.isdir(path) else "there is no such file"
         raise UserError(f"{what}; give the path of an .npz file.")
     try:
-        # A file of our own: numpy leaves it open where it makes nothing of it.
+        # Opened here because numpy leaves files open that it cannot read.
         with open(path, "rb") as file:
             return _arrays(file)
     except OSError as error:
@@ -87,7 +88,8 @@ def _arrays(file: BinaryIO) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _check_examples(name: str, x: np.ndarray) -> None:
+def check_examples(name: str, x: np.ndarray) -> None:
+    """Refuses examples that cannot be trained on."""
     if not 2 <= x.ndim <= 4 or x.size == 0:
         raise UserError(
             f"{name} has shape {x.shape}; use (n, features), (n, height, width) or "
@@ -95,7 +97,7 @@ def _check_examples(name: str, x: np.ndarray) -> None:
         )
     if x.dtype.kind not in "fiub":
         raise UserError(f"{name} has dtype {x.dtype}; use real numbers.")
-    # What overflows float32 is no more use in training than an infinity.
+    # Training is in float32, where larger values are infinite.
     with np.errstate(over="ignore"):
         bad = np.count_nonzero(~np.isfinite(x.astype(np.float32)))
     if bad:
@@ -110,7 +112,7 @@ def _check_labels(name: str, y: np.ndarray, examples: int) -> None:
         raise UserError(f"{name} has dtype {y.dtype}; use integer class labels 0, 1, ….")
     if y.shape != (examples,):
         raise UserError(
-            f"{name} has shape {y.shape}; use one label an example, shape ({examples},)."
+            f"{name} has shape {y.shape}; use one label per example, shape ({examples},)."
         )
     if y.min() < 0:
         raise UserError(

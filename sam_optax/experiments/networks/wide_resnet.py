@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from sam_optax.experiments.papers.resnet import Norm, batch_norm, conv
+from sam_optax.experiments.networks.resnet import Norm, batch_norm, conv
 
 
 class PreActivation(nn.Module):
