@@ -1,10 +1,11 @@
-"""How the methods of the comparison are built, and what else their steps take.
+"""How the methods are built, and what else their steps take.
 
 A builder is called as ``(base, key, **hyperparameters)`` and returns the optimizer; arguments of a
 step are made by ``(step, **hyperparameters)``: see
 :class:`~sam_optax.experiments.methods.method.Method`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,84 +15,97 @@ import optax
 import sam_optax
 from sam_optax.experiments.methods.method import Base, Step
 
-
-def simple(make: Any) -> Any:
-    """The builder of a perturbation that knows of neither base optimizer nor key."""
-    return lambda base, key, **options: base.sharp(make(**options))
+Perturbation = optax.GradientTransformation
+Optimizer = optax.GradientTransformation
 
 
-def keyed(make: Any) -> Any:
-    """The builder of a perturbation that takes a key."""
-    return lambda base, key, **options: base.sharp(make(**options, key=key))
+def built(make: Callable[..., Perturbation]) -> Callable[..., Optimizer]:
+    """The base optimizer driven by the perturbation that ``make(key, **hyperparameters)`` is."""
+    return lambda base, key, **options: base.sharp(make(key, **options))
 
 
-def friendly(make: Any) -> Any:
-    """The builder of a perturbation of the gradient without its full-gradient component."""
+def keyless(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
+    """A perturbation without randomness."""
+    return lambda key, **options: make(**options)
 
-    def build(base: Base, key: Any, sigma: float, lmbda: float, **options: Any) -> Any:
-        del key
-        pieces = sam_optax.remove_full_gradient(sigma, lmbda), make(**options)
-        return base.sharp(optax.chain(*pieces))
+
+def keyed(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
+    """A perturbation that takes a key."""
+    return lambda key, **options: make(**options, key=key)
+
+
+def friendly(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
+    """A perturbation of the gradient without its full-gradient component."""
+
+    def build(key: Any, sigma: float, lmbda: float, **options: Any) -> Perturbation:
+        return optax.chain(sam_optax.remove_full_gradient(sigma, lmbda), make(**options))
 
     return build
 
 
-def sgd(base: Base, key: Any) -> optax.GradientTransformation:
-    """The base optimizer."""
-    del key
-    return base.tx
+def sparse(key: Any, **options: Any) -> Perturbation:
+    """SSAM's mask; with ``drop`` the dynamic one."""
+    choice: Any = "dynamic" if "drop" in options else "fisher"
+    return sam_optax.sparsify(**options, choice=choice, key=key)
 
 
-def gsam(base: Base, key: Any, alpha: float, lr_max: float, **rho: float) -> Any:
+def ahead(perturbation: Perturbation, decay: float) -> Perturbation:
+    """A perturbation along past gradients, in the direction of the next update."""
+    return sam_optax.momentum_start(optax.chain(perturbation, optax.scale(-1.0)), decay)
+
+
+def sam(base: Base, key: Any, rho: float, **_: Any) -> Optimizer:
+    """SAM, also for steps with an ascent gradient of their own."""
+    return base.sharp(sam_optax.sam(rho))
+
+
+def gsam(base: Base, key: Any, alpha: float, lr_max: float, **rho: float) -> Optimizer:
     """GSAM, its radius tied to the learning rate."""
-    del key
     radius = sam_optax.rho_from_learning_rate(base.learning_rate, lr_min=0, lr_max=lr_max, **rho)
     return base.sharp(sam_optax.sam(radius), sam_optax.surrogate_gap(alpha))
 
 
-def rgsam(base: Base, key: Any, alpha: float, **options: Any) -> Any:
+def rgsam(base: Base, key: Any, alpha: float, **options: Any) -> Optimizer:
     """GSAM from a random start."""
     return base.sharp(sam_optax.rsam(**options, key=key), sam_optax.surrogate_gap(alpha))
 
 
-def looksam(base: Base, key: Any, rho: float, k: int, alpha: float) -> Any:
+def looksam(base: Base, key: Any, rho: float, k: int, alpha: float) -> Optimizer:
     """LookSAM."""
-    del key
     reuse = sam_optax.reuse_orthogonal(alpha)
     return base.sharp(sam_optax.sam(rho), reuse, when=sam_optax.every(k))
 
 
-def every(base: Base, key: Any, rho: float, k: int) -> Any:
+def every(base: Base, key: Any, rho: float, k: int) -> Optimizer:
     """SAM at every k-th step."""
-    del key
     return base.sharp(sam_optax.sam(rho), when=sam_optax.every(k))
 
 
-def ss_sam(base: Base, key: Any, rho: float, p: float) -> Any:
+def ss_sam(base: Base, key: Any, rho: float, p: float) -> Optimizer:
     """SAM at random steps."""
-    when = sam_optax.bernoulli(p, key=key)
-    return base.sharp(sam_optax.sam(rho), when=when)
+    return base.sharp(sam_optax.sam(rho), when=sam_optax.bernoulli(p, key=key))
 
 
-def vasso(base: Base, key: Any, rho: float, theta: float) -> Any:
-    """SAM along smoothed gradients."""
-    del key
-    pieces = sam_optax.smooth_gradient(theta), sam_optax.sam(rho)
-    return base.sharp(optax.chain(*pieces))
+def wsam(base: Base, key: Any, rho: float, gamma: float) -> Optimizer:
+    """WSAM, coupled."""
+    return base.sharp(sam_optax.sam(rho), sam_optax.mix_gradients(_odds(gamma)))
 
 
-def ssam(base: Base, key: Any, rho: float, **options: Any) -> Any:
-    """Sparse SAM; with ``drop`` its mask is the dynamic one."""
-    choice: Any = "dynamic" if "drop" in options else "fisher"
-    mask = sam_optax.sparsify(**options, choice=choice, key=key)
-    return base.sharp(optax.chain(sam_optax.sam(rho), mask))
+def wsam_decoupled(base: Base, key: Any, rho: float, gamma: float) -> Optimizer:
+    """WSAM, decoupled."""
+    tx = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, _odds(gamma))
+    return base._replace(tx=tx).sharp(sam_optax.sam(rho))
 
 
-def esam(base: Base, key: Any, rho: float, beta: float, fraction: float) -> Any:
+def _odds(gamma: float) -> float:
+    if not 0 <= gamma < 1:
+        raise ValueError(f"gamma must be in [0, 1), got {gamma!r}.")
+    return gamma / (1 - gamma)
+
+
+def esam(base: Base, key: Any, rho: float, beta: float, fraction: float) -> Optimizer:
     """ESAM's random mask; :func:`rising` is its other half."""
-    del fraction
-    pieces = sam_optax.sam(rho), sam_optax.random_mask(beta, key=key)
-    return base.sharp(optax.chain(*pieces))
+    return base.sharp(optax.chain(sam_optax.sam(rho), sam_optax.random_mask(beta, key=key)))
 
 
 def rising(step: Step, fraction: float, **_: Any) -> dict[str, Any]:
@@ -106,12 +120,6 @@ def reweighted(step: Step, **_: Any) -> dict[str, Any]:
     return {"ascent_grad_fn": ascent}
 
 
-def sam(base: Base, key: Any, rho: float, **_: Any) -> Any:
-    """SAM, for steps with an ascent gradient of their own."""
-    del key
-    return base.sharp(sam_optax.sam(rho))
-
-
 def part(step: Step, fraction: float, **_: Any) -> dict[str, Any]:
     """The ascent gradient on part of the batch."""
     return {"ascent_grad_fn": step.grad_fn(sam_optax.part_of_batch(step.batch, fraction))}
@@ -123,62 +131,13 @@ def whole(step: Step, **_: Any) -> dict[str, Any]:
 
 
 def another_batch(step: Step, **_: Any) -> dict[str, Any]:
-    """The ascent gradient on a batch of other examples."""
+    """The ascent gradient on a batch of other examples, which are not augmented."""
     examples, size = len(step.data[1]), len(step.batch[1])
     index = jax.random.choice(step.key, examples, (size,), replace=False)
     batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], step.data)
     return {"ascent_grad_fn": step.grad_fn(batch)}
 
 
-def noise_of_batch(base: Base, key: Any, rho: float) -> Any:
-    """SAM off the full gradient, which :func:`full_gradient` gives."""
-    del key
-    pieces = sam_optax.project_out(), sam_optax.sam(rho)
-    return base.sharp(optax.chain(*pieces))
-
-
 def full_gradient(step: Step, **_: Any) -> dict[str, Any]:
     """The gradient on all data."""
     return {"full_grads": step.full_grad_fn(step.params)}
-
-
-def momentum(base: Base, key: Any, rho: float, decay: float) -> Any:
-    """Ascent along past gradients."""
-    del key
-    return base.sharp(sam_optax.momentum_start(sam_optax.sam(rho), decay))
-
-
-def msam(base: Base, key: Any, rho: float, decay: float) -> Any:
-    """Momentum-SAM."""
-    del key
-    return _ahead(base, sam_optax.sam(rho), decay)
-
-
-def m_asam(base: Base, key: Any, rho: float, eta: float, decay: float) -> Any:
-    """Momentum-SAM with ASAM's normalization."""
-    del key
-    return _ahead(base, sam_optax.asam(rho, eta), decay)
-
-
-def _ahead(base: Base, perturbation: Any, decay: float) -> Any:
-    ahead = optax.chain(perturbation, optax.scale(-1.0))
-    return base.sharp(sam_optax.momentum_start(ahead, decay))
-
-
-def wsam(base: Base, key: Any, rho: float, gamma: float) -> Any:
-    """WSAM, coupled."""
-    del key
-    return base.sharp(sam_optax.sam(rho), sam_optax.mix_gradients(_odds(gamma)))
-
-
-def wsam_decoupled(base: Base, key: Any, rho: float, gamma: float) -> Any:
-    """WSAM, decoupled."""
-    del key
-    tx = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, _odds(gamma))
-    return base._replace(tx=tx).sharp(sam_optax.sam(rho))
-
-
-def _odds(gamma: float) -> float:
-    if not 0 <= gamma < 1:
-        raise ValueError(f"gamma must be in [0, 1), got {gamma!r}.")
-    return gamma / (1 - gamma)

@@ -5,186 +5,177 @@ The values were chosen on digits with 40 % of the training labels wrong, by the 
 of the training set that was held out for it; R-SAM's γ and λ are the library's defaults.
 """
 
+import functools
 import inspect
+from typing import Any
+
+import optax
 
 import sam_optax
 from sam_optax.experiments.methods import builders as build
+from sam_optax.experiments.methods.builders import built
 from sam_optax.experiments.methods.method import Method, Option
 
+_HELP = {
+    "rho": "Radius ρ of the perturbation.",
+    "eta": "η, added to |w| in the normalization operator.",
+    "sigma": "Share σ of the full gradient that is removed.",
+    "lmbda": "Decay λ of the average that estimates the full gradient.",
+    "alpha": "Weight α of the surrogate gap's gradient.",
+    "gamma": "Sharpness has the weight γ/(1 − γ).",
+    "sparsity": "Share of the params that is not perturbed.",
+    "every": "Perturbations between two choices of the mask.",
+    "decay": "Decay β of the average of past gradients.",
+    "k": "Period of the SAM steps.",
+}
 
-def _rho(default: float) -> Option:
-    return Option(default, "Radius ρ of the perturbation.")
+
+def _options(**values: Any) -> dict[str, Option]:
+    """Hyperparameters: a default, or a default and what it is."""
+    pairs = {k: v if isinstance(v, tuple) else (v, _HELP[k]) for k, v in values.items()}
+    return {name: Option(*pair) for name, pair in pairs.items()}
 
 
-_ETA = Option(0.01, "η, added to |w| in the normalization operator.")
-_FISHER_ETA = Option(1.0, "Weight η of the Fisher information.")
 _RSAM = inspect.signature(sam_optax.rsam).parameters
-_GAMMA = Option(_RSAM["gamma"].default, "Scale γ of the random start's noise.")
-_LMBDA = Option(_RSAM["lmbda"].default, "Weight λ of the gradient against the noise.")
-_SIGMA = Option(1.0, "Share σ of the full gradient that is removed.")
-_EMA = Option(0.9, "Decay λ of the average that estimates the full gradient.")
-_ALPHA = Option(0.1, "Weight α of the surrogate gap's gradient.")
-_SPARSITY = Option(0.5, "Share of the params that is not perturbed.")
-_EVERY = Option(100, "Perturbations between two choices of the mask.")
-_DECAY = Option(0.9, "Decay β of the average of past gradients.")
-
+_START = _options(
+    gamma=(_RSAM["gamma"].default, "Scale γ of the random start's noise."),
+    lmbda=(_RSAM["lmbda"].default, "Weight λ of the gradient against the noise."),
+)
+_FISHER = _options(eta=(1.0, "Weight η of the Fisher information."))
+_EMA = _options(sigma=1.0, lmbda=0.9)
+_MASK = _options(sparsity=0.5, every=100)
+_SSAM = functools.partial(
+    built, lambda key, rho, **mask: optax.chain(sam_optax.sam(rho), build.sparse(key, **mask))
+)
+# Along past gradients, or by what all of a batch says, all groups of it are perturbed alike.
+_PAST = functools.partial(Method, gradients=1, groups=False)
+_WHOLE = functools.partial(Method, build=build.sam, groups=False)
 
 METHODS: dict[str, Method] = {
-    "sgd": Method("the base optimizer", build.sgd, {}, 1, groups=False),
-    "sam": Method("SAM", build.simple(sam_optax.sam), {"rho": _rho(0.5)}),
-    "asam": Method("ASAM", build.simple(sam_optax.asam), {"rho": _rho(2.0), "eta": _ETA}),
-    "rsam": Method(
-        "R-SAM", build.keyed(sam_optax.rsam), {"rho": _rho(0.5), "gamma": _GAMMA, "lmbda": _LMBDA}
-    ),
-    "fsam": Method(
-        "F-SAM", build.simple(sam_optax.fsam), {"rho": _rho(0.5), "sigma": _SIGMA, "lmbda": _EMA}
-    ),
+    "sgd": Method("the base optimizer", lambda base, key: base.tx, {}, 1, groups=False),
+    "sam": Method("SAM", build.sam, _options(rho=0.5)),
+    "asam": Method("ASAM", built(build.keyless(sam_optax.asam)), _options(rho=2.0, eta=0.01)),
+    "rsam": Method("R-SAM", built(build.keyed(sam_optax.rsam)), _options(rho=0.5) | _START),
+    "fsam": Method("F-SAM", built(build.keyless(sam_optax.fsam)), _options(rho=0.5) | _EMA),
     "f_asam": Method(
-        "F-ASAM",
-        build.friendly(sam_optax.asam),
-        {"rho": _rho(2.0), "eta": _ETA, "sigma": _SIGMA, "lmbda": _EMA},
+        "F-ASAM", built(build.friendly(sam_optax.asam)), _options(rho=2.0, eta=0.01) | _EMA
     ),
     "fisher_sam": Method(
-        "Fisher SAM", build.simple(sam_optax.fisher_sam), {"rho": _rho(0.5), "eta": _FISHER_ETA}
+        "Fisher SAM", built(build.keyless(sam_optax.fisher_sam)), _options(rho=0.5) | _FISHER
     ),
     "f_fisher_sam": Method(
         "F-FisherSAM",
-        build.friendly(sam_optax.fisher_sam),
-        {"rho": _rho(0.5), "eta": _FISHER_ETA, "sigma": _SIGMA, "lmbda": _EMA},
+        built(build.friendly(sam_optax.fisher_sam)),
+        _options(rho=0.5) | _FISHER | _EMA,
     ),
     "gsam": Method(
         "GSAM",
         build.gsam,
-        {
-            "rho_max": Option(0.8, "Radius ρ at the highest learning rate."),
-            "rho_min": Option(0.2, "Radius ρ at learning rate 0."),
-            "alpha": _ALPHA,
-            "lr_max": Option(0.1, "Learning rate at which the radius is ρ."),
-        },
+        _options(
+            rho_max=(0.8, "Radius ρ at the highest learning rate."),
+            rho_min=(0.2, "Radius ρ at learning rate 0."),
+            alpha=0.1,
+            lr_max=(0.1, "Learning rate at which the radius is ρ."),
+        ),
     ),
-    "rgsam": Method(
-        "R-GSAM",
-        build.rgsam,
-        {"rho": _rho(0.5), "gamma": _GAMMA, "lmbda": _LMBDA, "alpha": _ALPHA},
-    ),
+    "rgsam": Method("R-GSAM", build.rgsam, _options(rho=0.5) | _START | _options(alpha=0.1)),
     "wsam": Method(
         "WSAM, coupled: a weighted sum of both gradients",
         build.wsam,
-        {"rho": _rho(0.5), "gamma": Option(0.5, "Sharpness has the weight γ/(1 − γ).")},
+        _options(rho=0.5, gamma=0.5),
     ),
-    "wsam_decoupled": Method(
-        "WSAM, decoupled",
-        build.wsam_decoupled,
-        {"rho": _rho(0.5), "gamma": Option(0.9, "Sharpness has the weight γ/(1 − γ).")},
-    ),
+    "wsam_decoupled": Method("WSAM, decoupled", build.wsam_decoupled, _options(rho=0.5, gamma=0.9)),
     "vasso": Method(
         "VaSSO",
-        build.vasso,
-        {"rho": _rho(0.5), "theta": Option(0.4, "Weight θ of the new gradient in the average.")},
+        built(
+            lambda key, rho, theta: optax.chain(
+                sam_optax.smooth_gradient(theta), sam_optax.sam(rho)
+            )
+        ),
+        _options(rho=0.5, theta=(0.4, "Weight θ of the new gradient in the average.")),
     ),
-    "ssam_f": Method(
-        "SSAM with a Fisher mask",
-        build.ssam,
-        {"rho": _rho(0.5), "sparsity": _SPARSITY, "every": _EVERY},
-    ),
+    "ssam_f": Method("SSAM with a Fisher mask", _SSAM(), _options(rho=0.5) | _MASK),
     "ssam_d": Method(
         "SSAM with a dynamic mask",
-        build.ssam,
-        {
-            "rho": _rho(0.5),
-            "sparsity": _SPARSITY,
-            "every": _EVERY,
-            "drop": Option(0.5, "Share of the mask that a choice exchanges."),
-        },
+        _SSAM(),
+        _options(rho=0.5)
+        | _MASK
+        | _options(drop=(0.5, "Share of the mask that a choice exchanges.")),
     ),
-    "delta_sam": Method("δ-SAM", build.sam, {"rho": _rho(0.5)}, 3, build.reweighted, groups=False),
-    "sam_full": Method(
-        "SAM along the full gradient", build.sam, {"rho": _rho(0.5)}, 15, build.whole, True, False
+    "delta_sam": _WHOLE(
+        "δ-SAM", options=_options(rho=0.5), gradients=3, arguments=build.reweighted
     ),
-    "sam_db": Method(
-        "SAM along another batch",
-        build.sam,
-        {"rho": _rho(0.5)},
-        2,
-        build.another_batch,
-        True,
-        False,
-    ),
-    "sam_noise": Method(
-        "SAM off the full gradient",
-        build.noise_of_batch,
-        {"rho": _rho(0.5)},
-        16,
-        build.full_gradient,
+    "sam_full": _WHOLE(
+        "SAM along the full gradient",
+        options=_options(rho=0.5),
+        gradients=15,
+        arguments=build.whole,
         needs_data=True,
-        groups=False,
     ),
-    "esam": Method(
+    "sam_db": _WHOLE(
+        "SAM along another batch",
+        options=_options(rho=0.5),
+        arguments=build.another_batch,
+        needs_data=True,
+    ),
+    "sam_noise": _WHOLE(
+        "SAM off the full gradient",
+        build=built(lambda key, rho: optax.chain(sam_optax.project_out(), sam_optax.sam(rho))),
+        options=_options(rho=0.5),
+        gradients=16,
+        arguments=build.full_gradient,
+        needs_data=True,
+    ),
+    "esam": _WHOLE(
         "ESAM",
-        build.esam,
-        {
-            "rho": _rho(0.5),
-            "beta": Option(0.6, "Share β of the params that is perturbed."),
-            "fraction": Option(0.5, "Share γ of the examples in the second pass."),
-        },
-        2,
-        build.rising,
-        groups=False,
+        build=build.esam,
+        options=_options(
+            rho=0.5,
+            beta=(0.6, "Share β of the params that is perturbed."),
+            fraction=(0.5, "Share γ of the examples in the second pass."),
+        ),
+        arguments=build.rising,
     ),
     "ss_sam": Method(
         "SS-SAM",
         build.ss_sam,
-        {"rho": _rho(0.5), "p": Option(0.5, "Probability that a step perturbs.")},
+        _options(rho=0.5, p=(0.5, "Probability that a step perturbs.")),
         1.5,
     ),
-    "every": Method(
-        "SAM at every k-th step", build.every, {"rho": _rho(1.0), "k": Option(5, "Period.")}, 1.2
-    ),
+    "every": Method("SAM at every k-th step", build.every, _options(rho=1.0, k=5), 1.2),
     "looksam": Method(
         "LookSAM",
         build.looksam,
-        {
-            "rho": _rho(0.3),
-            "k": Option(5, "Period of the SAM steps."),
-            "alpha": Option(0.7, "Size α of the reused part."),
-        },
+        _options(rho=0.3, k=5, alpha=(0.7, "Size α of the reused part.")),
         1.2,
     ),
-    "part": Method(
+    "part": _WHOLE(
         "SAM, ascent on part of the batch",
-        build.sam,
-        {
-            "rho": _rho(0.95),
-            "fraction": Option(0.02, "Share of the batch that leads the ascent."),
-        },
-        1.02,
-        build.part,
-        groups=False,
+        options=_options(rho=0.95, fraction=(0.02, "Share of the batch that leads the ascent.")),
+        gradients=1.02,
+        arguments=build.part,
     ),
-    "momentum": Method(
+    "momentum": _PAST(
         "ascent along past gradients",
-        build.momentum,
-        {"rho": _rho(0.3), "decay": _DECAY},
-        1,
-        groups=False,
+        built(lambda key, rho, decay: sam_optax.momentum_start(sam_optax.sam(rho), decay)),
+        _options(rho=0.3, decay=0.9),
     ),
-    "msam": Method(
-        "Momentum-SAM", build.msam, {"rho": _rho(2.0), "decay": _DECAY}, 1, groups=False
+    "msam": _PAST(
+        "Momentum-SAM",
+        built(lambda key, rho, decay: build.ahead(sam_optax.sam(rho), decay)),
+        _options(rho=2.0, decay=0.9),
     ),
-    "m_asam": Method(
+    "m_asam": _PAST(
         "Momentum-SAM with ASAM's normalization",
-        build.m_asam,
-        {"rho": _rho(5.0), "eta": _ETA, "decay": _DECAY},
-        1,
-        groups=False,
+        built(lambda key, rho, eta, decay: build.ahead(sam_optax.asam(rho, eta), decay)),
+        _options(rho=5.0, eta=0.01, decay=0.9),
     ),
     "low_pass": Method(
         "LPF-SGD: smoothing by noise",
-        build.keyed(sam_optax.low_pass),
-        {
-            "gamma": Option(0.02, "Scale γ of the noise."),
-            "samples": Option(1, "Draws of the noise in a step."),
-        },
+        built(build.keyed(sam_optax.low_pass)),
+        _options(
+            gamma=(0.02, "Scale γ of the noise."), samples=(1, "Draws of the noise in a step.")
+        ),
         1,
     ),
 }
