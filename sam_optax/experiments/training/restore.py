@@ -31,6 +31,11 @@ def task_of(description: Mapping[str, Any], dataset: Dataset) -> Task:
         values = {**settings, **_values(found["settings"])}
         recipe = Recipe(**{name: values[name] for name in Recipe.__dataclass_fields__})
         variant = Variant(METHODS[found["method"]], found["hyperparameters"])
+        if variant.method.needs_data and not dataset.resident:
+            raise UserError(
+                f"--methods {found['method']}: needs all training examples in memory, and those of "
+                f"{dataset.name} stay on disk; leave the method out."
+            )
         entries[found["name"]] = Entry(found["method"], variant, recipe)
     return Task(
         dataset=dataset,
