@@ -1,9 +1,6 @@
 """The user's own data: a NumPy archive with four arrays, checked before anything else happens."""
 
 import os
-import pickle
-import zipfile
-import zlib
 from typing import BinaryIO
 
 import numpy as np
@@ -12,16 +9,6 @@ from sam_optax.experiments.data.images import Examples, Raw
 from sam_optax.experiments.errors import UserError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    NotImplementedError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 _RECIPE = f"write it with numpy.savez(path, {', '.join(f'{key}=...' for key in KEYS)})"
 
 
@@ -66,7 +53,7 @@ def _read(path: str) -> dict[str, np.ndarray]:
 def _arrays(file: BinaryIO) -> dict[str, np.ndarray]:
     try:
         archive = np.load(file, allow_pickle=False)
-    except _UNREADABLE as error:
+    except Exception as error:  # numpy and zipfile raise all kinds
         raise UserError(f"not a readable .npz file; {_RECIPE}.") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise UserError(f"a single array, not an .npz archive; {_RECIPE}.")
@@ -81,10 +68,8 @@ def _arrays(file: BinaryIO) -> dict[str, np.ndarray]:
         for key in KEYS:
             try:
                 arrays[key] = archive[key]
-            except _UNREADABLE as error:
-                raise UserError(
-                    f"{key} cannot be read (damaged, or an array of Python objects); {_RECIPE}."
-                ) from error
+            except Exception as error:  # zlib, too
+                raise UserError(f"{key} cannot be read ({error}); {_RECIPE}.") from error
     return arrays
 
 
@@ -102,8 +87,7 @@ def check_examples(name: str, x: np.ndarray) -> None:
         bad = np.count_nonzero(~np.isfinite(x.astype(np.float32)))
     if bad:
         raise UserError(
-            f"{name} has {bad} values that are NaN or not finite in float32; remove or replace "
-            "them."
+            f"{name} has {bad} values that are NaN or not finite in float32; remove them."
         )
 
 
@@ -111,22 +95,16 @@ def _check_labels(name: str, y: np.ndarray, examples: int) -> None:
     if y.dtype.kind not in "iu":
         raise UserError(f"{name} has dtype {y.dtype}; use integer class labels 0, 1, ….")
     if y.shape != (examples,):
-        raise UserError(
-            f"{name} has shape {y.shape}; use one label per example, shape ({examples},)."
-        )
+        raise UserError(f"{name} has shape {y.shape}; use one label per example, ({examples},).")
     if y.min() < 0:
-        raise UserError(
-            f"{name} contains the label {y.min()}, out of range; use class labels 0, 1, …."
-        )
+        raise UserError(f"{name} contains the label {y.min()}; use class labels 0, 1, ….")
 
 
 def _check_together(arrays: dict[str, np.ndarray]) -> None:
     x_train, y_train, x_test, y_test = (arrays[key] for key in KEYS)
     if x_train.shape[1:] != x_test.shape[1:]:
-        raise UserError(
-            f"x_test has examples of shape {x_test.shape[1:]}, x_train of shape "
-            f"{x_train.shape[1:]}; make them equal."
-        )
+        shapes = f"x_test has examples of shape {x_test.shape[1:]}, x_train of {x_train.shape[1:]}"
+        raise UserError(f"{shapes}; make them equal.")
     present = np.unique(y_train)
     gaps = np.flatnonzero(present != np.arange(len(present)))
     if len(gaps):
@@ -138,6 +116,6 @@ def _check_together(arrays: dict[str, np.ndarray]) -> None:
         raise UserError("y_train contains one class; use at least two.")
     if y_test.max() >= len(present):
         raise UserError(
-            f"y_test contains the label {y_test.max()}, out of range: the training set has the "
-            f"classes 0 to {len(present) - 1}; remove those examples or add the class to both."
+            f"y_test contains the label {y_test.max()}, but the training set has the classes 0 to "
+            f"{len(present) - 1}; remove those examples or add the class to both."
         )

@@ -16,43 +16,33 @@ from sam_optax.experiments.networks.wide_resnet import WideResNet
 
 
 class Architecture(NamedTuple):
-    """A network.
-
-    Attributes:
-      make: ``(classes, dtype) -> module``.
-      title: what it is, in words.
-    """
+    """A network: ``make(classes=, dtype=)``, what it is, and whether it needs images."""
 
     make: Callable[..., nn.Module]
     title: str
+    images: bool = True
 
+
+_cifar = partial(ResNet, width=16, projection=False)
+_resnet50 = partial(ResNet, stages=(3, 4, 6, 3), block=Bottleneck)
+_vit = partial(VisionTransformer, depth=12)
 
 ARCHITECTURES = {
-    "mlp": Architecture(MLP, "two hidden layers of 256 units"),
-    "cnn": Architecture(CNN, "two convolutions of 16 and 32 channels, and a linear layer"),
-    "resnet20": Architecture(
-        partial(ResNet, stages=(3, 3, 3), width=16, projection=False),
-        "ResNet-20 for 32×32 images (shortcuts without params)",
-    ),
-    "resnet32": Architecture(
-        partial(ResNet, stages=(5, 5, 5), width=16, projection=False),
-        "ResNet-32 for 32×32 images (shortcuts without params)",
-    ),
+    "mlp": Architecture(MLP, "two hidden layers of 256 units", images=False),
+    "cnn": Architecture(CNN, "two convolutions of 16 and 32 channels"),
+    "resnet20": Architecture(partial(_cifar, stages=(3, 3, 3)), "ResNet-20 for 32×32 images"),
+    "resnet32": Architecture(partial(_cifar, stages=(5, 5, 5)), "ResNet-32 for 32×32 images"),
     "resnet18": Architecture(
         partial(ResNet, stages=(2, 2, 2, 2)), "ResNet-18 with the stem for 32×32 images"
     ),
-    "resnet50": Architecture(
-        partial(ResNet, stages=(3, 4, 6, 3), block=Bottleneck),
-        "ResNet-50 with the stem for 32×32 images",
-    ),
+    "resnet50": Architecture(_resnet50, "ResNet-50 with the stem for 32×32 images"),
     "resnet50_imagenet": Architecture(
-        partial(ResNet, stages=(3, 4, 6, 3), block=Bottleneck, stem="imagenet"),
-        "ResNet-50 with ImageNet's stem",
+        partial(_resnet50, stem="imagenet"), "ResNet-50 with ImageNet's stem"
     ),
     "wrn16_8": Architecture(partial(WideResNet, depth=16, widen=8), "WRN-16-8"),
     "wrn28_10": Architecture(partial(WideResNet, depth=28, widen=10), "WRN-28-10"),
-    "vit_s16": Architecture(partial(VisionTransformer, width=384, depth=12, heads=6), "ViT-S/16"),
-    "vit_b16": Architecture(partial(VisionTransformer, width=768, depth=12, heads=12), "ViT-B/16"),
+    "vit_s16": Architecture(partial(_vit, width=384, heads=6), "ViT-S/16"),
+    "vit_b16": Architecture(partial(_vit, width=768, heads=12), "ViT-B/16"),
     "tiny": Architecture(
         partial(ResNet, stages=(1, 1), width=8), "a ResNet of two blocks, to try things out"
     ),
@@ -75,7 +65,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, dtype: Any = jnp.floa
     if name not in ARCHITECTURES:
         raise UserError(f"--model {name}: unknown model; use one of {', '.join(ARCHITECTURES)}.")
     model = ARCHITECTURES[name].make(classes=classes, dtype=dtype)
-    if len(shape) < 3 and not isinstance(model, MLP):
+    if len(shape) < 3 and ARCHITECTURES[name].images:
         raise UserError(
             f"--model {name}: the examples are vectors of {shape[0]} features, this network needs "
             "images; use --model mlp."

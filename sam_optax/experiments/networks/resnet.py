@@ -12,7 +12,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-Conv = Callable[..., Callable[[jax.Array], jax.Array]]
 Norm = Callable[..., Callable[[jax.Array], jax.Array]]
 
 he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")

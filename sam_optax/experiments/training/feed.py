@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sam_optax.experiments.data.dataset import Dataset
-from sam_optax.experiments.data.images import Examples, ImageSource
+from sam_optax.experiments.data.images import Examples
 
 
 def train_batches(
@@ -26,7 +26,7 @@ def train_batches(
     Yields:
       Images, uint8, (rows, size, size, 3), and their indices in the training set, int32, (rows,).
     """
-    source = _source(dataset.train)
+    source: Any = dataset.train.x
     steps = len(source) // batch_size
     # The order of examples in memory, too.
     order = np.random.default_rng([seed, 1, epoch]).permutation(len(source)).astype(np.int32)
@@ -52,7 +52,7 @@ def test_batches(
       Images, uint8, (rows, size, size, 3), labels, int32, and weights, float32: 1 for an example
       and 0 for filling.
     """
-    source = _source(examples)
+    source: Any = examples.x
     n = len(source)
     batches = np.arange(-(-n // batch_size) * batch_size).reshape(-1, batch_size)[:, rows]
 
@@ -61,11 +61,6 @@ def test_batches(
         return source.image(i, None), np.int32(examples.y[i]), np.float32(position < n)
 
     return _ahead(batches, example)
-
-
-def _source(examples: Examples) -> ImageSource:
-    assert not isinstance(examples.x, np.ndarray), "examples in memory need no feed"
-    return examples.x
 
 
 def _ahead(batches: np.ndarray, example: Callable[[Any], tuple[Any, ...]]) -> Iterator[Any]:

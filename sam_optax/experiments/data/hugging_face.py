@@ -1,0 +1,205 @@
+"""Data sets of the Hugging Face library: by name from its hub or cache, or from a folder."""
+
+import glob
+import importlib.util
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sam_optax.experiments.data import npz
+from sam_optax.experiments.data.builtin import hold_out
+from sam_optax.experiments.data.images import Examples, ImageColumn, Raw, in_memory
+from sam_optax.experiments.errors import UserError
+
+_NUMBERS = ("int", "uint", "float", "bool")
+
+
+def load(
+    name: str, image_column: str | None, label_column: str | None, test_split: str | None, size: int
+) -> Raw:
+    """Loads a data set.
+
+    Columns are found by their features (``Image``, ``ClassLabel``), or else by usual names. Where
+    there are no images, the features are all columns of numbers. Labels that are not a
+    ``ClassLabel`` are numbered in sorted order. Images of one size that fit into memory are kept
+    there as they are; others stay on disk.
+
+    Args:
+      name: of a data set, or the path of a folder: saved by ``save_to_disk``, or of parquet files,
+        or of images in a folder for each class.
+      image_column: the column of images, or ``None`` to find it.
+      label_column: the column of labels, likewise.
+      test_split: what is tested on; by default ``test`` or else ``validation``, if it has labels,
+        or else a fifth of the training examples.
+      size: the side in pixels of images that stay on disk.
+
+    Raises:
+      UserError: the data are missing, malformed or ambiguous.
+    """
+    spec, notes = f"--dataset hf:{name}", []
+    try:
+        splits = _open(name)
+        train = _train(splits, test_split)
+        features = dict(splits[train].features)
+        label = _pick("label", "ClassLabel", "label labels fine_label", features, label_column)
+        if label is None:
+            raise UserError(f"it has no labels; give --label-column, one of {_all(features)}.")
+        del features[label]
+        image = _pick("image", "Image", "image img", features, image_column)
+        columns = [image] if image else _numbers(features)
+        test = test_split or _labelled(splits, train, label)
+        used = {split: splits[split] for split in (train, test) if split}
+        for split, rows in used.items():
+            if missing := [column for column in (label, *columns) if column not in rows.features]:
+                raise UserError(f"the split {split} lacks the column {missing[0]}.")
+            if not len(rows):
+                raise UserError(f"the split {split} is empty.")
+        y, classes = _labels(used, label)
+        if image:
+            sources = [ImageColumn(r, image, size, f"{spec}: {s}") for s, r in used.items()]
+            x: Sequence[Any] = in_memory(sources) or sources
+        else:
+            x = [_vectors(rows, columns, split) for split, rows in used.items()]
+            if left_out := [column for column in features if column not in columns]:
+                notes.append(f"Columns that are left out: {_all(left_out)}.")
+        examples, *rest = (Examples(*part) for part in zip(x, y, strict=True))
+        if rest:
+            return Raw(examples, rest[0], classes, tuple(notes))
+        notes.append("There is no test split: a fifth of the training examples is held out.")
+        try:
+            return hold_out(examples)._replace(classes=classes, notes=tuple(notes))
+        except ValueError as error:
+            raise UserError(
+                f"it has no split for testing, and none can be made: {error}"
+            ) from error
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if text.startswith(spec) else f"{spec}: {text}") from error
+
+
+def _open(name: str) -> Mapping[str, Any]:
+    """The splits of a data set."""
+    for module in ("datasets", "grain", "PIL"):
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f'{module} is not installed; run pip install "sam_optax[hf]".')
+    import datasets
+    import huggingface_hub
+
+    datasets.disable_progress_bars()
+    huggingface_hub.utils.disable_progress_bars()
+    for logger in ("datasets", "huggingface_hub"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    try:
+        path = Path(os.path.expanduser(name)).resolve()
+        if any((path / file).is_file() for file in ("dataset_dict.json", "state.json")):
+            # The library cannot open paths that are not UTF-8.
+            with tempfile.TemporaryDirectory() as folder:
+                link = Path(folder, "data")
+                link.symlink_to(path)
+                found = datasets.load_from_disk(link)
+        elif path.is_dir():
+            if glob.has_magic(str(path)):
+                raise ValueError("the library cannot find folders with *, ? or [ in their path")
+            found = datasets.load_dataset(str(path))
+        elif path.exists() or name.startswith(("/", "~", ".")):
+            raise ValueError("a file, not a folder" if path.exists() else "there is no such folder")
+        else:
+            found = datasets.load_dataset(name)
+    except Exception as error:  # the library's, the hub's, or Arrow's
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise UserError(
+            f"cannot be loaded ({reason}); give a name from huggingface.co/datasets, or a folder "
+            "of parquet files, of images (train/cat/1.png), or saved to disk."
+        ) from error
+    return {"train": found} if isinstance(found, datasets.Dataset) else found
+
+
+def _train(splits: Mapping[str, Any], test_split: str | None) -> str:
+    """The name of the split for training."""
+    if test_split is not None and test_split not in splits:
+        raise UserError(f"--test-split {test_split}: no such split; use one of {_all(splits)}.")
+    others = [split for split in splits if split != test_split]
+    if "train" in others or len(others) == 1:
+        return "train" if "train" in others else others[0]
+    raise UserError(f"it has no split train to train on, but {_all(splits)}.")
+
+
+def _labelled(splits: Mapping[str, Any], train: str, label: str) -> str | None:
+    """The name of a split for testing, with labels: those of some (ImageNet's test) are secret."""
+    for split in ("test", "validation"):
+        rows = None if split == train else splits.get(split)
+        known = rows is not None and label in rows.features and _column(rows, label).unique()
+        if known and set(known.to_pylist()) - {None, -1}:
+            return split
+    return None
+
+
+def _pick(
+    what: str, kind: str, usual: str, features: Mapping[str, Any], given: str | None
+) -> str | None:
+    """The column that is given, or the only one of its kind, or one with a usual name."""
+    if given is not None and given not in features:
+        raise UserError(f"--{what}-column {given}: no such column; use one of {_all(features)}.")
+    found = [name for name, feature in features.items() if type(feature).__name__ == kind]
+    named = [name for name in usual.split() if name in (found or features)]
+    if given is None and len(found) > 1 and not named:
+        raise UserError(f"it has several {what}s; give --{what}-column, one of {_all(found)}.")
+    return given or next(iter([*named, *found]), None)
+
+
+def _all(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _column(rows: Any, name: str) -> Any:
+    return rows.select_columns([name]).with_format("arrow")[:][name]
+
+
+def _labels(used: Mapping[str, Any], column: str) -> tuple[list[np.ndarray], int]:
+    """The labels of each split, int32, and the number of classes."""
+    names = [getattr(rows.features[column], "names", None) for rows in used.values()]
+    if names[0] != names[-1]:
+        raise UserError(f"the column {column} has other classes in {[*used][-1]}: {names[-1]}.")
+    known = None if names[0] is None else np.arange(len(names[0]))
+    found = []
+    for split, rows in used.items():
+        where, values = f"the column {column} of {split}", _column(rows, column)
+        y = values.to_numpy()
+        if values.null_count or (y.dtype.kind not in "iub" and not isinstance(y[0], str)):
+            raise UserError(
+                f"{where} has {values.null_count} missing values and the type {values.type}; use "
+                "integers or strings, one in every row."
+            )
+        known = np.unique(y) if known is None else known
+        if not (fits := np.isin(y, known)).all():
+            raise UserError(f"{where} has the label {y[~fits][0]}, which is not a class.")
+        found.append(np.searchsorted(known, y).astype(np.int32))
+    if known is None or len(known) < 2:
+        raise UserError(f"the column {column} has one class; use at least two.")
+    return found, len(known)
+
+
+def _numbers(features: Mapping[str, Any]) -> list[str]:
+    """The columns of numbers."""
+    kinds = {name: str(getattr(feature, "dtype", feature)) for name, feature in features.items()}
+    found = [
+        name
+        for name, kind in kinds.items()
+        if type(features[name]).__name__ == "Value" and kind.startswith(_NUMBERS)
+    ]
+    if not found:
+        columns = _all(f"{name} ({kind})" for name, kind in kinds.items())
+        raise UserError(f"it has neither images nor numbers, but {columns or 'only labels'}.")
+    return found
+
+
+def _vectors(rows: Any, columns: list[str], split: str) -> np.ndarray:
+    """Columns of numbers as one array, (n, features)."""
+    x = np.stack([_column(rows, name).to_numpy().astype(np.float64) for name in columns], axis=1)
+    npz.check_examples(f"{split} ({_all(columns)})", x)
+    return x

@@ -1,0 +1,183 @@
+"""Images that stay on disk, and what is done to images while they are read."""
+
+import concurrent.futures
+import copy
+import io
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sam_optax.experiments.errors import UserError
+
+_CENTRAL = 0.875
+"""The share of the shorter side that the central crop has: 224 of 256 pixels."""
+_SAMPLE = 1000
+"""Images that means and deviations are taken from, where images stay on disk."""
+_RESIDENT = 2e9
+"""Bytes of images that are kept in memory, at most."""
+_CHUNK = 200
+"""Images that are taken from a data set at once."""
+
+
+class ImageSource(Protocol):
+    """Images on disk, brought to squares of one size as they are read."""
+
+    size: int
+
+    def __len__(self) -> int:
+        """The number of images."""
+
+    def __getitem__(self, indices: np.ndarray) -> "ImageSource":
+        """The images with these indices."""
+
+    def image(self, i: int, rng: np.random.Generator | None) -> np.ndarray:
+        """One image, uint8, (size, size, 3): a random crop, or without ``rng`` the central one."""
+
+
+class Examples(NamedTuple):
+    """Labelled examples.
+
+    Attributes:
+      x: (n, …), float32 ready for the network or uint8 images; or images that stay on disk.
+      y: int32, (n,).
+    """
+
+    x: np.ndarray | ImageSource
+    y: np.ndarray
+
+    def some(self, indices: np.ndarray) -> "Examples":
+        """The examples with these indices."""
+        return Examples(self.x[indices], self.y[indices])
+
+
+class Raw(NamedTuple):
+    """A data set before scaling; ``notes`` are for the reader of results."""
+
+    train: Examples
+    test: Examples
+    classes: int
+    notes: tuple[str, ...] = ()
+
+
+def crop(image: Any, size: int, rng: np.random.Generator | None) -> np.ndarray:
+    """A random or central part of an image of Pillow's, brought to a size.
+
+    Random parts are Inception's (Szegedy et al. 2015): 8 to 100 % of the area, with sides in a
+    ratio of 3:4 to 4:3.
+    """
+    from PIL import Image
+
+    width, height = image.size
+    if rng is None:
+        w = h = _CENTRAL * min(width, height)
+        left, top = (width - w) / 2, (height - h) / 2
+    else:
+        for _ in range(10):
+            area = rng.uniform(0.08, 1.0) * width * height
+            ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+            w, h = np.sqrt(area * ratio), np.sqrt(area / ratio)
+            if w <= width and h <= height:
+                break
+        else:
+            w, h = float(width), float(height)
+        left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
+    box = (left, top, left + w, top + h)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
+def statistics(images: np.ndarray | ImageSource) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each channel, in [0, 1]; of images on disk, from a fixed sample."""
+    if not isinstance(images, np.ndarray):
+        source, n = images, len(images)
+        sample = np.random.default_rng(0).choice(n, min(n, _SAMPLE), replace=False)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            images = np.stack([*pool.map(lambda i: source.image(int(i), None), sample)])
+    # From counts, without a copy of the images in floats.
+    values = np.arange(256) / 255
+    counts = [np.bincount(images[..., c].ravel(), minlength=256) for c in range(images.shape[-1])]
+    shares = np.array([count / count.sum() for count in counts])
+    mean = shares @ values
+    std = np.sqrt(shares @ values**2 - mean**2)
+    return mean, np.where(std > 0, std, 1.0)
+
+
+class ImageColumn:
+    """A column of Hugging Face's library as an :class:`ImageSource`.
+
+    Args:
+      rows: the split, a ``datasets.Dataset``.
+      column: the name of the column.
+      size: the side of what :meth:`image` returns.
+      where: data set and split, for messages.
+    """
+
+    def __init__(self, rows: Any, column: str, size: int, where: str) -> None:
+        import datasets
+
+        rows = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+        self._rows, self._indices = rows.with_format("arrow"), np.arange(len(rows))
+        self._column, self.size, self._where = column, size, where
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self._indices)
+
+    def __getitem__(self, indices: np.ndarray) -> "ImageColumn":
+        """The images with these indices."""
+        some = copy.copy(self)
+        some._indices = self._indices[indices]
+        return some
+
+    def image(self, i: int, rng: np.random.Generator | None) -> np.ndarray:
+        """See :class:`ImageSource`."""
+        (image,) = self.decoded(int(self._indices[i]), 1, map)
+        return crop(image.convert("RGB"), self.size, rng)
+
+    def decoded(self, start: int, count: int, map_fn: Callable[..., Any]) -> Iterator[Any]:
+        """Some rows of the column as images of Pillow's, in their own sizes."""
+        cells = self._rows[start : start + count][self._column].to_pylist()
+        return map_fn(self._decode, itertools.count(start), cells)
+
+    def _decode(self, i: int, cell: dict[str, Any] | None) -> Any:
+        """An image of Pillow's, in its own size."""
+        from PIL import Image
+
+        name = cell and os.path.basename(cell["path"] or "")
+        try:
+            if cell is None:
+                raise ValueError("missing")
+            image = Image.open(cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"more than 8 bits, mode {image.mode}")
+            image.load()
+        except Exception as error:  # Pillow's plugins raise what they like
+            what = f"image {i} ({name})" if name else f"image {i}"
+            raise UserError(
+                f"{self._where}: {what} cannot be read ({error}); replace or remove it."
+            ) from error
+        return image
+
+
+def in_memory(sources: Sequence[ImageColumn]) -> list[np.ndarray] | None:
+    """All images, uint8, (n, height, width, channels): one channel if all are grey, else three.
+
+    ``None`` if they differ in size or take too much memory.
+    """
+    (first,) = sources[0].decoded(0, 1, map)
+    shape, colour = (first.height, first.width, 3), False
+    if sum(map(len, sources)) * math.prod(shape) > _RESIDENT:
+        return None
+    found = [np.empty((len(source), *shape), np.uint8) for source in sources]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for x, source in zip(found, sources, strict=True):
+            for start in range(0, len(x), _CHUNK):
+                for i, image in enumerate(source.decoded(start, _CHUNK, pool.map), start):
+                    if image.size != first.size:
+                        return None
+                    colour |= image.mode not in ("1", "L", "LA")
+                    x[i] = image.convert("RGB")
+    return found if colour else [x[..., :1].copy() for x in found]

@@ -1,0 +1,1 @@
+"""Networks, and the augmentation of what they are trained on."""

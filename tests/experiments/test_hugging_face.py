@@ -1,0 +1,381 @@
+"""Data sets of the Hugging Face library, from folders; and how images are fed from disk."""
+
+import io
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sam_optax.experiments.data.dataset import load
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.training.feed import test_batches as feed_test
+from sam_optax.experiments.training.feed import train_batches as feed_train
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def encoded(image, kind="PNG"):
+    file = io.BytesIO()
+    image.save(file, kind)
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def noise(n, shape, mode="RGB", seed=0):
+    """Images of one size, as Pillow's."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (n, *shape), np.uint8)
+    return [Image.fromarray(image, mode) if mode else Image.fromarray(image) for image in pixels]
+
+
+def rows(images, labels, names=("cat", "dog", "emu"), image="image", label="label"):
+    """A split of images."""
+    features = datasets.Features(
+        {image: datasets.Image(), label: datasets.ClassLabel(names=list(names))}
+    )
+    cells = [i if i is None or isinstance(i, dict) else encoded(i) for i in images]
+    return datasets.Dataset.from_dict({image: cells, label: labels}, features=features)
+
+
+def save(path, **splits):
+    datasets.DatasetDict(splits).save_to_disk(path)
+    return f"hf:{path}"
+
+
+def small(n, seed, **options):
+    return rows(noise(n, (8, 6, 3), None, seed), np.arange(n) % 3, **options)
+
+
+def pixels(images):
+    return np.stack([np.asarray(image) for image in images])
+
+
+def test_images_of_one_size_are_kept_in_memory(tmp_path, capfd):
+    spec = save(tmp_path / "saved", train=small(12, 0), test=small(6, 1))
+    capfd.readouterr()
+    dataset = load(spec, image_size=224)
+    np.testing.assert_array_equal(dataset.train.x, pixels(noise(12, (8, 6, 3), None, 0)))
+    np.testing.assert_array_equal(dataset.test.x, pixels(noise(6, (8, 6, 3), None, 1)))
+    np.testing.assert_array_equal(dataset.test.y, np.arange(6) % 3)
+    assert (dataset.name, dataset.classes, dataset.shape) == (spec, 3, (8, 6, 3))
+    assert dataset.resident
+    assert dataset.notes == ()
+    assert (dataset.train.x.dtype, dataset.train.y.dtype) == (np.uint8, np.int32)
+    np.testing.assert_allclose(dataset.mean, (dataset.train.x / 255).mean((0, 1, 2)))
+    np.testing.assert_allclose(dataset.std, (dataset.train.x / 255).std((0, 1, 2)))
+    assert capfd.readouterr() == ("", "")
+    same = save(tmp_path / "same", train=small(12, 0), test=small(6, 1))
+    other = save(tmp_path / "other", train=small(12, 0), test=small(6, 2))
+    assert load(same).sha256 == dataset.sha256 != load(other).sha256
+
+
+@pytest.mark.parametrize("kind", ["images", "parquet"])
+def test_folders_of_files(kind, tmp_path, capfd):
+    """Their labels are the folders' names, or strings in sorted order."""
+    for split, n in (("train", 6), ("test", 3)):
+        images, names = noise(n, (5, 5, 3), None, n), ["bee", "ant", "cow"] * (n // 3)
+        if kind == "images":
+            for i, (image, name) in enumerate(zip(images, names, strict=True)):
+                (tmp_path / "data" / split / name).mkdir(parents=True, exist_ok=True)
+                image.save(tmp_path / "data" / split / name / f"{i}.png")
+        else:
+            (tmp_path / "data").mkdir(exist_ok=True)
+            table = datasets.Dataset.from_dict({"img": [*map(encoded, images)], "labels": names})
+            table.to_parquet(tmp_path / "data" / f"{split}.parquet")
+    capfd.readouterr()
+    dataset = load(f"hf:{tmp_path / 'data'}")
+    assert capfd.readouterr() == ("", "")
+    order = [np.argsort([0, 1, 2] * 2, kind="stable"), np.arange(3)]
+    for part, n, _ in ((dataset.train, 6, order[0]), (dataset.test, 3, order[1])):
+        expected = {
+            bytes(np.asarray(i)): [1, 0, 2][k % 3]
+            for k, i in enumerate(noise(n, (5, 5, 3), None, n))
+        }
+        assert {bytes(x): int(y) for x, y in zip(part.x, part.y, strict=True)} == expected
+    assert dataset.classes == 3
+
+
+@pytest.mark.parametrize(
+    ("modes", "channels"), [(["L", "1"], 1), (["L", "LA"], 1), (["L", "RGB"], 3), (["P"], 3)]
+)
+def test_grey_images_have_one_channel_unless_others_are_coloured(modes, channels, tmp_path):
+    images = [i.convert(modes[k % len(modes)]) for k, i in enumerate(noise(6, (4, 4), "L"))]
+    dataset = load(save(tmp_path / "a", train=rows(images, [0, 1] * 3), test=rows(images, [0] * 6)))
+    assert dataset.shape == (4, 4, channels)
+    expected = pixels(image.convert("RGB") for image in images)[..., :channels]
+    np.testing.assert_array_equal(dataset.train.x, expected)
+
+
+@pytest.mark.parametrize("name", ["a b", "sales_$2020", "sweep[rho=0.1]", "\udcff"])
+def test_any_path_will_do_for_data_that_were_saved(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save(tmp_path / "plain", train=small(6, 0), test=small(3, 1))
+    (tmp_path / "plain").rename(tmp_path / name)
+    assert load(f"hf:~/{name}").shape == (8, 6, 3)
+
+
+@pytest.mark.parametrize("name", ["a[b]", "\udcff"])
+def test_folders_that_the_library_cannot_read_are_refused(name, tmp_path):
+    for label in "ab":
+        (tmp_path / name / label).mkdir(parents=True)
+        noise(1, (4, 4, 3), None)[0].save(tmp_path / name / label / "1.png")
+    with pytest.raises(UserError, match=r"cannot be loaded .*(path|encode)"):
+        load(f"hf:{tmp_path / name}")
+
+
+def table(n=10, **columns):
+    rng = np.random.default_rng(n)
+    found = {"age": rng.normal(40, 9, n), "rooms": np.arange(n), "rich": np.arange(n) % 2 == 0}
+    found |= {"label": np.arange(n) % 3, **columns}
+    return datasets.Dataset.from_dict({k: v for k, v in found.items() if v is not None})
+
+
+def test_columns_of_numbers_are_vectors(tmp_path):
+    name = list("abcdefghij")
+    spec = save(tmp_path / "a", train=table(name=name), test=table(5, name=name[:5]))
+    dataset = load(spec)
+    expected = np.stack([np.asarray(table()[k]) for k in ("age", "rooms", "rich")], 1).astype(float)
+    mean, std = expected.mean(0), expected.std(0)
+    np.testing.assert_allclose(dataset.train.x, (expected - mean) / std, rtol=1e-4, atol=1e-6)
+    assert (dataset.shape, dataset.classes, dataset.mean) == ((3,), 3, None)
+    assert dataset.notes == ("Columns that are left out: name.",)
+    assert load(spec, label_column="rich").classes == 2
+    with pytest.raises(UserError, match=r"train \(age, rooms, rich\) has 1 values that are NaN"):
+        load(save(tmp_path / "b", train=table(age=[None] + [1.0] * 9)))
+
+
+LABELS = {
+    "strings": (["b", "a", "b", "c"], [1, 0, 1, 2]),
+    "numbers": ([10, -1, 2, 10], [2, 0, 1, 2]),
+    "booleans": ([True, False, False, True], [1, 0, 0, 1]),
+}
+
+
+@pytest.mark.parametrize(("labels", "expected"), LABELS.values(), ids=LABELS)
+def test_labels_of_any_kind_are_numbered_in_sorted_order(labels, expected, tmp_path):
+    train, test = (table(n, label=labels[:n]) for n in (4, 2))
+    dataset = load(save(tmp_path / "a", train=train, test=test))
+    np.testing.assert_array_equal(dataset.train.y, expected)
+    np.testing.assert_array_equal(dataset.test.y, expected[:2])
+
+
+def test_without_a_test_split_a_fifth_is_held_out(tmp_path):
+    train = small(30, 0)
+    train.save_to_disk(tmp_path / "a")  # no dictionary of splits
+    dataset = load(f"hf:{tmp_path / 'a'}")
+    assert (len(dataset.train.y), len(dataset.test.y)) == (24, 6)
+    np.testing.assert_array_equal(np.bincount(dataset.test.y), [2, 2, 2])
+    assert len({bytes(x) for x in (*dataset.train.x, *dataset.test.x)}) == 30
+    assert "a fifth of the training examples is held out" in dataset.notes[0]
+    single = rows(noise(6, (4, 4, 3), None), [0, 0, 0, 0, 0, 1])
+    with pytest.raises(UserError, match=r"no split for testing.*only 1 member"):
+        load(save(tmp_path / "b", train=single))
+
+
+def test_the_test_split_is_one_with_labels(tmp_path):
+    secret = rows(noise(4, (8, 6, 3), None), [-1] * 4)
+    spec = save(
+        tmp_path / "a", train=small(9, 0), test=secret, validation=small(6, 1), more=small(3, 2)
+    )
+    assert len(load(spec).test.y) == 6
+    assert len(load(spec, test_split="more").test.y) == 3
+    with pytest.raises(UserError, match="--test-split x: no such split; use one of train, test, v"):
+        load(spec, test_split="x")
+    with pytest.raises(UserError, match="the column label of test has the label -1"):
+        load(spec, test_split="test")
+
+
+def test_columns_are_found_or_given(tmp_path):
+    one = small(9, 0, image="picture", label="fine_label")
+    coarse = datasets.Features({"coarse": datasets.ClassLabel(names=["x", "y"])})
+    two = one.add_column("coarse", [0, 1, 0] * 3, feature=coarse["coarse"])
+    spec = save(tmp_path / "a", train=two, test=two)
+    assert load(spec).classes == 3
+    assert load(spec, label_column="coarse").classes == 2
+    for option in ("image_column", "label_column"):
+        flag = option.replace("_", "-")
+        with pytest.raises(UserError, match=f"--{flag} x: no such column; use one of pic"):
+            load(spec, **{option: "x"})
+    two = two.rename_column("fine_label", "kind")
+    with pytest.raises(UserError, match="several labels; give --label-column, one of kind, coarse"):
+        load(save(tmp_path / "b", train=two))
+    raw = one.cast_column("picture", datasets.Image(decode=False))
+    pair = one.add_column("other", raw["picture"][:], feature=datasets.Image())
+    spec = save(tmp_path / "c", train=pair, test=pair)
+    with pytest.raises(UserError, match="several images; give --image-column, one of picture, o"):
+        load(spec)
+    assert load(spec, image_column="other").shape == (8, 6, 3)
+
+
+BROKEN = {
+    "no labels": (lambda: {"train": table(label=None)}, "no labels; give --label-column, one of a"),
+    "no features": (
+        lambda: {"train": table(age=None, rooms=None, rich=None, text=["a"] * 10)},
+        r"neither images nor numbers, but text \(string\)",
+    ),
+    "fractions": (lambda: {"train": table(label=np.arange(10) / 3)}, "the type double; use integ"),
+    "missing": (lambda: {"train": table(label=[None] + [1] * 9)}, "has 1 missing values"),
+    "one class": (lambda: {"train": table(label=[4] * 10)}, "has one class; use at least two"),
+    "new class": (
+        lambda: {"train": table(), "test": table(3, label=[0, 1, 7])},
+        "of test has the label 7, which is not a class",
+    ),
+    "other classes": (
+        lambda: {"train": small(6, 0), "test": small(6, 0, names=("emu", "dog", "cat"))},
+        "has other classes in test: ",
+    ),
+    "other columns": (
+        lambda: {"train": table(), "test": table(age=None)},
+        "the split test lacks the column age",
+    ),
+    "empty": (lambda: {"train": table(0), "test": table()}, "list index out of range|is empty"),
+    "splits": (lambda: {"a": table(), "b": table()}, "no split train to train on, but a, b"),
+    "corrupt": (
+        lambda: {"train": rows([{"bytes": b"no", "path": "x/5.png"}] * 6, [0, 1] * 3)},
+        r"train: image 0 \(5.png\) cannot be read .*; replace or remove it",
+    ),
+    "cut off": (
+        lambda: {
+            "train": rows(
+                [
+                    *noise(5, (64, 64, 3), None),
+                    {**(e := encoded(noise(1, (64, 64, 3), None)[0])), "bytes": e["bytes"][:500]},
+                ],
+                [0, 1] * 3,
+            )
+        },
+        "train: image 5 cannot be read",
+    ),
+    "no image": (
+        lambda: {"train": rows([*noise(3, (4, 4, 3), None), None], [0, 1] * 2)},
+        r"train: image 3 cannot be read \(missing\)",
+    ),
+    "16 bits": (
+        lambda: {"train": rows([Image.fromarray(np.zeros((4, 4), np.uint16))] * 4, [0, 1] * 2)},
+        r"image 0 cannot be read \(more than 8 bits, mode I;16\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("splits", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_is_wrong_is_named(splits, message, tmp_path):
+    spec = save(tmp_path / "a", **splits())
+    with pytest.raises(UserError, match=f"^--dataset {spec}:? .*{message}"):
+        load(spec)
+
+
+def test_names_and_folders_that_are_not_there(tmp_path, monkeypatch, capfd):
+    with pytest.raises(UserError, match="there is no such folder"):
+        load(f"hf:{tmp_path / 'nowhere'}")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="a file, not a folder"):
+        load(f"hf:{tmp_path / 'file'}")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"cannot be loaded .*; give a name from huggingface.co"):
+        load(f"hf:{tmp_path / 'empty'}")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        UserError, match=r"--dataset hf:nobody/knows: cannot be loaded .*; give a n"
+    ):
+        load("hf:nobody/knows")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_extra_is_named_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r'not installed; run pip install "sam_optax\[hf\]"'):
+        load("hf:cifar10")
+
+
+def photographs(n):
+    """Images of different sizes: a ramp from left to right, brighter each."""
+    rng = np.random.default_rng(0)
+    for i in range(n):
+        height, width = rng.integers(20, 40, 2)
+        ramp = np.linspace(10 * i, 10 * i + 100, width).astype(np.uint8)
+        yield Image.fromarray(np.broadcast_to(ramp, (height, width)).copy())
+
+
+@pytest.fixture
+def varying(tmp_path):
+    train, test = (rows(photographs(n), np.arange(n) % 3) for n in (7, 5))
+    return load(save(tmp_path / "a", train=train, test=test), image_size=16)
+
+
+def test_photographs_stay_on_disk_and_are_cropped(varying):
+    assert not varying.resident
+    assert varying.shape == (16, 16, 3)
+    for i, photo in enumerate(photographs(5)):
+        image = varying.test.x.image(i, None).astype(float)
+        assert abs(image.mean() - np.asarray(photo).mean()) < 6  # the middle of a ramp
+        slope, side = 100 / (photo.width - 1), 0.875 * min(photo.size)
+        rise = image[:, -1].mean() - image[:, 0].mean()
+        np.testing.assert_allclose(rise, slope * side * 15 / 16, atol=6)
+    central = np.stack([varying.train.x.image(i, None) for i in range(7)]) / 255
+    np.testing.assert_allclose(varying.mean, central.mean((0, 1, 2)))
+    np.testing.assert_allclose(varying.std, central.std((0, 1, 2)))
+    some = varying.some(0.5)
+    chosen = np.sort(np.random.default_rng([7, 0]).permutation(7)[:4])
+    np.testing.assert_array_equal(
+        some.train.x[np.array([2])].image(0, None) / 255, central[chosen[2]]
+    )
+    assert len(some.train.x) == len(some.train.y) == 4
+
+
+def test_one_size_that_does_not_fit_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("sam_optax.experiments.data.images._RESIDENT", 1000)
+    dataset = load(save(tmp_path / "a", train=small(6, 0), test=small(6, 1)))
+    assert dataset.shape == (224, 224, 3)
+
+
+def batches(dataset, start=0, rows=slice(None), epoch=1):
+    return [*feed_train(dataset, 3, 5, epoch, start, rows)]
+
+
+def assert_equal(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_batches_follow_from_seed_and_epoch(varying):
+    whole = batches(varying)
+    assert [x.shape for x, _ in whole] == [(3, 16, 16, 3)] * 2
+    order = np.random.default_rng([5, 1, 1]).permutation(7)
+    np.testing.assert_array_equal(np.concatenate([i for _, i in whole]), order[:6])
+    for x, indices in whole:
+        assert (x.dtype, indices.dtype) == (np.uint8, np.int32)
+        for image, i in zip(x, indices, strict=True):
+            rng = np.random.default_rng([5, 3, 1, i])
+            np.testing.assert_array_equal(image, varying.train.x.image(int(i), rng))
+    assert_equal(batches(varying), whole)
+    assert_equal(batches(varying, start=1), whole[1:])
+    assert_equal(batches(varying, start=2), [])
+    parts = [batches(varying, rows=rows) for rows in (slice(0, 2), slice(2, 3))]
+    joined = [[*map(np.concatenate, zip(a, b, strict=True))] for a, b in zip(*parts, strict=True)]
+    assert_equal(joined, whole)
+    assert np.any(batches(varying, epoch=2)[0][0] != whole[0][0])
+
+
+def test_the_last_test_batch_is_filled_up(varying):
+    found = [*feed_test(varying.test, 4, slice(0, 4))]
+    np.testing.assert_array_equal([weight for *_, weight in found], [[1] * 4, [1, 0, 0, 0]])
+    np.testing.assert_array_equal(found[0][1], varying.test.y[:4])
+    np.testing.assert_array_equal(found[1][0][0], varying.test.x.image(4, None))
+    assert [part.dtype for part in found[0]] == [np.uint8, np.int32, np.float32]
+    assert_equal([*feed_test(varying.test, 4, slice(2, 4))], [[p[2:] for p in f] for f in found])
+
+
+def test_what_cannot_be_decoded_is_named_when_its_turn_comes(tmp_path):
+    images = [*photographs(6), {"bytes": b"no", "path": os.path.join("somewhere", "bad.jpg")}]
+    split = rows(images, np.arange(7) % 3)
+    dataset = load(save(tmp_path / "a", train=rows(photographs(6), [0, 1, 2] * 2), test=split))
+    with pytest.raises(
+        UserError, match=r"--dataset hf:.*: test: image 6 \(bad.jpg\) cannot be read"
+    ):
+        list(feed_test(dataset.test, 4, slice(0, 4)))

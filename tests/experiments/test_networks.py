@@ -1,0 +1,246 @@
+"""Networks have the published sizes and take a training step; augmentation follows its key."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sam_optax
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.networks import augmentation, registry
+from sam_optax.experiments.networks.resnet import Basic, Bottleneck, ResNet
+from sam_optax.experiments.networks.small import CNN, MLP
+from sam_optax.experiments.networks.vit import VisionTransformer
+from sam_optax.experiments.networks.wide_resnet import WideResNet
+from sam_optax.training import TrainState
+
+
+@pytest.fixture(autouse=True)
+def _compile_fast():
+    """The programs are tiny and run a few times: optimizing them takes longer than running."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+# (classes, image size, params). He et al. print 0.27 M for ResNet-20 and 0.46 M for ResNet-32
+# (table 6), Zagoruyko & Komodakis 11.0 M for WRN-16-8 and 36.5 M for WRN-28-10 (table 4),
+# Dosovitskiy et al. 86 M for ViT-B (table 1). The exact numbers are those of the public
+# implementations.
+PUBLISHED = {
+    "resnet20": (10, 32, 269_722),
+    "resnet32": (10, 32, 464_154),
+    "resnet18": (10, 32, 11_173_962),
+    "resnet50": (10, 32, 23_520_842),
+    "resnet50_imagenet": (1000, 224, 25_557_032),
+    "wrn16_8": (10, 32, 10_961_370),
+    "wrn28_10": (10, 32, 36_479_194),
+    "vit_s16": (1000, 224, 22_050_664),
+    "vit_b16": (1000, 224, 86_567_656),
+}
+
+
+def parameters(model, size):
+    """The number of params, without allocating any."""
+    image = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    variables = jax.eval_shape(partial(model.init, train=False), jax.random.key(0), image)
+    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+
+
+@pytest.mark.parametrize(("name", "expected"), PUBLISHED.items(), ids=PUBLISHED)
+def test_parameter_count(name, expected):
+    classes, size, count = expected
+    assert parameters(registry.build(name, (size, size, 3), classes), size) == count
+
+
+def test_every_network_is_counted():
+    assert set(PUBLISHED) == set(registry.ARCHITECTURES) - {"mlp", "cnn", "tiny", "flat"}
+
+
+TINY = {
+    "basic": (partial(ResNet, stages=(1,), width=4), 4),
+    "bottleneck": (partial(ResNet, stages=(1,), width=4, block=Bottleneck, stem="imagenet"), 8),
+    "wide": (partial(WideResNet, depth=10, widen=1), 4),
+    "vit": (partial(VisionTransformer, width=8, depth=1, heads=2, patch=4), 8),
+    "mlp": (MLP, 4),
+    "cnn": (CNN, 4),
+}
+
+
+# (Basic blocks are trained in the tests of the command.)
+@pytest.mark.parametrize("name", ["bottleneck", "wide", "vit"])
+def test_a_step_lowers_the_loss(name):
+    make, size = TINY[name]
+    model = make(classes=3)
+    x = jax.random.normal(jax.random.key(0), (6, size, size, 3))
+    y = jnp.arange(6) % 3
+    variables = jax.jit(partial(model.init, train=False))(jax.random.key(1), x)
+    stats = variables.get("batch_stats", {})
+    tx = sam_optax.sharpness_aware(optax.sgd(0.01), sam_optax.sam(0.01))
+    state = TrainState.create(apply_fn=model.apply, params=variables["params"], tx=tx)
+
+    def loss_fn(params):
+        variables = {"params": params, "batch_stats": stats}
+        logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+        return loss, new.get("batch_stats", {})
+
+    jitted = jax.jit(loss_fn)
+    state, (before, new_stats) = jax.jit(lambda s: s.apply_loss(loss_fn, has_aux=True))(state)
+    after, _ = jitted(state.params)
+    assert after < before
+    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), stats, new_stats)
+    assert all(jax.tree.leaves(moved))
+
+
+@pytest.mark.parametrize(("make", "size"), TINY.values(), ids=TINY)
+def test_bfloat16_computes_in_it_and_keeps_float32_params(make, size):
+    x = jax.ShapeDtypeStruct((2, size, size, 3), jnp.float32)
+    model = make(classes=3, dtype=jnp.bfloat16)
+    init = partial(model.init_with_output, train=True)
+    logits, variables = jax.eval_shape(init, jax.random.key(0), x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {np.dtype("float32")}
+    assert logits.dtype == jnp.float32
+    capture = lambda module, _: isinstance(module, nn.Conv)
+    _, inner = jax.eval_shape(
+        partial(model.apply, train=False, capture_intermediates=capture),
+        variables,
+        x,
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(inner)} <= {jnp.dtype(jnp.bfloat16)}
+
+
+def test_a_shortcut_without_params_is_every_other_pixel_and_zero_channels():
+    block = Basic(4, 2, False, partial(nn.BatchNorm, use_running_average=True), jnp.float32)
+    x = jax.random.normal(jax.random.key(0), (1, 4, 4, 2)) ** 2
+    variables = block.init(jax.random.key(1), x)
+    dead = jax.tree.map(jnp.zeros_like, variables["params"])
+    y = block.apply({**variables, "params": dead}, x)
+    expected = jnp.pad(x[:, ::2, ::2], ((0, 0), (0, 0), (0, 0), (1, 1)))
+    np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("shape", [(6,), (32, 32, 1), (32, 16, 5)])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "tiny", "wrn16_8", "vit_s16"])
+def test_one_logit_per_class_for_examples_of_any_shape(name, shape):
+    if len(shape) == 1 and name != "mlp":
+        with pytest.raises(UserError, match=f"--model {name}: .*6 features.*use --model mlp"):
+            registry.build(name, shape, 7)
+        return
+    x = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    init = partial(registry.build(name, shape, 7).init_with_output, train=True)
+    logits, _ = jax.eval_shape(init, jax.random.key(0), x)
+    assert logits.shape == (2, 7)
+
+
+def test_unknown_network():
+    with pytest.raises(UserError, match="--model vgg: unknown model; use one of mlp, cnn"):
+        registry.build("vgg", (32, 32, 3), 10)
+
+
+def test_images_that_do_not_divide_into_patches():
+    with pytest.raises(UserError, match=r"images of 32×30 cannot be cut .*--image-size"):
+        registry.build("vit_s16", (32, 30, 3), 10)
+
+
+@pytest.fixture
+def images():
+    return jnp.asarray(np.random.default_rng(0).uniform(1, 2, (64, 6, 6, 3)).astype(np.float32))
+
+
+PIECES = {
+    "crop": lambda key, x: augmentation.crop(key, x, 2),
+    "flip": augmentation.flip,
+    "cutout": lambda key, x: augmentation.cutout(key, x, 3),
+}
+
+
+@pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
+def test_the_same_key_draws_the_same(piece, images):
+    first = piece(jax.random.key(0), images)
+    np.testing.assert_array_equal(first, piece(jax.random.key(0), images))
+    assert jnp.any(first != piece(jax.random.key(1), images))
+    assert (first.shape, first.dtype) == (images.shape, images.dtype)
+
+
+def test_a_crop_is_a_part_of_the_padded_image(images):
+    padded = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    found = np.asarray(augmentation.crop(jax.random.key(0), images, 2))
+    offsets = []
+    for whole, part in zip(padded, found, strict=True):
+        hits = [
+            (i, j)
+            for i in range(5)
+            for j in range(5)
+            if np.array_equal(whole[i : i + 6, j : j + 6], part)
+        ]
+        assert len(hits) == 1
+        offsets += hits
+    assert {i for i, _ in offsets} == {j for _, j in offsets} == set(range(5))
+    np.testing.assert_array_equal(augmentation.crop(jax.random.key(0), images, 0), images)
+
+
+def test_a_flip_mirrors_about_half(images):
+    found = augmentation.flip(jax.random.key(0), images)
+    same = jnp.all(found == images, (1, 2, 3))
+    mirrored = jnp.all(found == images[:, :, ::-1], (1, 2, 3))
+    assert bool(jnp.all(same ^ mirrored))
+    assert 20 < int(mirrored.sum()) < 44
+
+
+def test_cutout_is_a_square_that_may_reach_over_the_edge(images):
+    found = np.asarray(augmentation.cutout(jax.random.key(0), images, 3))
+    areas = set()
+    for image, whole in zip(found, np.asarray(images), strict=True):
+        rows, columns = np.nonzero((image == 0).all(-1))
+        height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+        assert len(rows) == height * width
+        np.testing.assert_array_equal(image[image != 0], whole[image != 0])
+        areas.add((height, width))
+    # Cut off at an edge it has 2 rows or columns (with a centre on the first or last pixel).
+    assert areas == {(a, b) for a in (2, 3) for b in (2, 3)}
+    np.testing.assert_array_equal(augmentation.cutout(jax.random.key(0), images, 0), images)
+
+
+def test_mixup_mixes_images_and_labels_alike(images):
+    labels = jnp.eye(64)
+    x, y = augmentation.mixup(jax.random.key(3), images, labels, 0.4)
+    share = float(y[0, 0])
+    assert 0 < share < 1
+    np.testing.assert_allclose(np.diag(y), share, rtol=1e-6)
+    np.testing.assert_allclose(y.sum(1), 1, rtol=1e-6)
+    expected = share * images + (1 - share) * jnp.roll(images, 1, 0)
+    np.testing.assert_allclose(x, expected, rtol=1e-5)
+    again, _ = augmentation.mixup(jax.random.key(3), images, labels, 0.4)
+    np.testing.assert_array_equal(x, again)
+    unchanged = augmentation.mixup(jax.random.key(3), images, labels, 0.0)
+    assert unchanged[0] is images
+    assert unchanged[1] is labels
+
+
+def test_shares_of_mixup_are_beta_distributed():
+    keys = jax.random.split(jax.random.key(0), 2000)
+    eye, x = jnp.eye(2), jnp.zeros((2, 1, 1, 1))
+    shares = jax.vmap(lambda key: augmentation.mixup(key, x, eye, 0.5)[1][0, 0])(keys)
+    # Beta(α, α) has mean 1/2 and variance 1 / (4 (2 α + 1)).
+    assert abs(float(shares.mean()) - 0.5) < 0.03
+    np.testing.assert_allclose(float(shares.var()), 1 / 8, rtol=0.1)
+
+
+def test_normalized_pixels_have_mean_0_and_deviation_1():
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 4, 4, 3), np.uint8)
+    mean, std = (tuple(f(pixels / 255, (0, 1, 2))) for f in (np.mean, np.std))
+    found = augmentation.normalize(jnp.asarray(pixels), mean, std)
+    np.testing.assert_allclose(found.mean((0, 1, 2)), 0, atol=1e-5)
+    np.testing.assert_allclose(found.std((0, 1, 2)), 1, rtol=1e-5)
+
+
+def test_label_smoothing():
+    found = augmentation.smooth(jnp.array([2, 0]), 4, 0.1)
+    expected = [[0.025, 0.025, 0.925, 0.025], [0.925, 0.025, 0.025, 0.025]]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
