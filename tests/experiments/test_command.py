@@ -1,0 +1,469 @@
+"""``compare`` and ``train`` at the command line: what they print, write and return."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sam_optax.__main__ import main
+from sam_optax.experiments import compare
+from sam_optax.experiments.reporting import results
+from sam_optax.experiments.training.train import train as real_train
+
+PICTURES = {"curves.png", "bars.png", "steps.png", "report.html"}
+RESULTS = {"results.json", "results.csv", "params.npz"}
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
+
+
+def small(archive, *more, command="compare"):
+    options = ["--batch-size", "20", "--epochs", "2"]
+    return [command, "--dataset", f"npz:{archive}", *options, *more]
+
+
+def names(out):
+    return {path.name for path in out.iterdir()}
+
+
+# Mistakes.
+
+WRONG = {
+    "epochs": (["--epochs", "0"], "--epochs 0: use an integer of at least 1, below 2"),
+    "late seeds": (["--seed-offset", str(2**31)], "--seed-offset .*below 2"),
+    "large batch": (["--batch-size", "1438"], "--batch-size 1438: there are 1437 .*at most as man"),
+    "m": (["--m", "7"], "--m 7: does not divide the batch size, 100; .* such as 5"),
+    "noise": (["--label-noise", "1"], r"--label-noise 1: use a number in \[0, 1\)."),
+    "rate": (["--lr", "0"], "--lr 0: use a number above 0."),
+    "scale": (["--scale", "2"], r"--scale 2: use a number in \(0, 1\]."),
+    "rho": (["--sam.rho", "-1"], r"--sam.rho must be in \[0, inf\), got -1.0."),
+    "a rho of several": (["--sam.rho", "1", "nan"], r"--sam.rho must be in \[0, inf\), got nan."),
+    "rho of a method left out": (["--vasso.rho", "1"], "--vasso.rho: vasso is not trained; name"),
+    "method": (["--methods", "sgd", "adam"], "--methods adam: unknown method; .* sgd, sam, asam"),
+    "same method": (["--methods", "sam", "sam"], "--methods sam: given twice"),
+    "no method": (["--methods"], "--methods: none given"),
+    "frontier": (["--frontier", "--methods", "sam"], "--frontier: chooses the methods itself"),
+    "model": (["--model", "vit"], "--model vit: unknown; use one of mlp, cnn, "),
+    "patches": (["--model", "vit_s16"], "--model vit_s16: images of 8×8 cannot be cut into patch"),
+    "devices": (["--devices", "99"], "--devices 99: there are 8; use a number from 1 to that."),
+    "uneven devices": (["--devices", "8"], "--batch-size 100: 8 devices share each batch; use a m"),
+    "dataset": (["--dataset", "cifar"], "--dataset cifar: unknown data set; use one of digits"),
+    "column": (["--label-column", "y"], "--label-column y: needs --dataset hf:NAME"),
+    "file": (["--dataset", "npz:nowhere"], "--dataset npz:nowhere: there is no such file"),
+    "out": (["--out", "/proc/here"], "--out /proc/here: cannot be written to .*choose another"),
+    "checkpoints": (["--checkpoint-every", "-1"], "--checkpoint-every -1: use an integer of at l"),
+    "checkpoints nowhere": (["--checkpoint-every", "5"], "--checkpoint-every 5: needs --out DIR"),
+    "resuming nowhere": (["--resume"], "--resume: needs --out DIR"),
+    "events nowhere": (["--tensorboard"], "--tensorboard: needs --out DIR"),
+    "no integer": (["--epochs", "many"], ".*--epochs.*many.*see python -m sam_optax compare --h"),
+    "no option": (["--epoch", "3"], ".*--epoch.*see python -m sam_optax compare --help"),
+    "no value": (["--epochs"], ".*--epochs.*see python -m sam_optax compare --help"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, trainer, arguments, message):
+    assert main(["compare", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert re.match(f"sam_optax: {message}", printed.err)
+    assert not trainer.began_at
+
+
+def test_train_takes_one_method_and_one_seed(capsys, archive):
+    for more, message in {
+        ("--method", "adam"): "--method adam: unknown method; use one of sgd, sam",
+        ("--seed", "-1"): "--seed -1: use an integer of at least 0",
+        ("--methods", "sam"): "Unrecognized .*--methods",
+    }.items():
+        assert main(small(archive, *more, command="train")) == 2
+        assert re.match(f"sam_optax: {message}", capsys.readouterr().err)
+
+
+def test_vectors_are_no_images(capsys, archive):
+    assert main(small(archive, "--model", "cnn")) == 2
+    assert "--model cnn: the examples are vectors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_without_a_command_it_lists_the_commands(capsys, arguments):
+    assert main(arguments) == 0
+    assert re.search(r"compare .*\n *train .*\n *analyze .*\n *ranks .*\n", capsys.readouterr().out)
+
+
+def test_an_unknown_command(capsys):
+    assert main(["tune"]) == 2
+    assert capsys.readouterr().err.startswith("sam_optax: tune: unknown command; use one of com")
+
+
+@pytest.mark.parametrize(
+    ("command", "own"), [("compare", ["--methods", "--seeds"]), ("train", ["--method", "--seed"])]
+)
+def test_help_lists_every_option(capsys, command, own):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--preset", "--dataset", "--m ", "--out", "--resume", "--rsam.gamma", *own):
+        assert option in text
+    for name in ("asam-cifar10", "fsam-cifar100", "wrn28_10", "vit_b16", "wsam_decoupled"):
+        assert name in text
+
+
+# What would be trained.
+
+
+def test_a_dry_run_prints_every_setting_with_its_source_and_trains_nothing(
+    capsys, trainer, archive, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(archive.parent)
+    more = ("--methods", "sgd", "sam", "--sam.rho", "0.1", "0.2", "--out", str(tmp_path / "out"))
+    assert main(small(archive.name, *more, "--dry-run")) == 0
+    text = capsys.readouterr().out
+    for line in (
+        r"^dataset +npz:small.npz +given *$",
+        r"^batch size +20 +given *$",
+        r"^lr +0.1 +default *$",
+        r"^m +20 +default \(the whole batch\) *$",
+        r"^sam rho 0.1: rho +0.1 +given *$",
+        r"^sam rho 0.2: rho +0.2 +given *$",
+    ):
+        assert re.search(line, text, re.M), line
+    assert not trainer.began_at
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_a_preset_names_the_places_of_the_paper(capsys, trainer, archive):
+    arguments = ["--preset", "asam-cifar10", "--model", "mlp", "--batch-size", "8", "--dry-run"]
+    assert main(["compare", "--dataset", f"npz:{archive}", *arguments]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "sgd: epochs 400 ASAM, section 5.2",
+        "asam: epochs 200 ASAM, section 5.2",
+        "asam: eta 0.01 ASAM, section 5.2",
+        "PyramidNet-272",
+    ):
+        assert part in text
+    assert "given; the paper's is wrn28_10" in text
+    assert not trainer.began_at
+
+
+def test_data_that_are_not_digits_want_radii_of_their_own(
+    capsys, trainer, archive, tmp_path, monkeypatch
+):
+    """Case 48 of the collected mistakes. Said before the training and kept with the results."""
+    monkeypatch.setattr(compare, "_draw", lambda *args: None)
+    assert main(small(archive, "--methods", "sgd", "asam", "--out", str(tmp_path))) == 0
+    assert re.match(
+        r"The hyperparameters of asam were chosen on digits.* --asam.rho 0.5 1 2 4\.\n",
+        capsys.readouterr().err,
+    )
+    assert "--asam.rho" in results.from_json(tmp_path / "results.json")["notes"][0]
+    assert main(["compare", "--methods", "sgd", "sam"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+# A run.
+
+
+@pytest.fixture(scope="module")
+def run(archive, tmp_path_factory):
+    """One real process with two radii of SAM, of which one diverges."""
+    out = tmp_path_factory.mktemp("run") / "new" / "results"
+    more = ("--methods", "sgd", "sam", "--sam.rho", "0.1", "1e30", "--seeds", "2", "--tensorboard")
+    command = [sys.executable, "-m", "sam_optax", *small(archive, *more), "--out", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300), out
+
+
+@pytest.mark.slow
+def test_the_table_is_on_standard_output_and_the_progress_on_standard_error(run):
+    process, out = run
+    assert process.returncode == 0, process.stderr
+    assert re.search(r"^sgd .*\d\d\.\d\d ± \d+\.\d\d +\d\.\d{3} ", process.stdout, re.M)
+    assert re.search(r"^sam rho 0.1 +ρ 0.1 +\d\d\.\d\d ± ", process.stdout, re.M)
+    assert re.search(r"^sam rho 1e\+30 +ρ 1e\+30 +diverged +– +– +\d", process.stdout, re.M)
+    assert "40 % of the training labels are wrong" in process.stdout
+    assert f"The results are in {out}." in process.stdout
+    assert re.match(r"compiling sgd \(1 of \d\)", process.stderr)
+    assert not CONTROL.search(process.stdout + process.stderr)
+
+
+@pytest.mark.slow
+def test_the_files_hold_the_results(run):
+    _, out = run
+    assert names(out) == RESULTS | PICTURES | {"metrics.jsonl", "tensorboard"}
+    found = results.from_json(out / "results.json")
+    assert found["settings"]["batch_size"] == {"value": 20, "source": "given"}
+    methods = found["methods"]
+    assert [m["name"] for m in methods] == ["sgd", "sam rho 0.1", "sam rho 1e+30"]
+    assert [m["method"] for m in methods] == ["sgd", "sam", "sam"]
+    assert [m["diverged"] for m in methods] == [0, 0, 2]
+    assert methods[1]["hyperparameters"] == {"rho": 0.1}
+    rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    assert [row["seed"] for row in rows] == ["0", "1"] * 3
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    seen = {(line["method"], line["seed"], line["epoch"]) for line in lines}
+    assert len(seen) == len(lines) == 2 * 2 * 2 + 2  # what has diverged is not trained on
+    for name in PICTURES - {"report.html"}:
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_params_are_those_of_the_results(run, archive):
+    _, out = run
+    params = results.load_params(out / "params.npz")["sgd"][1]
+    with np.load(archive) as arrays:
+        mean, std = arrays["x_train"].mean(0), arrays["x_train"].std(0)
+        x, y = (arrays["x_test"] - mean) / std, arrays["y_test"]
+    for name in ("Dense_0", "Dense_1", "Dense_2"):
+        layer = params["params"][name]
+        x = np.maximum(x, 0) if name != "Dense_0" else x
+        x = x @ layer["kernel"] + layer["bias"]
+    found = json.loads((out / "results.json").read_text())
+    accuracy = found["methods"][0]["seeds"][1]["test_accuracy"]
+    assert np.mean(x.argmax(1) == y) == pytest.approx(accuracy)
+
+
+@pytest.mark.slow
+def test_train_is_compare_of_one_method(capsys, archive, tmp_path):
+    """Also in a paper's setting, whose values say where they are from."""
+    more = ("--preset", "asam-cifar10", "--model", "mlp", "--crop", "0", "--flip", "False")
+    arguments = small(archive, *more, "--seed", "7", "--devices", "2", command="train")
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert re.search(r"^asam +ρ 0.5, η 0.01 +\d", printed.out, re.M)
+    assert not CONTROL.search(printed.out + printed.err)
+    assert "PyramidNet-272" in printed.err
+    found = results.from_json(tmp_path / "results.json")
+    assert found["seeds"] == [7]
+    assert found["settings"]["weight_decay"] == {"value": 0.0005, "source": "ASAM, section 5.2"}
+    assert found["settings"]["epochs"] == {"value": 2, "source": "given; the paper's is 200"}
+    (method,) = found["methods"]
+    assert (method["method"], method["diverged"], method["step_cost"]) == ("asam", 0, None)
+    page = (tmp_path / "report.html").read_text()
+    assert "ASAM, section 5.2" in page
+    assert "PyramidNet-272" in page
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_is_written_and_told(capsys, archive, tmp_path):
+    out = ("--out", str(tmp_path))
+    assert main(small(archive, "--method", "sgd", "--lr", "1e30", *out, command="train")) == 2
+    printed = capsys.readouterr()
+    assert re.search(r"^sgd +diverged", printed.out, re.M)
+    assert printed.err.splitlines()[-1] == (
+        "sam_optax: The training has diverged; give a smaller --lr or radius, or --clip."
+    )
+    assert names(tmp_path) >= RESULTS | {"report.html"}
+
+
+# Files, pipes and terminals.
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="pipes of another kind")
+def test_results_are_written_before_the_reader_leaves(archive, tmp_path):
+    """As into ``| head``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = small(archive, "--method", "sgd", "--out", str(tmp_path), command="train")
+    process = subprocess.run(
+        [sys.executable, "-m", "sam_optax", *arguments],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
+    )
+    os.close(writer)
+    assert process.returncode == 1
+    assert "Traceback" not in process.stderr
+    assert results.from_json(tmp_path / "results.json") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="has no full device")
+def test_a_table_that_cannot_be_printed_is_one_line_of_regret(archive, tmp_path):
+    arguments = small(archive, "--method", "sgd", "--out", str(tmp_path), command="train")
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "sam_optax", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    assert process.returncode == 2
+    assert process.stderr.splitlines()[-1] == (
+        "sam_optax: standard output cannot be written (no space left on device)."
+    )
+    assert names(tmp_path) >= RESULTS
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No file can grow beyond a kilobyte once the training is over."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    written = results.params_to_npz
+
+    def fill(params):
+        content = written(params)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        return content
+
+    monkeypatch.setattr(results, "params_to_npz", fill)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_cannot_be_written_is_printed(capsys, trainer, archive, tmp_path, full_disk):
+    assert main(small(archive, "--methods", "sgd", "--out", str(tmp_path / "new"))) == 2
+    printed = capsys.readouterr()
+    assert re.search(r"^sgd +50\.00 ± 0\.00", printed.out, re.M)
+    assert printed.err == (
+        f"sam_optax: --out {tmp_path / 'new'}: cannot be written to (file too large); choose "
+        "another directory.\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_are_written_before_anything_is_drawn(capsys, trainer, archive, tmp_path):
+    """A picture that cannot be drawn takes nothing else along."""
+    from sam_optax.experiments.reporting import figures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "all_figures", lambda found: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(small(archive, "--methods", "sgd", "--out", str(tmp_path)))
+    assert names(tmp_path) == RESULTS
+    assert re.search(r"^sgd +50\.00", capsys.readouterr().out, re.M)
+
+
+def test_paths_of_any_kind_are_no_markup(capsys, trainer, archive, tmp_path, monkeypatch):
+    """Case 46 of the collected mistakes: dollars, brackets, and bytes that are no UTF-8."""
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "sales_$2020_$2021 [red]ünï \udcff <b>.npz"
+    shutil.copy(archive, data)
+    out = tmp_path / "sweep[rho=0.1] $x \udcfe"
+    assert main(small(data.name, "--methods", "sgd", "sam", "--out", str(out))) == 0
+    assert names(out) == RESULTS | PICTURES - {"steps.png"}  # no step was watched
+    printed = capsys.readouterr().out
+    assert "npz:sales_$2020_$2021 [red]ünï ? <b>.npz: 40 training" in printed
+    assert "sweep[rho=0.1] $x ?." in printed
+    assert "[red]ünï ? &lt;b&gt;.npz" in (out / "report.html").read_text()
+    found = results.from_json(out / "results.json")
+    assert found["dataset"]["name"] == f"npz:{data.name}"
+    assert main(small(data.name, "--methods", "sgd", "sam", "--out", str(out), "--resume")) == 0
+    assert "This run is finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("variables", [{"FORCE_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_log_gets_lines_and_no_cursor_movements(capsys, archive, monkeypatch, variables):
+    """Case 47 of the collected mistakes."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(small(archive, "--method", "sgd", command="train")) == 0
+    printed = capsys.readouterr()
+    text = printed.out + printed.err
+    assert "\r" not in text
+    assert not re.search(r"\x1b\[[^m]*[A-Zac-ln-z]", text)  # all that is not a colour
+    lines = printed.err.splitlines()
+    for phase in ("compiling", "training", "measuring sharpness"):
+        assert any(phase in line for line in lines)
+
+
+# Interrupts.
+
+
+@pytest.mark.parametrize("moment", ["training", "writing", "drawing"])
+def test_an_interrupt_leaves_whole_files_or_none(
+    capsys, monkeypatch, trainer, archive, tmp_path, moment
+):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    place = {"training": (compare, "train"), "writing": (results, "to_csv")}
+    monkeypatch.setattr(*place.get(moment, (compare, "_draw")), interrupt)
+    out = tmp_path / "new"
+    assert main(small(archive, "--methods", "sgd", "--out", str(out))) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "sam_optax: interrupted."
+    assert (names(out) if out.exists() else None) == (RESULTS if moment == "drawing" else None)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+@pytest.mark.slow
+def test_a_real_interrupt_in_the_middle_of_the_training(tmp_path):
+    out = tmp_path / "new"
+    command = [sys.executable, "-m", "sam_optax", "compare", "--methods", "sgd", "--epochs", "9999"]
+    process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True)
+    with process:
+        for line in process.stderr:
+            if line.startswith("training"):
+                break
+        assert out.is_dir()
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=300)[1]
+    assert process.returncode == 130
+    assert rest.splitlines()[-1] == "sam_optax: interrupted."
+    assert "Traceback" not in rest
+    assert not out.exists() or names(out) == {"metrics.jsonl"}
+
+
+def test_an_interrupted_process_leaves_without_a_shutdown(monkeypatch, capsys):
+    """The interpreter's shutdown crashes, now and then, while a computation is running."""
+
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    def leave(code):
+        raise SystemExit(f"left with {code}")
+
+    monkeypatch.setattr(compare, "train", interrupt)
+    monkeypatch.setattr(compare, "Training", lambda *args, **options: None)
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(sys, "argv", ["sam_optax", "compare"])
+    with pytest.raises(SystemExit, match="left with 130"):
+        main()
+    assert capsys.readouterr().err.splitlines()[-1] == "sam_optax: interrupted."
+
+
+# What is not installed.
+
+
+def test_a_missing_dependency_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert main(["compare"]) == 2
+    assert capsys.readouterr().err == (
+        'sam_optax: tyro is not installed; run: pip install "sam_optax[experiments]"\n'
+    )
+
+
+@pytest.mark.slow
+def test_importing_the_library_imports_nothing_of_the_experiments():
+    code = (
+        "import sys, sam_optax, sam_optax.__main__ as m; names = {n.partition('.')[0] for n in "
+        "sys.modules} | set(sys.modules); print(sorted(names & (m._EXTRA - {'filelock'} | {'datasets', "
+        "'grain', 'sam_optax.experiments'})))"  # JAX itself uses filelock
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stdout == "[]\n"
+
+
+@pytest.mark.slow
+def test_the_command_imports_what_is_asked_for_alone():
+    """Orbax, Hugging Face's library, grain and TensorBoard's files take seconds to import."""
+    code = (
+        "import sys; from sam_optax.__main__ import main; main(['compare', '--dry-run']); "
+        "print(sorted({n.partition('.')[0] for n in sys.modules} & {'orbax', 'datasets', 'grain', "
+        "'tensorboardX', 'matplotlib', 'PIL'}))"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_trainer_of_these_tests_takes_the_place_of_the_real_one():
+    assert compare.train is real_train
