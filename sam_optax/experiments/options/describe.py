@@ -165,4 +165,4 @@ def _notes(
             f"The hyperparameters of {', '.join(radii)} were chosen on digits: other data want a "
             f"radius of their own. Try several first, as in {option_flag(method, option)} {values}."
         )
-    return notes + list(resolved.preset.differs if resolved.preset else ())
+    return [*notes, *dataset.notes, *(resolved.preset.differs if resolved.preset else ())]
