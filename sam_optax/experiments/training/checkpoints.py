@@ -1,11 +1,14 @@
 """The checkpoint of an unfinished run, kept by Orbax: whether there is one, and of which run."""
 
+import hashlib
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from sam_optax.experiments.errors import UserError
@@ -14,6 +17,7 @@ from sam_optax.experiments.training.snapshots import Snapshot
 
 FORMAT = "sam_optax.checkpoint"
 FORMAT_VERSION = 1
+_DAMAGED = "it is damaged: its contents have changed since it was written"
 
 
 class Checkpoints:
@@ -43,11 +47,18 @@ class Checkpoints:
         self._run, self._versions = run, versions
         self._manager: ocp.CheckpointManager | None = None
         self._record: dict[str, Any] = {}
+        self._arrays = ""
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
             options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
-            self._manager = ocp.CheckpointManager(self.path, options=options)
+            handlers: Any = {
+                "state": ocp.StandardCheckpointHandler(),
+                "run": ocp.JsonCheckpointHandler(),
+            }
+            self._manager = ocp.CheckpointManager(
+                self.path, options=options, item_handlers=handlers
+            )
         return self._manager
 
     def refuse(self) -> None:
@@ -82,8 +93,10 @@ class Checkpoints:
             raise self._unusable(f"it cannot be read ({_line(error)})") from error
         if kind != (FORMAT, FORMAT_VERSION):
             raise self._unusable(f"it is of another format, {kind[0]} {kind[1]}")
+        if run.pop("sha256", "") != _sha256(json.dumps(run).encode()):
+            raise self._unusable(_DAMAGED)
         identity.check_checkpoint(self.path, run["identity"], self._run)
-        self.epoch, self._record = epoch, run["record"]
+        self.epoch, self._record, self._arrays = epoch, run["record"], run["arrays"]
         then = run["versions"]
         changed = [
             f"{k} {then.get(k)} (now {v})" for k, v in self._versions.items() if then.get(k) != v
@@ -121,6 +134,8 @@ class Checkpoints:
             raise
         except Exception as error:  # as above
             raise self._unusable(f"it cannot be read ({_line(error)})") from error
+        if _sha256(*restored.values()) != self._arrays:
+            raise self._unusable(_DAMAGED)
         leaves = [_like(restored[name], leaf) for name, leaf in zip(names, flat, strict=True)]
         return Snapshot(self.epoch, self._record, jax.tree.unflatten(structure, leaves))
 
@@ -142,15 +157,17 @@ class Checkpoints:
         Raises:
           UserError: it cannot be written; the previous one is still there.
         """
+        leaves = map(_plain, jax.tree.leaves(snapshot.arrays))
+        state = dict(zip(_names(snapshot.arrays), leaves, strict=True))
         run = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "identity": self._run,
             "versions": self._versions,
             "record": snapshot.record,
+            "arrays": _sha256(*state.values()),
         }
-        leaves = map(_plain, jax.tree.leaves(snapshot.arrays))
-        state = dict(zip(_names(snapshot.arrays), leaves, strict=True))
+        run["sha256"] = _sha256(json.dumps(run).encode())
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(run))
         try:
             self._open().save(snapshot.epoch, args=items)
@@ -174,6 +191,14 @@ class Checkpoints:
             f"--resume: {self.path} cannot be used: {why}. Remove it to start again, or choose "
             "another --out."
         )
+
+
+def _sha256(*parts: Any) -> str:
+    """The digest of bytes or arrays: the files themselves do not tell every flipped bit."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part))
+    return digest.hexdigest()
 
 
 def _names(tree: Any) -> list[str]:
