@@ -21,7 +21,7 @@ from rich.text import Text
 from sam_optax import analysis
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import palette
-from sam_optax.experiments.reporting.drawing import png
+from sam_optax.experiments.reporting.figures import png
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import from_json, load_params, number
@@ -31,7 +31,6 @@ from sam_optax.experiments.training import measures
 from sam_optax.experiments.training.restore import restore
 from sam_optax.experiments.training.task import Task, noisy_labels
 
-FORMAT = "sam_optax.analyze"
 ADAPTIVE: dict[str, Any] = {"normalization": "elementwise", "eta": 0.0, "bias_mask": None}
 """How adaptive sharpness is measured: as ASAM trains, biases not normalized, but with η = 0.
 It is not invariant where hidden biases are rescaled."""
@@ -70,7 +69,6 @@ class Analyze:
     """Number of seeds, from the first. Default: all of the run."""
 
     def __post_init__(self) -> None:
-        """Raises :class:`UserError` for values out of range."""
         for name in ("rho", "adaptive_rho"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -83,11 +81,7 @@ class Analyze:
 
 
 def run(options: Analyze) -> None:
-    """Measures, writes files into the run's directory and prints a table.
-
-    Raises:
-      UserError: the directory does not hold a finished run, or its data have changed.
-    """
+    """Measures, writes files into the run's directory and prints a table."""
     found = from_json(options.run_dir / "results.json")
     params_file = options.run_dir / "params.npz"
     if found is None or not params_file.is_file():
@@ -168,7 +162,7 @@ def _files(
     found: Mapping[str, Any], options: Analyze, methods: list[dict[str, Any]]
 ) -> dict[str, bytes]:
     content = {
-        "format": FORMAT,
+        "format": "sam_optax.analyze",
         "format_version": 1,
         "run": {"settings": found["settings"], "sha256": found["dataset"]["sha256"]},
         "options": {**dataclasses.asdict(options), "run_dir": str(options.run_dir)},

@@ -63,15 +63,18 @@ def run(options: Collectives) -> None:
     if options.out is not None:
         json_file.write(options.out, {"versions": versions(), "steps": rows})
     table = ruled()
-    for i, heading in enumerate(rows[0]):
+    sent = [key for key in rows[0] if any(row[key] != 0 for row in rows)]
+    for i, heading in enumerate(sent):
         table.add_column(heading.replace("-", "-\n"), justify="left" if 0 < i < 3 else "right")
     for row in rows:
-        table.add_row(*(f"{x:.1f}" if isinstance(x, float) else str(x) for x in row.values()))
+        values = (row[key] for key in sent)
+        table.add_row(*(f"{x:.1f}" if isinstance(x, float) else str(x) for x in values))
     console = Console(highlight=False)
     console.print(table)
     console.print(
         f"\nMiB on one device; the params are {LAYERS * WIDTH**2 * 4 // 2**20} MiB. temporaries: "
-        "held in addition to arguments and results; collectives: what they result in",
+        "held in addition to arguments and results; collectives: what they result in, none of "
+        "other kinds",
         style="dim",
     )
 
@@ -85,7 +88,7 @@ def _in_another_process(devices: int) -> list[dict[str, Any]]:
     return json.loads(printed.splitlines()[-1])
 
 
-def compile_steps(devices: int) -> list[dict[str, float | str]]:
+def compile_steps(devices: int) -> list[dict[str, Any]]:
     """Compiles every variant for the devices of this process: a row for each."""
     mesh = Mesh(np.array(jax.devices()[:devices]), ("batch",))
 
@@ -102,7 +105,7 @@ def compile_steps(devices: int) -> list[dict[str, float | str]]:
             x = jnp.tanh(x @ layer["kernel"] + layer["bias"])
         return jnp.mean(x**2)
 
-    def variant(name: str, tx: Any, mapped: bool) -> dict[str, float | str]:
+    def variant(name: str, tx: Any, mapped: bool) -> dict[str, Any]:
         def step(params: Any, state: Any, x: jax.Array) -> Any:
             grad_fn = jax.grad(lambda p: loss(p, x))
             if name == "SGD":
@@ -124,7 +127,7 @@ def compile_steps(devices: int) -> list[dict[str, float | str]]:
         jitted = jax.jit(whole, donate_argnums=(0, 1), out_shardings=shardings)
         compiled: Any = jitted.lower(*carry, x).compile()
         return {
-            "devices": str(devices),
+            "devices": devices,
             "params": "replicated" if mapped else "sharded (FSDP)",
             "step": name,
             "temporaries": compiled.memory_analysis().temp_size_in_bytes / 2**20,

@@ -70,7 +70,6 @@ class Bench:
     """JSON file for all measurements."""
 
     def __post_init__(self) -> None:
-        """Raises :class:`UserError` for values that cannot be used."""
         for option, chosen, known in (
             ("models", self.models, MODELS),
             ("methods", self.methods, METHODS),
@@ -90,11 +89,7 @@ class Bench:
 
 
 def run(options: Bench) -> None:
-    """Runs the benchmark, writes its file and prints its tables.
-
-    Raises:
-      UserError: the file cannot be written.
-    """
+    """Runs the benchmark, writes its file and prints its tables."""
     console = Console()
     environment = _environment()
     console.print(f"{environment['device']}, jax {jax.__version__}\n{LEGEND}\n")
