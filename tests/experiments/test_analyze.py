@@ -155,7 +155,13 @@ def test_data_that_changed(run_dir, tmp_path, archive):
         analyze.run(Analyze(tmp_path))
 
 
-def test_batch_norm_is_measured_with_its_running_statistics(tmp_path):
+def test_batch_norm_is_measured_with_its_running_statistics(tmp_path, monkeypatch):
+    """The loss alone: to compile the Hessian of a convolutional network takes minutes here."""
+
+    def measure(loss, params, options):
+        return dict.fromkeys(analyze.MEASURES, float(loss(jax.tree.map(jnp.asarray, params))))
+
+    monkeypatch.setattr(analyze, "_measure", measure)
     rng = np.random.default_rng(0)
     arrays = {
         "x_train": rng.normal(size=(24, 8, 8, 3)),
@@ -163,27 +169,18 @@ def test_batch_norm_is_measured_with_its_running_statistics(tmp_path):
         "x_test": rng.normal(size=(6, 8, 8, 3)),
         "y_test": np.arange(6) % 3,
     }
+    data, out = f"npz:{tmp_path / 'images.npz'}", tmp_path / "out"
     np.savez(tmp_path / "images.npz", **arrays)
-    out = tmp_path / "out"
-    arguments = ["--dataset", f"npz:{tmp_path / 'images.npz'}", "--model", "tiny", "--epochs", "2"]
-    arguments += ["--method", "asam", "--batch-size", "8", "--out", str(out)]
+    arguments = ["--dataset", data, "--model", "tiny", "--epochs", "1", "--label-noise", "0"]
+    arguments += ["--method", "sgd", "--batch-size", "8", "--out", str(out)]
     assert main(["train", *arguments]) == 0
-    assert main(["analyze", str(out), *STEPS]) == 0
-    found = json.loads((out / "analysis.json").read_text())
-    networks = load_params(out / "params.npz")
-    (name,) = networks
-    dataset = load(f"npz:{tmp_path / 'images.npz'}")
+    assert main(["analyze", str(out)]) == 0
+    dataset = load(data)
     model = build("tiny", dataset.shape, 3, jnp.float32)
-    for seed, variables in networks[name].items():
-
-        def loss(params, variables=variables):
-            variables = {**variables, "params": params}
-            logits = model.apply(variables, dataset.train.x, train=False)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, dataset.train.y)
-            return losses.mean()
-
-        params = jax.tree.map(jnp.asarray, variables["params"])
-        sam = sam_optax.sam(0.5)
-        point, _ = sam.perturb_fn(params, jax.grad(loss)(params), sam.init(params))
-        rise = float(loss(point) - loss(params))
-        assert rise * (1 - 1e-3) <= of(found, name, seed)["sharpness"] < 5 * rise
+    variables = load_params(out / "params.npz")["sgd"][0]
+    assert variables["batch_stats"]
+    logits = model.apply(variables, dataset.train.x, train=False)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, dataset.train.y)
+    found = json.loads((out / "analysis.json").read_text())
+    assert of(found, "sgd", 0)["sharpness"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert (out / "planes.png").is_file()
