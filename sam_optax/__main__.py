@@ -129,7 +129,9 @@ def _run(name: str, arguments: list[str]) -> int:
         # tyro draws a box around a mistake; one line is easier to read in a log.
         with contextlib.redirect_stderr(messages):
             options: Any = tyro.cli(
-                getattr(module, command.options), prog=f"{_PROG} {name}", args=arguments
+                getattr(module, command.options),
+                prog=f"{_PROG} {name}",
+                args=[*map(_expanded, arguments)],
             )
     except UserError as error:
         return _fail(str(error))
@@ -142,6 +144,14 @@ def _run(name: str, arguments: list[str]) -> int:
     except UserError as error:
         return _fail(str(error))
     return 0
+
+
+def _expanded(argument: str) -> str:
+    """The argument with a leading ``~`` expanded, which shells leave alone in ``--out=~/runs``."""
+    flag, equals, value = argument.partition("=")
+    if argument.startswith("--") and equals:
+        return f"{flag}={os.path.expanduser(value)}"
+    return os.path.expanduser(argument)
 
 
 def _first_lines(box: str) -> str:

@@ -6,7 +6,7 @@ step are made by ``(step, **hyperparameters)``: see
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ import optax
 import sam_optax
 from sam_optax.experiments.methods.method import Base, Step
 
-Perturbation = optax.GradientTransformation
-Optimizer = optax.GradientTransformation
+Perturbation: TypeAlias = optax.GradientTransformation
+Optimizer: TypeAlias = optax.GradientTransformation
 
 
 def built(make: Callable[..., Perturbation]) -> Callable[..., Optimizer]:
