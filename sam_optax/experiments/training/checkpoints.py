@@ -1,9 +1,13 @@
 """The checkpoint of an unfinished run, kept by Orbax: whether there is one, and of which run."""
 
+import contextlib
 import hashlib
 import json
+import logging
+import re
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,23 @@ FORMAT_VERSION = 1
 _DAMAGED = "it is damaged: its contents have changed since it was written"
 
 
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what Orbax and its threads write at length of errors that are raised as well."""
+    disabled, hook = logging.root.manager.disable, sys.unraisablehook
+    logging.disable(logging.CRITICAL)
+    sys.unraisablehook = lambda _: None
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+    sys.unraisablehook = hook  # after an error, threads fail for a while
+
+
 class Checkpoints:
     """The checkpoint of a run; a newer one takes its place.
 
-    It is written before the training goes on: in the background, the writing would disturb the
-    times of the steps.
+    It is written before the training goes on: in the background it would disturb the times.
 
     Args:
       path: their directory.
@@ -52,10 +68,8 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
             options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
-            handlers: Any = {
-                "state": ocp.StandardCheckpointHandler(),
-                "run": ocp.JsonCheckpointHandler(),
-            }
+            state, run = ocp.StandardCheckpointHandler(), ocp.JsonCheckpointHandler()
+            handlers: Any = {"state": state, "run": run}
             self._manager = ocp.CheckpointManager(
                 self.path, options=options, item_handlers=handlers
             )
@@ -69,6 +83,7 @@ class Checkpoints:
                 "continue that run, remove the directory to start again, or choose another --out."
             )
 
+    @_quietly()
     def find(self) -> str | None:
         """Looks for a checkpoint.
 
@@ -79,6 +94,11 @@ class Checkpoints:
           UserError: it is damaged, of another version of the format, or of another run.
         """
         if not self.path.exists():
+            if (older := self.path.with_suffix(".msgpack")).exists():
+                raise UserError(
+                    f"--resume: {older} is the checkpoint of an older version of sam_optax; "
+                    "continue with that version, or remove it to start again."
+                )
             return None
         try:
             epoch = self._open().latest_step()
@@ -101,13 +121,13 @@ class Checkpoints:
         changed = [
             f"{k} {then.get(k)} (now {v})" for k, v in self._versions.items() if then.get(k) != v
         ]
-        if not changed:
-            return None
-        return (
+        note = (
             f"The checkpoint was written with {', '.join(changed)}: the numbers may differ a "
             "little from those of an uninterrupted run."
         )
+        return note if changed else None
 
+    @_quietly()
     def restore(self, like: dict[str, Any]) -> Snapshot:
         """The snapshot that :meth:`find` has found.
 
@@ -134,7 +154,7 @@ class Checkpoints:
             raise
         except Exception as error:  # as above
             raise self._unusable(f"it cannot be read ({_line(error)})") from error
-        if _sha256(*restored.values()) != self._arrays:
+        if _sha256(*(restored[name] for name in names)) != self._arrays:
             raise self._unusable(_DAMAGED)
         leaves = [_like(restored[name], leaf) for name, leaf in zip(names, flat, strict=True)]
         return Snapshot(self.epoch, self._record, jax.tree.unflatten(structure, leaves))
@@ -151,6 +171,7 @@ class Checkpoints:
                     f"{list(leaf.shape)} in this run"
                 )
 
+    @_quietly()
     def save(self, snapshot: Snapshot) -> None:
         """Writes a checkpoint in the place of the previous one.
 
@@ -213,9 +234,8 @@ def _plain(leaf: jax.Array) -> jax.Array:
 
 
 def _like(restored: jax.Array, leaf: jax.Array) -> jax.Array:
-    if _is_key(leaf):
-        return jax.random.wrap_key_data(restored, impl=jax.random.key_impl(leaf))
-    return restored
+    impl = jax.random.key_impl(leaf) if _is_key(leaf) else None
+    return jax.random.wrap_key_data(restored, impl=impl) if impl else restored
 
 
 def _is_key(leaf: jax.Array) -> bool:
@@ -223,6 +243,8 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error, short."""
+    """Why, in a few words; the messages of Orbax's libraries are long."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if of_system := re.search(r"([^:]+) \[os_error_code", text):
+        return of_system[1].strip().lower()
     return text.splitlines()[0][:200].rstrip(".")

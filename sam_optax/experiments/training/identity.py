@@ -47,7 +47,9 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     mine, its = ours["methods"], theirs["methods"]
     if list(mine) != list(its):
         text.append(f"--methods {' '.join(its)} (now {' '.join(mine)})")
-    pairs = [(found, asked), *((its[name], mine[name]) for name in its if name in mine)]
+    # A setting in which only one of the runs' methods differ is a method's in that run alone.
+    both = [({**found, **its[name]}, {**asked, **mine[name]}) for name in its if name in mine]
+    pairs = both or [(found, asked)]
     for a, b in pairs:
         for name in {**a, **b}:
             if a.get(name) != b.get(name):
