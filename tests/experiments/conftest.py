@@ -1,5 +1,6 @@
 """Small data for the experiments' tests."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,6 +30,15 @@ def archive(arrays, tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "small.npz"
     np.savez(path, **arrays)
     return path
+
+
+@pytest.fixture(scope="module")
+def compile_fast():
+    """Programs are tiny and run a few times: optimizing them takes longer than running."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 class Trainer:

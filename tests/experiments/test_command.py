@@ -446,8 +446,8 @@ def test_a_missing_dependency_names_the_extra(capsys, monkeypatch):
 def test_importing_the_library_imports_nothing_of_the_experiments():
     code = (
         "import sys, sam_optax, sam_optax.__main__ as m; names = {n.partition('.')[0] for n in "
-        "sys.modules} | set(sys.modules); print(sorted(names & (m._EXTRA - {'filelock'} | {'datasets', "
-        "'grain', 'sam_optax.experiments'})))"  # JAX itself uses filelock
+        "sys.modules} | set(sys.modules); print(sorted(names & (m._EXTRA - {'filelock'} | {"
+        "'datasets', 'grain', 'sam_optax.experiments'})))"  # JAX itself uses filelock
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.stdout == "[]\n"

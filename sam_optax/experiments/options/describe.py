@@ -38,8 +38,15 @@ def describe(
       devices: how many share a batch.
 
     Raises:
-      UserError: a batch has more examples than there are, or devices cannot share it.
+      UserError: a batch has more examples than there are, devices cannot share it, or a method
+        needs examples that stay on disk.
     """
+    for row in resolved.rows.values():
+        if METHODS[row.method].needs_data and not dataset.resident:
+            raise UserError(
+                f"--methods {row.method}: needs all training examples in memory, and those of "
+                f"{dataset.name} stay on disk; leave it out."
+            )
     rows = {
         name: _extent(row, options, len(dataset.train.y), full["train"], devices)
         for name, row in resolved.rows.items()

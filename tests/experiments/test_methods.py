@@ -1,6 +1,7 @@
-"""Every method of the comparison takes steps, and its own ones."""
+"""Every method of the registry takes steps, and its own ones; each can be looked at in numbers."""
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -9,8 +10,8 @@ from helpers import assert_close
 
 import sam_optax
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.family import METHODS
-from sam_optax.experiments.methods import Base, Step, check
+from sam_optax.experiments.methods.method import Base, Step, check
+from sam_optax.experiments.methods.registry import METHODS
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +32,17 @@ def batch(i):
     return X[10 * i : 10 * i + 10], Y[10 * i : 10 * i + 10]
 
 
+def step(params, i):
+    """What the trainer hands a method, on a batch."""
+
+    def loss(params):
+        return losses_fn(params, batch(i)).mean(), None
+
+    value_and_grad_fn = jax.value_and_grad(loss, has_aux=True)
+    key = jax.random.fold_in(KEY, i)
+    return Step(losses_fn, value_and_grad_fn, params, batch(i), key, (X, Y))
+
+
 def run(name, **hyperparameters):
     variant = METHODS[name].variant(**hyperparameters)
     tx = variant.transformation(BASE, KEY)
@@ -39,10 +51,7 @@ def run(name, **hyperparameters):
     def train(params):
         state = tx.init(params)
         for i in range(STEPS):
-            key = jax.random.fold_in(KEY, i)
-            params, state = variant.update(
-                tx, state, Step(losses_fn, params, batch(i), key, (X, Y))
-            )
+            params, state, _ = variant.update(tx, state, step(params, i))
         return params
 
     return train(PARAMS)
@@ -155,3 +164,44 @@ def test_what_the_library_refuses_names_the_option(name, wrong, message):
 def test_defaults_are_accepted():
     for name, method in METHODS.items():
         check(name, method.variant())
+
+
+# A step in numbers, which is not taken.
+
+
+def look(name, **hyperparameters):
+    variant = METHODS[name].variant(**hyperparameters)
+    state = variant.transformation(BASE, KEY).init(PARAMS)
+    return variant.look(BASE, KEY, state, step(PARAMS, 0))
+
+
+def test_sam_in_numbers():
+    seen = look("sam", rho=0.3)
+    grad = jax.grad(lambda p: losses_fn(p, batch(0)).mean())
+    sam = sam_optax.sam(0.3)
+    point, _ = sam.perturb_fn(PARAMS, grad(PARAMS), sam.init(PARAMS))
+    g, sharp = (jax.flatten_util.ravel_pytree(grad(p))[0] for p in (PARAMS, point))
+    assert float(seen.eps_norm) == pytest.approx(0.3, rel=1e-5)
+    norm = jnp.linalg.norm
+    np.testing.assert_allclose(seen.cosine, g @ sharp / norm(g) / norm(sharp), rtol=1e-5)
+    rise = losses_fn(point, batch(0)).mean() - losses_fn(PARAMS, batch(0)).mean()
+    np.testing.assert_allclose(seen.loss_rise, rise, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "sgd"])
+def test_every_method_can_be_watched(name):
+    seen = jax.eval_shape(lambda: look(name))
+    assert {leaf.shape for leaf in seen} == {()}
+
+
+def test_the_base_optimizer_has_nothing_to_show():
+    assert look("sgd") is None
+
+
+def test_the_full_gradient_is_that_of_all_examples_in_one_block_or_many(monkeypatch):
+    from sam_optax.experiments.methods import method
+
+    whole = step(PARAMS, 0).full_grad_fn(PARAMS)
+    monkeypatch.setattr(method, "BLOCK", 3)  # 40 examples in 14 blocks
+    assert_close(step(PARAMS, 0).full_grad_fn(PARAMS), whole, 1e-6)
+    assert_close(whole, jax.grad(lambda p: losses_fn(p, (X, Y)).mean())(PARAMS), 1e-6)

@@ -1,0 +1,135 @@
+"""Small tasks and trainings that several tests share."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sam_optax.experiments.data.dataset import Dataset
+from sam_optax.experiments.data.images import Examples
+from sam_optax.experiments.options.describe import describe
+from sam_optax.experiments.options.hyperparameters import Hyperparameters
+from sam_optax.experiments.options.options import Compare
+from sam_optax.experiments.options.resolve import resolve
+from sam_optax.experiments.training import devices, restore, step
+from sam_optax.experiments.training.train import Training, train
+
+
+class Flat(nn.Module):
+    """BatchNorm, if it is wanted, and two dense layers, which compile fast."""
+
+    classes: int = 3
+    norm: bool = True
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, *, train):
+        x = x.reshape(len(x), -1).astype(self.dtype)
+        x = nn.Dense(8, dtype=self.dtype)(x)
+        if self.norm:
+            x = nn.BatchNorm(not train, momentum=0.9, dtype=self.dtype)(x)
+        return nn.Dense(self.classes)(nn.tanh(x).astype(jnp.float32))
+
+
+class Disk:
+    """Images that are made when they are asked for, as those on disk are."""
+
+    size = 8
+
+    def __init__(self, images, shift=True):
+        self._images, self._shift = images, shift
+
+    def __len__(self):
+        return len(self._images)
+
+    def image(self, i, rng):
+        shift = int(rng.integers(3)) if rng is not None and self._shift else 0
+        return np.roll(self._images[i], shift, axis=0)
+
+
+def images(on_disk=False, shift=True):
+    """48 and 21 images of 8×8 in three classes that differ in brightness."""
+    rng = np.random.default_rng(0)
+
+    def split(n):
+        labels = np.arange(n, dtype=np.int32) % 3
+        noise = rng.normal(0, 20, (n, 8, 8, 3))
+        bright = np.clip(noise + 40 + 80 * labels[:, None, None, None], 0, 255).astype(np.uint8)
+        return Examples(Disk(bright, shift) if on_disk else bright, labels)
+
+    mean, std = np.full(3, 0.5, np.float32), np.full(3, 0.25, np.float32)
+    return Dataset("images", split(48), split(21), 3, mean, std, "")
+
+
+def vectors(arrays):
+    """The vectors of the archive, as they are."""
+    train, test = (
+        Examples(arrays[f"x_{part}"].astype(np.float32), arrays[f"y_{part}"].astype(np.int32))
+        for part in ("train", "test")
+    )
+    return Dataset("vectors", train, test, 3, None, None, "")
+
+
+def make(dataset, *methods, model=None, count=1, hyperparameters=None, **options):
+    """A task as the command would make it, of a network that compiles fast unless one is named."""
+    none = Hyperparameters()
+    groups = {
+        name: dataclasses.replace(getattr(none, name), **values)
+        for name, values in (hyperparameters or {}).items()
+    }
+    options = {"batch_size": 16, "epochs": 2, "seeds": 1, "label_noise": 0.0, **options}
+    if isinstance(model, str):
+        options["model"] = model
+    given = Compare(methods=methods, hyperparameters=Hyperparameters(**groups), **options)
+    full = {"train": len(dataset.train.y), "test": len(dataset.test.y)}
+    description = describe(given, resolve(given), dataset, full, count)
+    task = restore.task_of(description, dataset)
+    if isinstance(model, str):
+        return task
+    dtype = jnp.dtype(given.dtype)
+    return dataclasses.replace(task, model=model or Flat(dtype=dtype))
+
+
+class Silent:
+    """A listener that counts.
+
+    Attributes:
+      programs: that were compiled.
+      pieces: of work, by kind.
+      before: those of an earlier process.
+    """
+
+    def __init__(self):
+        self.programs, self.pieces, self.before = [], {}, {}
+
+    def compiling(self, what, number, count):
+        self.programs.append((number, count))
+
+    def resumed(self, pieces):
+        self.before, self.pieces = dict(pieces), dict(pieces)
+
+    def done(self, kind, seconds, share=1.0):
+        assert seconds > 0
+        self.pieces[kind] = self.pieces.get(kind, 0) + share
+
+
+def run(task, count=1, listener=None, checkpoints=None, timed=False, watch=False):
+    """What becomes of each method."""
+    training = Training(task, devices.choose(count), timed, watch)
+    return train(training, listener or Silent(), checkpoints)
+
+
+def begin(task, name, seed=0):
+    """A method's step and its first state, of one seed: ``(step, state, key)``."""
+    entry = task.entries[name]
+    key = jax.random.fold_in(jax.random.key(seed), 1)
+
+    def first():
+        example = jnp.zeros((1, *task.dataset.shape))
+        variables = task.model.init(jax.random.key(seed), example, train=False)
+        return step.init(task, entry, key, variables)
+
+    return step.train_step(task, entry), first, key

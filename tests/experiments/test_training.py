@@ -1,0 +1,552 @@
+"""The trainer against straightforward loops: seeds, devices, groups, statistics, fed data."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tasks
+
+import sam_optax
+from sam_optax.experiments.collectives import collectives
+from sam_optax.experiments.data.labels import corrupt
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods.registry import DEFAULT, METHODS
+from sam_optax.experiments.networks import augmentation
+from sam_optax.experiments.networks.vit import VisionTransformer
+from sam_optax.experiments.networks.wide_resnet import WideResNet
+from sam_optax.experiments.training import devices, evaluation, measures, runner, task, work
+from sam_optax.experiments.training import train as training
+
+EPOCHS, BATCH = 2, 12
+slow = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("compile_fast")
+
+
+def equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def close(a, b, rtol=2e-5, atol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+# Against loops of a user.
+
+
+@pytest.fixture(scope="module")
+def vectors(arrays):
+    return tasks.vectors(arrays)
+
+
+@pytest.fixture(scope="module")
+def small(vectors):
+    """All methods of the default, from two seeds."""
+    options = {"seeds": 2, "seed_offset": 3, "weight_decay": 0.01, "sharpness_rho": 0.3}
+    return tasks.make(
+        vectors,
+        *DEFAULT,
+        model=tasks.Flat(norm=False),
+        batch_size=BATCH,
+        label_noise=0.25,
+        **options,
+    )
+
+
+def some(small, *methods, **changes):
+    """The same task with a part of its methods; those of ``changes`` have other values."""
+    entries = {name: small.entries[name] for name in methods}
+    for name, values in changes.items():
+        entry = small.entries[name]
+        entries[name] = dataclasses.replace(entry, variant=METHODS[name].variant(**values))
+    return dataclasses.replace(small, entries=entries)
+
+
+@pytest.fixture(scope="module")
+def first_run(small):
+    return tasks.run(small, listener=(listener := tasks.Silent()), timed=True), listener
+
+
+@pytest.fixture(scope="module")
+def second_run(small):
+    other = some(small, "rsam", sam={"rho": 0.0})
+    return tasks.run(other, listener=(listener := tasks.Silent()), timed=True, watch=True), listener
+
+
+@pytest.fixture(scope="module")
+def outcomes(first_run):
+    return first_run[0]
+
+
+def perturbation(name, seed):
+    """Each method as a user would write it, with the table's values."""
+    h = METHODS[name].variant().hyperparameters
+    key = jax.random.fold_in(jax.random.key(seed), 1)
+    return {
+        "sgd": lambda: None,
+        "sam": lambda: sam_optax.sam(h["rho"]),
+        "asam": lambda: sam_optax.asam(h["rho"], h["eta"]),
+        "rsam": lambda: sam_optax.rsam(h["rho"], h["gamma"], h["lmbda"], key=key),
+        "fsam": lambda: sam_optax.fsam(h["rho"], h["sigma"], h["lmbda"]),
+    }[name]()
+
+
+def loop(small, name, seed):
+    """Final params, training loss and test accuracy of one seed, step by step."""
+    x, clean = small.dataset.train
+    y = corrupt(clean, 0.25, 3, np.random.default_rng([seed, 0]))
+    params = small.model.init(jax.random.fold_in(jax.random.key(seed), 0), x[:1], train=False)
+    steps = EPOCHS * (40 // BATCH)
+    base = optax.chain(
+        optax.add_decayed_weights(0.01),
+        optax.trace(0.9),
+        optax.scale_by_schedule(lambda t: -0.1 * 0.5 * (1 + jnp.cos(jnp.pi * t / steps))),
+    )
+    method = perturbation(name, seed)
+    tx = base if method is None else sam_optax.sharpness_aware(base, method)
+    state = tx.init(params)
+
+    def loss(params, x, y):
+        logits = small.model.apply(params, x, train=False)
+        return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(len(y)), y])
+
+    @jax.jit
+    def step(params, state, x, y):
+        grad_fn = jax.grad(loss)
+        if method is None:
+            updates, state = tx.update(grad_fn(params, x, y), state, params)
+        else:
+            updates, state = tx.update(None, state, params, grad_fn=lambda p: grad_fn(p, x, y))
+        return optax.apply_updates(params, updates), state
+
+    for epoch in range(EPOCHS):
+        order = np.random.default_rng([seed, 1, epoch]).permutation(40)
+        for batch in (order[i : i + BATCH] for i in range(0, 36, BATCH)):
+            params, state = step(params, state, x[batch], y[batch])
+    predicted = np.argmax(small.model.apply(params, small.dataset.test.x, train=False), -1)
+    return params, loss(params, x, y), np.mean(predicted == small.dataset.test.y)
+
+
+@slow
+@pytest.mark.parametrize("name", DEFAULT)
+def test_a_seed_of_a_method_is_a_straightforward_loop(small, outcomes, name):
+    params, loss, accuracy = loop(small, name, seed=4)
+    outcome = outcomes[name]
+    close(jax.tree.map(lambda leaf: leaf[1], outcome.variables), params, 1e-4, 1e-5)
+    curves = outcome.curves
+    assert curves["train_loss"].shape == curves["test_accuracy"].shape == (EPOCHS, 2)
+    np.testing.assert_allclose(curves["train_loss"][-1, 1], loss, rtol=1e-4)
+    np.testing.assert_allclose(curves["test_accuracy"][-1, 1], accuracy, rtol=1e-6)
+
+
+@slow
+def test_methods_and_seeds_differ(outcomes):
+    finals = [o.curves["train_loss"][-1, i] for o in outcomes.values() for i in range(2)]
+    assert len({float(f) for f in finals}) == len(finals)
+
+
+@slow
+def test_the_seeds_are_the_same_for_all_methods(second_run, outcomes):
+    """SAM with radius 0 is SGD, if it starts, shuffles and corrupts alike."""
+    outcome = second_run[0]["sam"]
+    equal(outcome.curves["train_loss"], outcomes["sgd"].curves["train_loss"])
+    equal(outcome.variables, outcomes["sgd"].variables)
+
+
+@slow
+def test_the_same_command_gives_the_same_numbers(second_run, outcomes):
+    """Also where steps are looked at, and in other company."""
+    again = second_run[0]["rsam"]
+    equal(again.curves["train_loss"], outcomes["rsam"].curves["train_loss"])
+    equal(again.sharpness, outcomes["rsam"].sharpness)
+    equal(again.variables, outcomes["rsam"].variables)
+
+
+@slow
+def test_the_announced_work_is_the_work_done(small, first_run, second_run):
+    for outcomes, listener in (first_run, second_run):
+        chosen = dataclasses.replace(small, entries={n: small.entries[n] for n in outcomes})
+        announced = work.work(chosen, timed=True)
+        assert listener.pieces == {
+            kind: pytest.approx(count) for kind, (_, count) in announced.items()
+        }
+        count = len(listener.programs)
+        assert listener.programs == [(i + 1, count) for i in range(count)]
+
+
+@slow
+def test_step_costs_are_relative_to_sgd_even_where_it_is_not_compared(first_run, second_run):
+    assert first_run[0]["sgd"].cost == 1
+    for outcomes, _ in (first_run, second_run):
+        assert all(0 < outcome.cost < np.inf for outcome in outcomes.values())
+    assert "sgd" not in second_run[0]
+
+
+@slow
+def test_a_rise_of_the_loss_that_is_not_known_is_nan(second_run):
+    seen = {name: outcome.curves for name, outcome in second_run[0].items()}
+    measured = {"train_loss", "test_accuracy"}
+    assert set(seen["sam"]) == measured | set(sam_optax.StepInfo._fields) - {"loss_known"}
+    assert np.all(np.isfinite(seen["sam"]["loss_rise"]))
+    assert np.all(np.isnan(seen["rsam"]["loss_rise"]))  # its ascent starts elsewhere
+
+
+@slow
+def test_sharpness_is_the_rise_along_the_full_gradient(small, outcomes):
+    params = jax.tree.map(lambda leaf: leaf[0], outcomes["sam"].variables)
+    y = task.noisy_labels(small, (3,))[0]
+
+    def loss(p):
+        logits = small.model.apply(p, small.dataset.train.x, train=False)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    value_and_grad = jax.jit(jax.value_and_grad(loss))
+    before, grads = value_and_grad(params)
+    scale = 0.3 / np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
+    rise = value_and_grad(jax.tree.map(lambda p, g: p + scale * g, params, grads))[0] - before
+    assert rise > 0
+    np.testing.assert_allclose(outcomes["sam"].sharpness[0], rise, rtol=1e-3)
+
+
+@slow
+@pytest.mark.parametrize("few", [False, True])
+def test_mapped_seeds_are_seeds_in_turn_and_each_alone(small, outcomes, monkeypatch, few):
+    """An accelerator has them batched, and large networks one after the other."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(training, "_SMALL", 0 if few else 2**24)
+    chosen = some(small, "sgd", "rsam")
+    assert len(training.Training(chosen, devices.choose(1), False, False).runners) == 2 + 2 * few
+    found = tasks.run(chosen)
+    for name, outcome in found.items():
+        close(outcome.curves, {k: outcomes[name].curves[k] for k in outcome.curves}, 1e-4)
+        close(outcome.variables, outcomes[name].variables, 1e-4)
+        np.testing.assert_allclose(outcome.sharpness, outcomes[name].sharpness, rtol=1e-3)
+
+
+@slow
+def test_a_long_epoch_goes_by_in_stretches(small, outcomes, monkeypatch):
+    """With a look at the clock after each, which changes nothing."""
+    monkeypatch.setattr(runner, "STRETCH", 0.0)
+    listener = tasks.Silent()
+    found = tasks.run(some(small, "rsam"), listener=listener)["rsam"]
+    equal(found.variables, outcomes["rsam"].variables)
+    assert listener.pieces["rsam"] == pytest.approx(EPOCHS)
+
+
+def test_every_epoch_visits_an_example_at_most_once(small):
+    recipe = small.entries["sgd"].recipe
+    first, second = (task.batch_indices(small, recipe, small.seeds, e) for e in range(2))
+    assert first.shape == (2, 3, BATCH)
+    for seed in range(2):
+        assert len(np.unique(first[seed])) == 36
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first[0], first[1])
+
+
+def test_exactly_the_share_of_the_labels_is_wrong_and_each_seed_has_its_own(small):
+    clean = small.dataset.train.y
+    noisy = task.noisy_labels(small, small.seeds)
+    assert np.count_nonzero(noisy != clean, axis=1).tolist() == [10, 10]
+    assert set(np.unique(noisy)) == {0, 1, 2}
+    assert np.any(noisy[0] != noisy[1])
+    equal(noisy, task.noisy_labels(small, small.seeds))
+
+
+def test_cost_is_the_median_ratio_after_the_warm_up():
+    def cost(times, reference, steps=1):
+        pair = (
+            (SimpleNamespace(seconds=times, steps=steps),),
+            (SimpleNamespace(seconds=reference, steps=1),),
+        )
+        return training.relative_cost(*pair)
+
+    assert cost([9, 4, 6, 60], [1, 2, 2, 3]) == pytest.approx(3)
+    assert cost([3], [2]) == pytest.approx(1.5)
+    assert cost([9, 2, 4], [1, 1]) == pytest.approx(2)
+    assert cost([9, 4], [1, 1], steps=2) == pytest.approx(2)  # of a step, not of an epoch
+    assert np.isnan(training.relative_cost((SimpleNamespace(seconds=[1], steps=1),), ()))
+
+
+@slow
+@pytest.mark.parametrize("count", [1, 2])
+def test_blocks_do_not_change_the_measures(small, outcomes, monkeypatch, count):
+    """Nor do devices that share each block."""
+    monkeypatch.setattr(measures, "BLOCK", 7)
+    found = evaluation.Evaluation(small, 2, devices.choose(count))
+    variables, expected = outcomes["rsam"].variables, outcomes["rsam"].curves
+    assert len(found._train) == 6  # of 40 examples
+    for name, values in found.after_epoch(variables, small.seeds).items():
+        np.testing.assert_allclose(values, expected[name][-1], rtol=1e-5)
+    sharpness = found.sharpness(variables, small.seeds)
+    np.testing.assert_allclose(sharpness, outcomes["rsam"].sharpness, rtol=1e-3)
+
+
+@slow
+def test_what_has_diverged_is_nan_and_not_trained_on(small):
+    sam = small.entries["sam"]
+    hot = dataclasses.replace(sam, recipe=dataclasses.replace(sam.recipe, lr=1e38))
+    lost = dataclasses.replace(small, entries={"sgd": small.entries["sgd"], "sam": hot})
+    listener = tasks.Silent()
+    found = tasks.run(lost, listener=listener)
+    assert np.all(np.isnan(found["sam"].curves["train_loss"]))
+    assert found["sam"].curves["train_loss"].shape == (EPOCHS, 2)
+    assert np.all(np.isfinite(found["sgd"].curves["train_loss"]))
+    assert listener.pieces["sam"] == pytest.approx(1)
+
+
+# Devices.
+
+
+@slow
+@pytest.mark.parametrize(("m", "counts"), [(16, (1, 4)), (8, (1, 2))])
+def test_the_number_of_devices_changes_nothing_but_rounding(m, counts):
+    """Batch statistics, augmentation, mixup and groups are of the whole batch."""
+    options = {"crop": 1, "mixup": 0.3, "label_noise": 0.2, "m": m}
+    one, several = (
+        tasks.run(tasks.make(tasks.images(), "sam", count=count, **options), count)["sam"]
+        for count in counts
+    )
+    close(several.variables, one.variables, 1e-4, 1e-5)
+    close(several.curves, one.curves, 1e-4)
+    np.testing.assert_allclose(several.sharpness, one.sharpness, rtol=1e-2)
+
+
+def program(count, **options):
+    """The compiled steps on several devices, as text."""
+    small = tasks.make(tasks.images(), "sam", count=count, **options)
+    found = training.Training(small, devices.choose(count), False, False)
+    (one,) = found.runners
+    one.compile(False)
+    return one._program._stretch.as_text()
+
+
+@slow
+def test_no_example_travels():
+    """What devices exchange is what they do without groups: gradients, BatchNorm's, mixup's."""
+    whole, groups = (collectives(program(4, crop=1, mixup=0.3, m=m)) for m in (16, 4))
+    assert groups == whole
+    assert groups["all-gather"] == 0 < groups["all-reduce"]
+
+
+def test_other_processes_are_found_by_the_environment(monkeypatch):
+    asked = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: asked.append(given))
+    devices.connect()
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
+    devices.connect()
+    assert asked == [
+        {"num_processes": None, "process_id": None},
+        {"num_processes": 4, "process_id": 1},
+    ]
+    monkeypatch.setenv("JAX_PROCESS_ID", "one")
+    with pytest.raises(UserError, match=r"--distributed: the other processes were not found"):
+        devices.connect()
+
+
+def test_each_process_loads_its_share(monkeypatch):
+    place = devices.choose(1)
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    shares = []
+    for index in range(4):
+        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+        shares += range(12)[place.rows(12)]
+    assert shares == list(range(12))
+
+
+# A step.
+
+
+def first_pass(small, state, x, y, params):
+    """Loss, new statistics and gradient, as a user would write them."""
+
+    def loss_and_stats(params):
+        variables = measures.variables(params, state.batch_stats)
+        logits, new = small.model.apply(variables, x, train=True, mutable=["batch_stats"])
+        return optax.softmax_cross_entropy(logits, y).mean(), new.get("batch_stats", {})
+
+    value_and_grad = jax.jit(jax.value_and_grad(loss_and_stats, has_aux=True))
+    (loss, stats), grads = value_and_grad(params)
+    return loss, stats, grads
+
+
+def sharp_point(params, grads, rho):
+    norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+    return jax.tree.map(lambda w, g: w + rho * g / norm, params, grads)
+
+
+def stepped(small, name, key=7, batch=slice(0, 16)):
+    """State, batch as the network sees it without augmentation, and the state after a step."""
+    step, first, method_key = tasks.begin(small, name)
+    state = jax.jit(first)()
+    x, y = small.dataset.train.x[batch], small.dataset.train.y[batch]
+    data = small.dataset.train if METHODS[small.entries[name].method].needs_data else None
+    new, loss = jax.jit(step)(method_key, state, (x, y), jax.random.key(key), data)
+    x = augmentation.normalize(x, small.dataset.mean, small.dataset.std)
+    return state, (x, jax.nn.one_hot(y, 3)), new, loss
+
+
+PLAIN = {"weight_decay": 0.0, "lr": 0.1, "hyperparameters": {"sam": {"rho": (0.05,)}}}
+
+
+@slow
+def test_a_step_is_that_of_the_library_on_the_first_pass_s_statistics():
+    """Case 20 of the collected mistakes: the second pass leaves the running statistics alone."""
+    small = tasks.make(tasks.images(), "sam", label_smoothing=0.1, **PLAIN)
+    state, (x, _), new, loss = stepped(small, "sam")
+    y = augmentation.smooth(small.dataset.train.y[:16], 3, 0.1)
+    value, stats, grads = first_pass(small, state, x, y, state.params)
+    _, _, sharp = first_pass(small, state, x, y, sharp_point(state.params, grads, 0.05))
+    close(new.params, jax.tree.map(lambda w, g: w - 0.1 * g, state.params, sharp))
+    close(new.batch_stats, stats)
+    np.testing.assert_allclose(loss, value, rtol=1e-6)
+    assert jax.tree.leaves(stats)
+
+
+@slow
+@pytest.mark.parametrize("name", ["esam", "sam_full"])
+def test_gradients_of_a_method_s_own_leave_the_statistics_of_a_pass_at_the_params(name):
+    small = tasks.make(tasks.images(), name, weight_decay=0.0)
+    state, (x, y), new, loss = stepped(small, name)
+    value, stats, _ = first_pass(small, state, x, y, state.params)
+    close(new.batch_stats, stats)
+    np.testing.assert_allclose(loss, value, rtol=1e-5)
+
+
+@slow
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_step_is_a_hand_written_loop_over_the_groups(norm):
+    """With BatchNorm, each group has its own statistics, and the running ones are their means."""
+    groups = 4
+    model = tasks.Flat(norm=norm)
+    small = tasks.make(tasks.images(), "sam", model=model, m=4, mixup=0.3, crop=1, **PLAIN)
+    state, _, new, loss = stepped(small, "sam")
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(7), 1), 4)
+    x = augmentation.crop(keys[0], jnp.asarray(small.dataset.train.x[:16]), 1)
+    x = augmentation.normalize(x, small.dataset.mean, small.dataset.std)
+    y = jax.nn.one_hot(small.dataset.train.y[:16], 3)
+    x, y = augmentation.mixup(keys[3], x, y, 0.3)  # before the batch is parted
+    found = []
+    for i in range(groups):
+        part = x[i::groups], y[i::groups]
+        value, stats, grads = first_pass(small, state, *part, state.params)
+        point = sharp_point(state.params, grads, 0.05)
+        found.append((value, stats, first_pass(small, state, *part, point)[2]))
+    value, stats, sharp = jax.tree.map(lambda *leaves: sum(leaves) / groups, *found)
+    close(new.params, jax.tree.map(lambda w, g: w - 0.1 * g, state.params, sharp))
+    close(new.batch_stats, stats)
+    np.testing.assert_allclose(loss, value, rtol=1e-6)
+    assert bool(new.batch_stats) == norm
+
+
+@slow
+def test_one_group_is_the_step_without_groups():
+    """To the letter of the program."""
+
+    def text(m):
+        small = tasks.make(tasks.images(), "sam", m=m)
+        step, first, key = tasks.begin(small, "sam")
+        batch = jnp.zeros((16, 8, 8, 3), jnp.uint8), jnp.zeros(16, jnp.int32)
+        return jax.jit(step).lower(key, jax.eval_shape(first), batch, key, None).as_text()
+
+    assert text(None) == text(16) != text(8)
+
+
+@slow
+def test_augmentation_changes_with_the_step_and_is_the_same_for_both_passes():
+    options = {"cutout": 4, "crop": 2, "flip": True, "mixup": 0.3, "weight_decay": 0.0}
+    none = {"sam": {"rho": (0.0,)}}
+    small = tasks.make(tasks.images(), "sgd", "sam", hyperparameters=none, **options)
+    losses = [float(stepped(small, "sgd", key)[3]) for key in (1, 1, 2)]
+    assert losses[0] == losses[1] != losses[2]
+    sgd, sam = (stepped(small, name)[2].params for name in ("sgd", "sam"))
+    close(sam, sgd)  # with radius 0, if the second pass sees what the first has seen
+
+
+@slow
+def test_it_learns_in_bfloat16_with_params_in_float32():
+    small = tasks.make(tasks.images(), "sam", dtype="bfloat16", epochs=6)
+    found = tasks.run(small)["sam"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(found.variables)} == {np.dtype("float32")}
+    losses = found.curves["train_loss"][:, 0]
+    assert losses[-1] < 0.5 * losses[0]
+    assert found.curves["test_accuracy"][-1, 0] > 0.85  # chance is a third
+
+
+# Every method, every network, and data that stay on disk.
+
+
+def traced(small, name):
+    """A step traced, not run: what it computes is the library's business."""
+    step, first, key = tasks.begin(small, name)
+    state = jax.eval_shape(first)
+    shape = (small.entries[name].recipe.batch_size, *small.dataset.shape)
+    batch = jnp.zeros(shape, jnp.uint8), jnp.zeros(shape[0], jnp.int32)
+    new, loss = jax.eval_shape(step, key, state, batch, key, small.dataset.train)
+    same = lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype)
+    assert jax.tree.all(jax.tree.map(same, new, state))
+    assert loss.shape == ()
+
+
+@slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains(name):
+    for m in (16, 8):
+        options = {"crop": 1, "flip": True, "cutout": 2, "label_smoothing": 0.1, "m": m}
+        traced(tasks.make(tasks.images(), name, **options), name)
+
+
+KINDS = {
+    "wide resnet": WideResNet(3, depth=10, widen=1),
+    "vision transformer": VisionTransformer(3, width=16, depth=1, heads=2, patch=4),
+    **{name: name for name in ("mlp", "cnn", "tiny")},
+}
+
+
+@slow
+@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("name", ["sam", "esam", "sam_noise"])
+def test_every_kind_of_network_is_trained(model, name):
+    """The kinds of methods: the library's passes, gradients of their own, all data."""
+    traced(tasks.make(tasks.images(), name, model=model), name)
+
+
+def test_methods_without_groups_are_those_that_would_perturb_them_alike():
+    """What looks at the whole batch or along past gradients, and what does not perturb."""
+    assert {name for name, method in METHODS.items() if not method.groups} == {
+        *("sgd", "momentum", "msam", "m_asam"),
+        *("delta_sam", "sam_full", "sam_db", "sam_noise", "esam", "part"),
+    }
+
+
+@slow
+def test_images_on_disk_are_trained_on_as_those_in_memory():
+    """The same order, and the same last batch of a test, which is filled up."""
+    options = {"label_noise": 0.2, "seeds": 2, "m": 8}
+    memory, disk = (
+        tasks.run(tasks.make(tasks.images(on_disk, shift=False), "sam", "part", **options))
+        for on_disk in (False, True)
+    )
+    for name in memory:
+        close(disk[name].variables, memory[name].variables, 1e-4, 1e-5)
+        close(disk[name].curves, memory[name].curves, 1e-4)
+        np.testing.assert_allclose(disk[name].sharpness, memory[name].sharpness, rtol=1e-3)
+
+
+@slow
+def test_images_on_disk_are_shared_by_devices_and_cropped_at_random():
+    one, two = (
+        tasks.run(tasks.make(tasks.images(True), "rsam", count=count), count) for count in (1, 2)
+    )
+    still = tasks.run(tasks.make(tasks.images(True, shift=False), "rsam"))
+    close(one["rsam"].variables, two["rsam"].variables, 1e-4, 1e-5)
+    assert np.any(one["rsam"].curves["train_loss"] != still["rsam"].curves["train_loss"])
+
+
+@pytest.mark.parametrize("name", ["sam_full", "sam_db", "sam_noise"])
+def test_methods_that_need_all_examples_at_hand_refuse_images_on_disk(name):
+    with pytest.raises(UserError, match=f"--methods {name}: needs all .* in memory"):
+        tasks.make(tasks.images(on_disk=True), "sgd", name)
