@@ -68,7 +68,7 @@ def everywhere(tree: Any, value: bool) -> Any:
     return jax.tree.map(
         lambda leaf: jnp.full_like(leaf, value, dtype=bool) if trees.is_inexact(leaf) else None,
         tree,
-        is_leaf=lambda leaf: leaf is None,
+        is_leaf=trees.is_none,
     )
 
 

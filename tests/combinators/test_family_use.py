@@ -94,7 +94,7 @@ def test_wrappers_that_drop_extra_arguments_are_refused(name):
 def test_in_place_of_a_perturbation_it_is_refused(name):
     """There it would see the ascent gradient twice: silently plain SAM."""
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), optax.chain(BASES[name](), SAM))
-    with pytest.raises(ValueError, match=rf"{name} is no perturbation: .*base optimizer"):
+    with pytest.raises(ValueError, match=rf"{name} is not a perturbation: .*base optimizer"):
         steps(tx, 1)
 
 

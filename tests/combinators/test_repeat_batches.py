@@ -180,7 +180,7 @@ def test_errors_say_what_to_pass():
         next(repeat_batches([1.0], lambda: BASE.init(W)))
     forgotten = repeat_batches([1.0, 2.0], lambda: state)
     assert next(forgotten) == 1
-    with pytest.raises(ValueError, match="state of before the last call"):
+    with pytest.raises(ValueError, match="state from before the last call"):
         next(forgotten)
 
 
