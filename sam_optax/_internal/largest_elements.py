@@ -58,7 +58,7 @@ def _threshold(ranks: Any, among: Any, k: jax.Array) -> jax.Array:
 
 def _count(marked: Any) -> jax.Array:
     total = jnp.zeros((), jnp.uint32)
-    for leaf in jax.tree.leaves(marked):
+    for leaf in trees.largest_first(jax.tree.leaves(marked)):
         total += jnp.sum(leaf, dtype=jnp.uint32)
     return total
 

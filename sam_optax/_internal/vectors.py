@@ -47,7 +47,7 @@ def total(
 ) -> jax.Array:
     """The sum of all elements of all arrays, which may be sharded over an axis of devices."""
     result = sharded = jnp.zeros((), dtype)
-    for term in terms:
+    for term in trees.largest_first(terms):
         part = jnp.sum(term, dtype=term.dtype).astype(dtype)
         if axis_name is None or is_replicated(term, axis_name):
             result = result + part
