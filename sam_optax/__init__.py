@@ -23,7 +23,7 @@ from sam_optax._perturbations.fsam import fsam
 from sam_optax._perturbations.low_pass import low_pass
 from sam_optax._perturbations.momentum_start import MomentumStartState, momentum_start
 from sam_optax._perturbations.perturb_only import perturb_only
-from sam_optax._perturbations.perturbation import Perturbation, StartState, as_perturbation
+from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 from sam_optax._perturbations.perturbation_survival import (
     PerturbationSurvival,
     perturbation_survival,
@@ -36,6 +36,7 @@ from sam_optax._perturbations.rsam import rsam
 from sam_optax._perturbations.sam import sam
 from sam_optax._perturbations.smooth_gradient import SmoothGradientState, smooth_gradient
 from sam_optax._perturbations.sparsify import SparsifyState, sparsify
+from sam_optax._perturbations.start_state import StartState
 from sam_optax._perturbations.stochastic_rounding import (
     StochasticRoundingState,
     stochastic_rounding,

@@ -1,5 +1,9 @@
 """Configuration of the whole test suite."""
 
+import fnmatch
+import gc
+import importlib.util
+import mmap
 import os
 import pathlib
 import shutil
@@ -8,6 +12,23 @@ from collections.abc import Iterator
 
 import pytest
 
+
+def _quick_emitters() -> list[str]:
+    """The flag for the older way to emit code, which compiles in half the time, if it is known.
+
+    XLA ends the process at a flag that it does not know, so its library is asked.
+    """
+    flag = "xla_cpu_use_fusion_emitters"
+    spec = importlib.util.find_spec("jaxlib")
+    for library in pathlib.Path(spec.origin).parent.glob("libjax_common*") if spec else ():
+        with library.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with content:
+            if content.find(flag.encode()) >= 0:
+                return [f"--{flag}=false"]
+    return []
+
+
 # Before anything initializes the backend: eight devices, so that sharded cases mean something, and
 # machine code that is not optimized, since nearly all of the time goes into compiling. (What the
 # cost tests count is the program that is handed over to this last stage.)
@@ -15,6 +36,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
+        *_quick_emitters(),
         os.environ.get("XLA_FLAGS", ""),
     ]
 )
@@ -32,33 +54,76 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(_cache, ignore_errors=True)
 
 
+def _resident_bytes() -> float:
+    """Memory of this process, or infinity where nothing says so."""
+    try:
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return float("inf")
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 _finished_modules: list[str] = []
+_limit: float = 2 * 2**30
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiled_programs_do_not_pile_up(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Thousands of small programs would otherwise stay in memory: gigabytes for the suite.
+    """Thousands of small programs would otherwise stay in memory.
 
-    Not after every module, since the next ones use many of them again.
+    As seldom as memory allows, since the next modules use many of them again.
     """
+    global _limit
     yield
     _finished_modules.append(request.node.name)
-    if len(_finished_modules) % 4 == 0:
+    if len(_finished_modules) % 4 == 0 and _resident_bytes() > _limit:
         import jax
 
         jax.clear_caches()
+        gc.collect()
+        _limit = max(_limit, _resident_bytes() + 2**30)  # not all of it is given back
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and modules that stay are no work for the garbage collector."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 CONFORMANCE = pathlib.Path(__file__).parent / "conformance"
+# What the cases are that a marker does not name.
+OTHERS = {"fast": "slow", "sample": "exhaustive"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The suite of all methods is slow: one of each kind and formula is for every day."""
-    from methods import FORMULAS, KINDS, METHODS
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cases get the marker ``slow`` or ``exhaustive``: by method, or by the markers above."""
+    from methods import FORMULAS, FOUR, KINDS, METHODS
 
-    rare = set(METHODS) - {*KINDS, *FORMULAS}
+    rare = set(METHODS) - set(FOUR)
+    # Shapes and dtypes are where formulas differ.
+    formulas = {*KINDS, *FORMULAS}
+    usual_by_file = {"test_conformance_dtypes": formulas, "test_conformance_trees": formulas}
+    unused: set[tuple[str, str]] = set()
+    used: set[tuple[str, str]] = set()
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        if item.path.parent == CONFORMANCE and parameters.get("name") in rare:
-            item.add_marker(pytest.mark.slow)
+        name = parameters.get("name")
+        if item.path.parent == CONFORMANCE and isinstance(name, str) and name in rare:
+            usual = usual_by_file.get(item.path.stem, KINDS)
+            item.add_marker("slow" if name in usual else "exhaustive")
+        for marker, other in OTHERS.items():
+            for mark in item.iter_markers(marker):
+                test = item.nodeid.partition("[")[0]
+                hits = {p for p in mark.args if fnmatch.fnmatchcase(item.callspec.id, p)}
+                used |= {(test, pattern) for pattern in hits}
+                unused |= {(test, pattern) for pattern in mark.args}
+                if not hits:
+                    item.add_marker(other)
+        if item.get_closest_marker("exhaustive"):  # -m slow leaves it out
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+    # Of the whole suite only: who asks for some of the cases gets them without the others.
+    whole = config.args == config.getini("testpaths") and not config.getoption("lf", False)
+    if whole and unused - used:
+        raise pytest.UsageError(f"markers that name no case: {sorted(unused - used)}")

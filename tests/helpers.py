@@ -9,6 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import pytest
+
+# Of the lowest versions that are supported: what they lack.
+needs_partition = pytest.mark.skipif(
+    not hasattr(optax, "partition"), reason="optax.partition is newer than this optax"
+)
 
 
 def x64(enabled: bool = True) -> Any:

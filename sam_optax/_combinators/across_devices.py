@@ -46,7 +46,7 @@ class Devices:
         return found._replace(grads=self.synchronized(found.grads))
 
     def perturbed(self, perturbed: Perturbed) -> Perturbed:
-        """``perturbed``, each device from a point and a state of its own, which then agree."""
+        """``perturbed`` on every device from its own copy of params and state, states averaged."""
 
         def on_devices(
             loss: Evaluations,

@@ -1,4 +1,4 @@
-"""The combinator for loops that cannot pass ``grad_fn``: one gradient a call, two calls a step."""
+"""The combinator for loops that cannot pass ``grad_fn``: one gradient per call, two per step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ def alternating(
     gradient is at w and of no use, to the first.
 
     A perturbation that takes its only gradient at its start (:func:`momentum_start`,
-    :func:`low_pass`) takes one call a step, and one more at the beginning.
+    :func:`low_pass`) takes one call per step, and one more at the beginning.
 
     Two calls with gradients on one batch are one step of ``sharpness_aware``, to the bit where the
     moves are exact. The loop *adds* an update to the params, and no update takes a floating-point
@@ -97,14 +97,14 @@ def alternating(
       perturbation: maps the ascent gradient to ε, as in :func:`sharpness_aware`.
       when: as in :func:`sharpness_aware`. A step that does not perturb takes one call.
       skip_nonfinite: whether a step whose perturbed params or sharp gradient are not finite is
-        dropped: the params go back to w, and all state to what it was before the step but for
-        ``state.skipped``. Costs a second state of the perturbation.
+        dropped: the params go back to w, and all state except ``state.skipped`` to what it was
+        before the step. Costs a second state of the perturbation.
       keep_ascent_grads: whether ``base_tx`` receives ``ascent_grads``, as from
         ``sharpness_aware``. Costs a copy of the gradient.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with an :class:`AlternatingState`, which holds a
-      copy of the params beside the states of its parts. Updates have the dtypes of the params;
+      copy of the params and the states of its parts. Updates have the dtypes of the params;
       leaves that are not inexact stay. Further keyword arguments of a call go to the
       perturbation or to ``base_tx``, whichever it is for.
 
@@ -130,7 +130,7 @@ def alternating(
     method = as_perturbation(perturbation)
     if method.samples > 1:
         raise ValueError(
-            "alternating takes one gradient a call, and the perturbation averages over "
+            "alternating takes one gradient per call, and the perturbation averages over "
             f"{method.samples} samples: use samples=1."
         )
     check_when(when)

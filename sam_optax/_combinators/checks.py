@@ -1,4 +1,4 @@
-"""What a step of ``sharpness_aware`` needs, in clear words where it is missing."""
+"""What the combinators and their steps need, in clear words where it is missing."""
 
 from typing import Any
 
@@ -6,14 +6,46 @@ import jax
 import optax
 
 from sam_optax._combinators.first_pass import FirstPassState
-from sam_optax._internal import slips, states, trees
+from sam_optax._internal import slips, states, tree_checks
+from sam_optax._internal.devices import AxisName
+from sam_optax._internal.hyperparameters import check_integer
 from sam_optax._perturbations.perturbation import Perturbation
+from sam_optax._schedules.when import When, check_when
+
+
+def check_options(
+    method: Perturbation,
+    *,
+    ascent_steps: int,
+    when: When | None,
+    axis_name: AxisName | None,
+    sync_perturbation: bool,
+    norm_axis_name: AxisName | None,
+    groups: int | None,
+) -> None:
+    """Raises for options of ``sharpness_aware`` that are out of range or exclude each other."""
+    check_integer("ascent_steps", ascent_steps, lower=1)
+    if method.single_pass and ascent_steps > 1:
+        raise ValueError(
+            f"ascent_steps must be 1 for a perturbation that takes its only gradient at its start "
+            f"(momentum_start, low_pass), got {ascent_steps!r}."
+        )
+    check_when(when)
+    if groups is not None:
+        check_integer("groups", groups, lower=1)
+    if norm_axis_name is not None and method.has_start:
+        raise ValueError(
+            f"norm_axis_name={norm_axis_name!r} does not go with a random start, whose noise is "
+            "scaled by the norms of whole kernels. Shard the params under jit instead."
+        )
+    if sync_perturbation and axis_name is None:
+        raise ValueError("sync_perturbation=True needs axis_name, the axis to synchronize over.")
 
 
 def check_params(params: optax.Params) -> None:
     """Raises for a tree that is not all of the params, or not that of the model."""
     _refuse_lookahead("sharpness_aware", params)
-    trees.require_arrays(params)
+    tree_checks.require_arrays(params)
 
 
 def check_copied(params: optax.Params) -> None:
@@ -24,7 +56,7 @@ def check_copied(params: optax.Params) -> None:
             "alternating keeps a copy of the params, and got shapes in their place: for the "
             "state's shapes call jax.eval_shape(tx.init, params)."
         )
-    trees.require_arrays(params)
+    tree_checks.require_arrays(params)
 
 
 def _refuse_lookahead(name: str, params: optax.Params) -> None:
@@ -39,7 +71,7 @@ def _refuse_lookahead(name: str, params: optax.Params) -> None:
 def check_grads(grads: optax.Updates, params: optax.Params) -> None:
     """Raises unless the caller's ``grads`` are a gradient, in the form of the params."""
     slips.check_gradient("grads", grads, params)
-    trees.require_gradient("grads", grads, params)
+    tree_checks.require_gradient("grads", grads, params)
 
 
 def check_state(state: Any, expected: type) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import optax
 
-from sam_optax._internal import control_flow, slips, trees
+from sam_optax._internal import control_flow, slips, tree_checks, trees
 
 GradFn: TypeAlias = Callable[..., optax.Updates]
 """``params -> grads``; with groups of the batch, ``(params, index) -> grads``."""
@@ -63,7 +63,7 @@ def evaluations(
       value_and_grad_fn: see :func:`sharpness_aware`.
       ascent_grad_fn: see :func:`sharpness_aware`.
       extra: the other arguments of the step, among which a loss may be.
-      once: whether each is called but once: then it is called as it is, and not jitted.
+      once: whether each is called only once: then it is called directly, and not jitted.
 
     Raises:
       ValueError: there is no gradient function, or more than one.
@@ -130,7 +130,7 @@ def _of_grad(name: str, grad_fn: GradFn) -> Evaluation:
     def evaluate(params: optax.Params, *group: Any) -> Pass:
         with _hint_at_flatten(params):
             grads = slips.checked_gradient(grad_fn, params, name)(params, *group)
-        trees.require_gradient(f"what {name} returns", grads, params)
+        tree_checks.require_gradient(f"what {name} returns", grads, params)
         return Pass(None, grads)
 
     return evaluate

@@ -23,14 +23,14 @@ def looksam(
             g + \alpha\, \|g\|\, g_v/\|g_v\| & \text{else,}
         \end{cases}
 
-    where g = ∇L(w) and g_v is g_s without its part along g. A step costs 1 + 1/k gradients in
-    the mean and one copy of the gradient in memory. It is short for
+    where g = ∇L(w) and g_v is g_s without its part along g. A step costs 1 + 1/k gradients on
+    average and one copy of the gradient in memory. It is short for
     ``sharpness_aware(optax.chain(reuse_orthogonal(alpha), base_tx), sam(rho), when=every(k))``:
     write that out for another perturbation or for further options.
 
     Args:
       base_tx: the base optimizer, any optax transformation.
-      rho: radius ρ ≥ 0. Default .05, SAM's.
+      rho: radius ρ ≥ 0. Default 0.05, SAM's.
       k: period of the SAM steps, an integer ≥ 1. Default 5; 1 is SAM.
       alpha: see :func:`reuse_orthogonal`.
 

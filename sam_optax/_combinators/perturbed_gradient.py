@@ -1,6 +1,6 @@
 """The gradients of one perturbing step: the algorithm itself.
 
-What may surround it has a place of its own: devices in ``across_devices``, groups of the batch and
+What surrounds it is elsewhere: devices in ``across_devices``, groups of the batch and
 samples of a start in ``batch_parts``, numbers to watch in ``step_info``, steps that do not perturb
 or are skipped in ``sharpness_aware``.
 """
@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import optax
 
 from sam_optax._combinators import step_info
+from sam_optax._combinators.branch_dtypes import in_dtypes_of_plain_step
 from sam_optax._combinators.gradient_functions import Evaluations, Pass
 from sam_optax._internal import control_flow, trees
 from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
 
 
 class Gradients(NamedTuple):
-    """What a step has evaluated.
+    """The gradients evaluated in one step.
 
     Attributes:
       value: loss and aux of the first pass on the whole batch, or ``None``.
@@ -74,7 +75,14 @@ class PerturbedGradient:
             losses = self._losses(loss, g, g_s)
             climb = step_info.climb(params, start, point, losses, extra.get("norm_axis_name"))
         value = g_s.value if loss.ascent_given else g.value
-        ascent, sharp = self._in_dtypes_of_other_steps(loss, g.grads, g_s.grads, params, first)
+        ascent, sharp = in_dtypes_of_plain_step(
+            g.grads,
+            g_s.grads,
+            params,
+            self.perturb_dtype,
+            at_params=first is not None,
+            ascent_given=loss.ascent_given,
+        )
         return Gradients(value, ascent, sharp, new_state, climb)
 
     def evaluates_once(self, given: bool) -> bool:
@@ -110,15 +118,3 @@ class PerturbedGradient:
         if loss.ascent_given or self.method.has_start or g.value is None or g_s.value is None:
             return None
         return g.value[0], g_s.value[0]
-
-    def _in_dtypes_of_other_steps(
-        self, loss: Evaluations, ascent: Any, sharp: Any, params: optax.Params, first: Pass | None
-    ) -> tuple[Any, Any]:
-        """Both gradients, as a step would have them that does not perturb."""
-        if self.perturb_dtype is not None:
-            sharp = trees.map_inexact(trees.cast_like, sharp, params)
-            if first is None:
-                ascent = trees.map_inexact(trees.cast_like, ascent, params)
-        if loss.ascent_given:
-            ascent = trees.map_inexact(trees.as_dtype_of, ascent, sharp)
-        return ascent, sharp

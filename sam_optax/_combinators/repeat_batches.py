@@ -22,9 +22,9 @@ def repeat_batches(
 ) -> Iterator[Batch]:
     """Yields each batch as often as the training step of :func:`alternating` takes calls.
 
-    That is twice for most steps, once for a step that ``when`` leaves alone or that takes a single
+    That is twice for most steps, once for a step that does not perturb or that takes a single
     pass, once more at the beginning with a random start, and once less where ``skip_nonfinite``
-    gives a step up at its first gradient. The loop itself stays as it is: one ``update`` for each
+    drops a step at its first gradient. The loop itself stays as it is: one ``update`` for each
     batch that it is handed.
 
     The counts are read from the state after every call, which waits for that call to finish. A
@@ -45,7 +45,7 @@ def repeat_batches(
     Raises:
       TypeError: ``state_fn`` is not a function.
       ValueError: ``microbatches`` < 1; (from the iterator) the state has no ``alternating``, is
-        still the one of before the last call, or holds several in different phases.
+        still that from before the last call, or holds several in different phases.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax
@@ -113,7 +113,7 @@ def _progress(state: optax.OptState, before: _Progress | None = None) -> _Progre
     now = _Progress(state)
     if before is not None and now.buffer is before.buffer:
         raise ValueError(
-            "state_fn returned the state of before the last call: it must return the optimizer "
+            "state_fn returned the state from before the last call: it must return the optimizer "
             "state as it is now, as lambda: state does in a loop that rebinds state, and the loop "
             "must call update once for each batch."
         )

@@ -3,17 +3,22 @@
 from typing import Any, NamedTuple
 
 import chex
-import jax
 import jax.numpy as jnp
 import optax
 
 from sam_optax._combinators import step_info
 from sam_optax._combinators.across_devices import Devices
 from sam_optax._combinators.batch_parts import over_parts, plain_pass
-from sam_optax._combinators.checks import check_functions, check_grads, check_params, check_state
+from sam_optax._combinators.branch_dtypes import in_dtypes_of_sharp
+from sam_optax._combinators.checks import (
+    check_functions,
+    check_grads,
+    check_options,
+    check_params,
+    check_state,
+)
 from sam_optax._combinators.first_pass import FirstPassState
 from sam_optax._combinators.gradient_functions import (
-    Evaluations,
     GradFn,
     Pass,
     ValueAndGradFn,
@@ -22,16 +27,15 @@ from sam_optax._combinators.gradient_functions import (
 from sam_optax._combinators.perturbed_gradient import Gradients, PerturbedGradient
 from sam_optax._combinators.skip_nonfinite import all_finite, norm_is_finite, unless_nonfinite
 from sam_optax._combinators.step_info import StepInfo
-from sam_optax._internal import control_flow, extra_args, trees
+from sam_optax._internal import control_flow, extra_args
 from sam_optax._internal.devices import AxisName, check_local
 from sam_optax._internal.hyperparameters import (
     check_float_dtype,
-    check_integer,
     check_transformation,
     static_default,
 )
 from sam_optax._perturbations.perturbation import as_perturbation
-from sam_optax._schedules.when import When, check_when, decide, init_when
+from sam_optax._schedules.when import When, decide, init_when
 
 
 class SharpnessAwareState(NamedTuple):
@@ -155,23 +159,16 @@ def sharpness_aware(
     """
     check_transformation("base_tx", base_tx)
     method = as_perturbation(perturbation)
-    check_integer("ascent_steps", ascent_steps, lower=1)
-    if method.single_pass and ascent_steps > 1:
-        raise ValueError(
-            f"ascent_steps must be 1 for a perturbation that takes its only gradient at its start "
-            f"(momentum_start, low_pass), got {ascent_steps!r}."
-        )
-    check_when(when)
+    check_options(
+        method,
+        ascent_steps=ascent_steps,
+        when=when,
+        axis_name=axis_name,
+        sync_perturbation=sync_perturbation,
+        norm_axis_name=norm_axis_name,
+        groups=groups,
+    )
     perturb_dtype = check_float_dtype("perturb_dtype", perturb_dtype)
-    if groups is not None:
-        check_integer("groups", groups, lower=1)
-    if norm_axis_name is not None and method.has_start:
-        raise ValueError(
-            f"norm_axis_name={norm_axis_name!r} does not go with a random start, whose noise is "
-            "scaled by the norms of whole kernels. Shard the params under jit instead."
-        )
-    if sync_perturbation and axis_name is None:
-        raise ValueError("sync_perturbation=True needs axis_name, the axis to synchronize over.")
 
     base = extra_args.only_asked(base_tx, extra_args.FOR_BASE)
     base_takes_value = "value" in extra_args.asked_for(base_tx, ("value",))
@@ -224,7 +221,7 @@ def sharpness_aware(
         step = state.step + state.skipped
         perturbed = decide(when, step, state.when_state)
 
-        # g, where the ascent and a step that does not perturb have it in common.
+        # g is shared where the ascent starts at w and uses grad_fn on the whole batch.
         leads = not (loss.ascent_given or method.has_start or groups)
         if given:
             check_grads(updates, params)
@@ -239,7 +236,7 @@ def sharpness_aware(
 
         def do_not_perturb() -> Gradients:
             g = plain_pass(loss.sharp, groups, params) if first is None else first
-            grads = in_dtype_of_sharp(g.grads, loss, params)
+            grads = in_dtypes_of_sharp(g.grads, loss.sharp, params, perturb_dtype, groups)
             ascent = devices.synchronized(g.grads if leads else grads)
             climb = step_info.no_climb(params) if info else None
             return Gradients(g.value, ascent, grads, state.perturbation_state, climb)
@@ -259,8 +256,8 @@ def sharpness_aware(
             )
 
         if skip_nonfinite:
-            # Also what led to the sharp gradient: it may be finite where the ascent was not. (The
-            # norm of g is known, as a rule: perturbations divide by it.)
+            # The ascent is checked too: the sharp gradient may be finite where g was not. (The norm
+            # of g costs nothing where the perturbation has computed it already.)
             finite = norm_is_finite(g, norm_axis_name) & all_finite(g_s, norm_axis_name)
             if ascent_steps > 1:
                 finite &= all_finite(found.perturbation_state, norm_axis_name)
@@ -271,20 +268,6 @@ def sharpness_aware(
         return new_updates, new_state if found.value is None else FirstPassState(
             new_state, found.value
         )
-
-    def in_dtype_of_sharp(
-        grads: optax.Updates, loss: Evaluations, params: optax.Params
-    ) -> optax.Updates:
-        """The caller's gradient, which may be wider or narrower than what ``grad_fn`` returns."""
-        # Outside of jit no branches have to agree, and asking would trace at every step.
-        known = perturb_dtype is not None or not control_flow.is_traced(params, grads)
-        if known and trees.same_dtypes(grads, params):
-            return grads
-        like = params
-        if perturb_dtype is None:
-            group = [jnp.zeros((), jnp.int32)] if groups else []
-            like = jax.eval_shape(loss.sharp, params, *group).grads
-        return trees.map_inexact(trees.as_dtype_of, grads, like)
 
     def base_extra(
         ascent_grads: optax.Updates, perturbed: Any, value: Any, extra: dict[str, Any]

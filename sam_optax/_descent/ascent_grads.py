@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._internal import trees
+from sam_optax._internal import tree_checks
 
 
 def require_ascent_grads(
@@ -16,7 +16,7 @@ def require_ascent_grads(
     """The gradient that ``sharpness_aware`` hands to its base optimizer, or an error."""
     if "training_step" in extra:
         raise ValueError(
-            f"{who} is no perturbation: it belongs in the base optimizer, "
+            f"{who} is not a perturbation: it belongs in the base optimizer, "
             f"sharpness_aware(optax.chain({who}(...), base), perturbation)."
         )
     if ascent_grads is None:
@@ -27,11 +27,11 @@ def require_ascent_grads(
             "keep_ascent_grads=True."
         )
     remedy = "Inside optax.masked and optax.partition, set mask_compatible_extra_args=True."
-    trees.require_like("ascent_grads", ascent_grads, updates, remedy)
+    tree_checks.require_like("ascent_grads", ascent_grads, updates, remedy)
     return ascent_grads
 
 
 def where_perturbed(perturbed: chex.Numeric, value: chex.Numeric, otherwise: float) -> jax.Array:
-    """A hyperparameter of perturbing steps, and its value at the others."""
+    """A hyperparameter of perturbing steps, and its value at the other steps."""
     value = jnp.asarray(value)
     return jnp.where(perturbed, value, jnp.full_like(value, otherwise))

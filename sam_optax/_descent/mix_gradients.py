@@ -30,8 +30,8 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
       weight: α ≥ 0. 0 is the base optimizer, 1 is SAM, and more than 1 goes beyond it.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs``. It holds no state but for a step count if
-      ``weight`` is a schedule.
+      An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``weight`` is a
+      schedule, which needs a step count.
 
     Raises:
       ValueError: ``weight`` < 0; in ``update``, there are no ``ascent_grads``.
@@ -90,7 +90,7 @@ def decoupled_sharpness(
     learning_rate: hp.Hyperparameter,
     weight: hp.Hyperparameter,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""WSAM's decoupled form: the sharpness acts beside the base optimizer, not through it.
+    r"""WSAM's decoupled form: the sharpness is subtracted outside the base optimizer.
 
     .. math::
         \mathrm{base\_tx}(g) - \eta\, \alpha\, (g_s - g), \qquad \alpha = \gamma / (1 - \gamma),
@@ -101,7 +101,7 @@ def decoupled_sharpness(
     Args:
       base_tx: the base optimizer, any optax transformation.
       learning_rate: η ≥ 0, usually that of ``base_tx``.
-      weight: α = γ/(1 − γ) ≥ 0; the public code's γ = .9 is α = 9.
+      weight: α = γ/(1 − γ) ≥ 0; the public code's γ = 0.9 is α = 9.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` to use as the base optimizer of

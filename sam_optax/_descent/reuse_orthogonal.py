@@ -36,17 +36,17 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
     .. math::
         g_v = g_s - \frac{\langle g_s, g \rangle}{\|g\|^2}\, g
         \quad \text{at a step that perturbs;} \qquad
-        g + \alpha\, \frac{\|g\|}{\|g_v\|}\, g_v \quad \text{at the others,}
+        g + \alpha\, \frac{\|g\|}{\|g_v\|}\, g_v \quad \text{at other steps,}
 
     with inner products and norms over the whole tree as one vector. Steps that perturb keep their
     sharp gradient g_s. Where g_v is as small as rounding, or no step has perturbed yet, the
-    others keep g.
+    other steps keep g.
 
     It belongs first in the base optimizer's chain of a ``sharpness_aware`` with ``when``:
     :func:`looksam` is the usual composition.
 
     Args:
-      alpha: α ≥ 0, the size of the reused part relative to the gradient. Default .7, as in the
+      alpha: α ≥ 0, the size of the reused part relative to the gradient. Default 0.7, as in the
         public implementations of LookSAM. 0 is SAM every k steps.
 
     Returns:
@@ -100,7 +100,7 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
                 lambda old, new: None if old is None else trees.cast_like(new, old),
                 state.g_v,
                 rest,
-                is_leaf=lambda leaf: leaf is None,
+                is_leaf=trees.is_none,
             )
             return updates, g_v, norm.astype(state.norm.dtype)
 

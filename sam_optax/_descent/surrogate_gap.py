@@ -30,11 +30,11 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
     of each device's own.
 
     Args:
-      alpha: α ≥ 0. Default .4, that of the public code. 0 is SAM.
+      alpha: α ≥ 0. Default 0.4, that of the public code. 0 is SAM.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs``. It holds no state but for a step count if
-      ``alpha`` is a schedule.
+      An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``alpha`` is a
+      schedule, which needs a step count.
 
     Raises:
       ValueError: ``alpha`` < 0; in ``update``, there are no ``ascent_grads``.

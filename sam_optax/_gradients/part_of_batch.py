@@ -13,9 +13,9 @@ def part_of_batch(batch: Any, fraction: float) -> Any:
     """Evenly spaced examples of a batch, for an ascent gradient at a fraction of the price.
 
     ``update(None, state, params, grad_fn=grad_fn, ascent_grad_fn=lambda p: jax.grad(loss)(p,
-    part_of_batch(batch, 0.1)))`` makes a step of about 1.1 gradients: the ascent needs a direction
-    only, and the noise of a small batch is no disadvantage there (it is what m-sharpness and F-SAM
-    seek). Examples are spaced evenly, so that each device keeps its share of a sharded batch.
+    part_of_batch(batch, 0.1)))`` makes a step of about 1.1 gradients: the ascent needs only a
+    direction, and the noise of a small batch does no harm there (m-sharpness and F-SAM seek it).
+    Examples are spaced evenly, so that each device keeps its share of a sharded batch.
 
     Args:
       batch: a pytree of arrays, all with the examples along their first axis.

@@ -16,24 +16,25 @@ from sam_optax._internal import noise, trees
 def reweighted_ascent(
     losses_fn: LossesFn, batch: Any, *, key: noise.Key, power: float = 1.0
 ) -> Callable[[optax.Params], optax.Updates]:
-    r"""δ-SAM's ascent gradient: one that comes closer to a perturbation of each example's own.
+    r"""δ-SAM's ascent gradient, which approximates a separate perturbation for each example.
 
     .. math::
         \sum_i \omega_i\, \nabla \ell_i(w), \qquad
         \omega_i \propto |\langle \nabla \ell_i(w), u \rangle|^k, \qquad u \sim N(0, I).
 
-    A perturbation of its own would raise the loss of example i by ρ‖∇ℓ_i‖. The common ε whose rises
+    A separate perturbation would raise the loss of example i by ρ‖∇ℓ_i‖. The common ε whose rises
     ⟨∇ℓ_i, ε⟩ come closest to these in the sum of squares starts out along Σ ‖∇ℓ_i‖ ∇ℓ_i: examples
-    weigh as their gradient is long. The lengths are estimated by the derivative along one random
-    direction, ``|⟨∇ℓ_i, u⟩|``, whose expectation is proportional to ‖∇ℓ_i‖, at the price of a
-    forward pass.
+    weigh in proportion to the length of their gradient. The lengths are estimated by the derivative
+    along one random direction, ``|⟨∇ℓ_i, u⟩|``, whose expectation is proportional to ‖∇ℓ_i‖, at
+    the cost of a forward pass.
 
-    Built from the published description of δ-SAM, whose weights may differ from these in detail.
+    We could not obtain the paper and followed its public description; its weights may differ in
+    detail.
 
     Args:
       losses_fn: ``(params, batch) -> losses``, of shape (batch,).
       batch: what it takes as second argument.
-      key: a JAX PRNG key, typed or raw, or an integer seed, another one for each step.
+      key: a JAX PRNG key, typed or raw, or an integer seed; pass a new one at each step.
       power: k. Default 1, as derived above; 0 is the plain gradient.
 
     Returns:

@@ -28,7 +28,7 @@ def rising_samples(
       losses_fn: ``(params, batch) -> losses``, of shape (batch,).
       params: w, where the losses are compared to.
       batch: a pytree of arrays, all with the examples along their first axis.
-      fraction: γ in (0, 1], the share of the examples. Default .5, the paper's.
+      fraction: γ in (0, 1], the share of the examples. Default 0.5, the paper's.
 
     Returns:
       ``params -> grads``, for ``update(..., grad_fn=...)``.

@@ -83,7 +83,7 @@ def resolve_biases(params: optax.Params, bias_mask: BiasMask | None) -> Any:
 def warn_without_biases(params: optax.Params, stack_axes: StackAxes) -> None:
     """Warns if no leaf is a bias by its name although the tree looks like a network with some.
 
-    That is one with leaves of one axis besides those of more; a bare vector has no layers. The
+    That is a tree with leaves of one axis and leaves of more; a bare vector has no layers. The
     warning has one place in the code, so that Python's default filter shows it once.
     """
     found = [

@@ -1,4 +1,4 @@
-"""Axes of devices: averages over them, and values that are one device's own."""
+"""Axes of devices: averages over them, and values that are local to one device."""
 
 from typing import Any, TypeAlias
 
@@ -41,7 +41,7 @@ def draw_index(
 
 
 def local(tree: Any, axis_name: AxisName | None) -> Any:
-    """The tree, marked as a device's own, so that gradients with respect to it are local.
+    """Marks a tree as local to each device, so that gradients with respect to it are local.
 
     Under ``jax.shard_map`` with ``check_vma=True``, the gradient with respect to a replicated
     value is summed over the axis. ``jax.grad(loss)(sam_optax.local(params, axis_name))`` is this

@@ -93,7 +93,7 @@ def check_transformation(name: str, value: Any) -> None:
     """Raises unless ``value`` is a gradient transformation."""
     if isinstance(value, optax.MultiSteps):
         raise TypeError(
-            f"{name} must be an optax.GradientTransformation, and an optax.MultiSteps is none: "
+            f"{name} must be an optax.GradientTransformation, which optax.MultiSteps is not: "
             "pass optax.MultiSteps(...).gradient_transformation()."
         )
     if not isinstance(value, optax.GradientTransformation):
@@ -136,7 +136,7 @@ def init_schedules(*values: Hyperparameter) -> ScheduleState | optax.EmptyState:
 
 
 def step_of(state: Any, training_step: chex.Numeric | None) -> chex.Numeric | None:
-    """The training step a call is for: the caller's word before the state's own count.
+    """The training step of a call: the caller's step count if given, else the state's.
 
     ``sharpness_aware`` passes ``training_step``, so that schedules count the steps at which
     the perturbation was skipped; alone, a perturbation counts its own calls.

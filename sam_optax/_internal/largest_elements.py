@@ -58,7 +58,7 @@ def _threshold(ranks: Any, among: Any, k: jax.Array) -> jax.Array:
 
 def _count(marked: Any) -> jax.Array:
     total = jnp.zeros((), jnp.uint32)
-    for leaf in jax.tree.leaves(marked):
+    for leaf in trees.largest_first(jax.tree.leaves(marked)):
         total += jnp.sum(leaf, dtype=jnp.uint32)
     return total
 
@@ -68,7 +68,7 @@ def everywhere(tree: Any, value: bool) -> Any:
     return jax.tree.map(
         lambda leaf: jnp.full_like(leaf, value, dtype=bool) if trees.is_inexact(leaf) else None,
         tree,
-        is_leaf=lambda leaf: leaf is None,
+        is_leaf=trees.is_none,
     )
 
 

@@ -27,16 +27,12 @@ CONVOLUTION_NDIM = 4
 """Axes from which on a leaf is a convolution kernel: two of space, input and output channels."""
 
 
-def _is_none(leaf: Any) -> bool:
-    return leaf is None
-
-
 def expand_mask(name: str, mask: Any, params: optax.Params) -> Any:
     """A mask (pytree prefix of booleans, or a function of params) as one Boolean per leaf."""
     mask = mask(params) if callable(mask) else mask
     try:
         return jax.tree.map(
-            lambda m, subtree: jax.tree.map(lambda _: _as_bool(m), subtree, is_leaf=_is_none),
+            lambda m, subtree: jax.tree.map(lambda _: _as_bool(m), subtree, is_leaf=trees.is_none),
             mask,
             params,
         )
@@ -127,7 +123,7 @@ def unit_axes(
             )
         return Units(stacked, axis % ndim)
 
-    return jax.tree_util.tree_map_with_path(units_of, params, is_leaf=_is_none)
+    return jax.tree_util.tree_map_with_path(units_of, params, is_leaf=trees.is_none)
 
 
 def unit_squares(x: jax.Array, units: Units) -> jax.Array:

@@ -80,13 +80,13 @@ def fold_in(key: chex.Array, index: chex.Numeric | None) -> chex.Array:
     return hold(generator.hash_words(words, key[::-1] + np.uint32(_LEAF_STRIDE[0])))
 
 
-def bits_tree(key: chex.Array, tree: Any, one_a_leaf: bool = False) -> Any:
+def bits_tree(key: chex.Array, tree: Any, one_per_leaf: bool = False) -> Any:
     """32 random bits for each element of each array of a tree.
 
     Args:
       key: uint32 words.
       tree: what the bits are for; ``None`` gets none.
-      one_a_leaf: whether there is but one number, a scalar, for each leaf.
+      one_per_leaf: whether to draw a single number, a scalar, for each leaf.
     """
     words, one = key, _one(key)
 
@@ -95,12 +95,12 @@ def bits_tree(key: chex.Array, tree: Any, one_a_leaf: bool = False) -> Any:
         if leaf is None:
             return None
         words = (words + np.array(_LEAF_STRIDE, np.uint32)) // one
-        if one_a_leaf:
+        if one_per_leaf:
             return generator.bits(words, ())
         # Zeros of the leaf give the bits its sharding, where that is part of their type.
         return generator.bits(words, jnp.shape(leaf)) | jnp.zeros_like(leaf, dtype=jnp.uint32)
 
-    return jax.tree.map(draw, tree, is_leaf=lambda leaf: leaf is None)
+    return jax.tree.map(draw, tree, is_leaf=trees.is_none)
 
 
 def check_draw(draw: Any) -> None:
@@ -126,11 +126,11 @@ def normal_tree(key: chex.Array, params: Any, scale: chex.Numeric, draw: Draw | 
       key: uint32 words.
       params: the tree.
       scale: standard deviation.
-      draw: what draws, in place of the library's generator.
+      draw: replaces the library's generator.
     """
     sample = generator.normal if draw is None else _checked(draw)
 
-    leaves, structure = jax.tree.flatten(params, is_leaf=lambda leaf: leaf is None)
+    leaves, structure = jax.tree.flatten(params, is_leaf=trees.is_none)
     shapes = [_draw_shape(leaf) for leaf in leaves]
     sizes = [0 if shape is None else math.prod(shape) for shape in shapes]
     shared = hold(sample(key, (sum(size for size in sizes if size <= SMALL),)) * scale)
@@ -178,11 +178,11 @@ def _draw_shape(leaf: Any) -> tuple[int, ...] | None:
 def hold(x: jax.Array) -> jax.Array:
     """``x``, computed once and not again in every kernel that reads it.
 
-    XLA computes cheap arithmetic anew in every kernel that needs its result, because that is
-    faster than reading it from memory; a division counts as dear, so what comes out of one is
-    computed once and kept. The divisor here is always 1, in a way that the compiler does not see
+    XLA repeats cheap arithmetic in every kernel that needs its result, because that is
+    faster than reading it from memory; a division counts as expensive, so its result is computed
+    once and kept. The divisor here is always 1, in a way that the compiler does not see
     through. (``lax.optimization_barrier`` promises as much, but XLA for CPUs removes it before it
-    decides what to compute anew: with it the step of a small vision transformer has 1.8 times the
+    decides what to repeat: with it the step of a small vision transformer has 1.8 times the
     operations and twice the instructions to compile.)
     """
     if jnp.issubdtype(x.dtype, jnp.unsignedinteger):

@@ -47,7 +47,7 @@ def total(
 ) -> jax.Array:
     """The sum of all elements of all arrays, which may be sharded over an axis of devices."""
     result = sharded = jnp.zeros((), dtype)
-    for term in terms:
+    for term in trees.largest_first(terms):
         part = jnp.sum(term, dtype=term.dtype).astype(dtype)
         if axis_name is None or is_replicated(term, axis_name):
             result = result + part
@@ -194,7 +194,7 @@ def coefficient(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
 
 
 def combine(a: Any, b: Any, c: chex.Numeric) -> Any:
-    """A + c b, in float32 or wider; leaves of a that are not inexact stay."""
+    """``a + c b``, in float32 or wider; leaves of ``a`` that are not inexact stay."""
 
     def leaf(x: Any, y: Any) -> jax.Array:
         if y is None:
@@ -206,10 +206,10 @@ def combine(a: Any, b: Any, c: chex.Numeric) -> Any:
 
 
 def reject(a: Any, b: Any, axis_name: AxisName | None = None) -> tuple[Any, jax.Array]:
-    """The part of a that is orthogonal to b, in float32 or wider, and its norm.
+    """The part of ``a`` that is orthogonal to ``b``, in float32 or wider, and its norm.
 
-    Both are 0 where the part is as small as the rounding of a: what is left then has no direction
-    to speak of, and whoever normalizes it is not to blow it up.
+    Both are 0 where the part is as small as the rounding of ``a``: what is left then is
+    rounding error, which must not be normalized to full length.
     """
     rest = combine(a, b, -coefficient(a, b, axis_name))
     length = norm(rest, axis_name, like=a)

@@ -79,8 +79,8 @@ def asam(
         within a layer. A function ``(path, leaf) -> number`` decides leaf by leaf. Default 0.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` whose ``update`` needs ``params``. Its state is empty but
-      for a step count if a hyperparameter is a schedule.
+      A :class:`~sam_optax.Perturbation` whose ``update`` needs ``params``. Its state is empty
+      unless a hyperparameter is a schedule, which needs a step count.
 
     Raises:
       ValueError: a hyperparameter out of range, an unknown ``normalization``, an axis that a leaf
@@ -88,7 +88,7 @@ def asam(
 
     Warns:
       UserWarning: in ``init``, if there is no ``bias_mask`` and no leaf has a bias's name, although
-        some have one axis besides others with more.
+        some leaves have one axis and others more.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax

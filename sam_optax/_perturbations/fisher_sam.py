@@ -9,14 +9,14 @@ import optax
 from jax import lax
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
+from sam_optax._internal import tree_checks, trees
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.steepest_ascent import steepest_ascent
 from sam_optax._perturbations.perturbation import Perturbation
 
 
 def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Perturbation:
-    r"""Ascent in an ellipsoid of the Fisher metric in place of a ball.
+    r"""Ascent within an ellipsoid of the Fisher metric instead of a ball.
 
     .. math::
         \varepsilon = \rho\, \frac{T_w^2\, g}{\|T_w\, g\|_2},
@@ -33,12 +33,12 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
     (51) of the F-SAM supplement: f stays the square of the whole mini-batch gradient there.
 
     Args:
-      rho: radius ρ ≥ 0 (the Fisher SAM paper's γ). Default .1, as in public implementations.
+      rho: radius ρ ≥ 0 (the Fisher SAM paper's γ). Default 0.1, as in public implementations.
       eta: η ≥ 0, the weight of the Fisher information. Default 1.
 
     Returns:
-      A :class:`~sam_optax.Perturbation`. Its state is empty but for a step count if a
-      hyperparameter is a schedule.
+      A :class:`~sam_optax.Perturbation`. Its state is empty unless a hyperparameter
+      is a schedule, which needs a step count.
 
     Raises:
       ValueError: a hyperparameter out of range.
@@ -76,7 +76,7 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
         del params, extra
         if fisher is not None:
             remedy = "It is the mean over examples of squared gradients."
-            trees.require_like("fisher", fisher, updates, remedy)
+            tree_checks.require_like("fisher", fisher, updates, remedy)
         step = hp.step_of(state, training_step)
         eta_t = hp.evaluate(eta, step)
         grads = updates if ascent_grads is None else ascent_grads

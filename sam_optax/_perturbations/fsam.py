@@ -36,7 +36,7 @@ def fsam(
     supplement.
 
     Args:
-      rho: radius ρ ≥ 0. Default .1, the paper's for CIFAR-10 (.2 for CIFAR-100, .075 for
+      rho: radius ρ ≥ 0. Default 0.1, the paper's for CIFAR-10 (0.2 for CIFAR-100, 0.075 for
         fine-tuning).
       sigma: see :func:`remove_full_gradient`.
       lmbda: see :func:`remove_full_gradient`.

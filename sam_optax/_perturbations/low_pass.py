@@ -8,8 +8,9 @@ from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
 from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride, StackAxes
-from sam_optax._perturbations.perturbation import Perturbation, StartState
+from sam_optax._perturbations.perturbation import Perturbation
 from sam_optax._perturbations.random_start import random_start
+from sam_optax._perturbations.start_state import StartState
 
 
 def low_pass(
@@ -29,8 +30,8 @@ def low_pass(
         \delta_i \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2)),
 
     for kernels j as in :func:`random_start`. Each sample costs a gradient on the whole batch. The
-    paper splits the batch into M parts, each with a sample of its own, at the price of one
-    gradient: that is ``sharpness_aware(base_tx, low_pass(gamma, key=key), groups=M)``.
+    paper splits the batch into M parts, each with a separate sample, at the cost of one gradient
+    in all: that is ``sharpness_aware(base_tx, low_pass(gamma, key=key), groups=M)``.
 
     ``grads`` given to ``update`` are not used: give ``None``.
 
@@ -51,7 +52,7 @@ def low_pass(
       is one key.
 
     Raises:
-      TypeError: ``key`` is neither a seed nor a single PRNG key, or ``samples`` is no integer.
+      TypeError: ``key`` is neither a seed nor a single PRNG key, or ``samples`` is not an integer.
       ValueError: a hyperparameter out of range.
 
     Example:
@@ -64,7 +65,7 @@ def low_pass(
       Optimization Landscape <https://arxiv.org/abs/2201.08025>`_, 2022.
     """
     hp.check_integer("samples", samples, lower=1)
-    # λ = 0 leaves the noise alone of δ₀ + λĝ.
+    # With λ = 0, δ₀ + λĝ is the noise alone.
     start = random_start(
         optax.identity(),
         gamma,

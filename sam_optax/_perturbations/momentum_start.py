@@ -1,4 +1,4 @@
-"""Ascent along past gradients, which leaves one gradient to a step."""
+"""Ascent along past gradients, at one gradient per step."""
 
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class MomentumStartState(NamedTuple):
 def momentum_start(
     perturbation: optax.GradientTransformation, decay: hp.Hyperparameter = 0.9
 ) -> Perturbation:
-    r"""Perturbs along an average of past gradients: one gradient a step.
+    r"""Perturbs along an average of past gradients, at one gradient per step.
 
     .. math::
         \varepsilon_t = \mathrm{perturbation}(m_{t-1}), \qquad
@@ -38,8 +38,8 @@ def momentum_start(
         m_t = \beta\, m_{t-1} + (1 - \beta)\, \hat g_t.
 
     The gradient at the perturbed point is the only one that a step evaluates: it drives the base
-    optimizer and enters the average that the next step ascends along. m₀ = 0, so the first step is
-    the base optimizer's.
+    optimizer and enters the average that the next step ascends along. m₀ = 0, so in the first
+    step only the base optimizer runs.
 
     * ``momentum_start(sam(rho), 0.9)`` ascends along the momentum of SGD with the same decay.
     * ``momentum_start(sam(rho), 0.0)`` ascends along the last step's gradient.
@@ -51,15 +51,15 @@ def momentum_start(
 
     Args:
       perturbation: maps the average to ε, such as :func:`sam` or :func:`asam`.
-      decay: β, 0 ≤ β < 1. Default .9, the usual momentum.
+      decay: β, 0 ≤ β < 1. Default 0.9, the usual momentum.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn`` that is the perturbed point. Its state
-      is one copy of the gradient beside that of ``perturbation``. Wrapping it in ``optax.chain``
+      is one copy of the gradient and the state of ``perturbation``. Wrapping it in ``optax.chain``
       would lose the start, and raises.
 
     Raises:
-      ValueError: ``decay`` out of range, or ``perturbation`` has a start of its own.
+      ValueError: ``decay`` out of range, or ``perturbation`` has a start already.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax

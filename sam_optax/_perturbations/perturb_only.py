@@ -47,7 +47,7 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
             return leaf if leaf is None or chosen else optax.MaskedNode()
 
         chosen = expand_mask("mask", mask, params)
-        return jax.tree.map(pick, tree, chosen, is_leaf=lambda leaf: leaf is None)
+        return jax.tree.map(pick, tree, chosen, is_leaf=trees.is_none)
 
     def split_extra(extra: dict[str, Any], params: optax.Params) -> dict[str, Any]:
         return {

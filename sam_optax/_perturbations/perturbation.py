@@ -8,35 +8,10 @@ import jax
 import optax
 
 from sam_optax._internal import control_flow, extra_args, states, trees
+from sam_optax._perturbations.start_state import guarded, of_marked
 
 TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
 """Extra arguments of the perturbations that line up with the params, leaf by leaf."""
-
-
-class _Marked(NamedTuple):
-    state: Any
-
-
-class StartState(_Marked):
-    """State of every perturbation that takes its first gradient at a start of its own.
-
-    It marks the state wherever that lies in the state of a larger transformation, so that a
-    wrapper that took over ``init`` and ``update`` but lost ``start_fn`` is noticed.
-
-    Attributes:
-      state: the method's own state, such as :class:`~sam_optax.RandomStartState`, whose fields
-        can be read and replaced here too.
-    """
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols that the marker does not have
-            raise AttributeError(name)
-        return getattr(self.state, name)
-
-    def _replace(self, /, **fields: Any) -> "StartState":
-        return StartState(fields["state"] if "state" in fields else self.state._replace(**fields))
 
 
 class Start(NamedTuple):
@@ -61,7 +36,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
     hand-written training loops:
 
     * ``start_fn(params, state) -> params`` at which the ascent gradient is to be taken: the
-      params themselves but for methods with a start of their own (``has_start``).
+      params themselves, except for methods with a start (``has_start``).
     * ``perturb_fn(params, grads, state, **extra) -> (perturbed_params, new_state)``, jitted:
       ``params + ε`` in the dtype of the params (or in ``perturb_dtype``). Every part of a chain
       can see the raw gradient, as the extra argument ``ascent_grads``.
@@ -76,7 +51,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
       update: ``(grads, state, params, **extra) -> (eps, state)``.
       start_fn: ``(params, state, **extra) -> params``; ``None`` is the identity.
       single_pass: whether the start *is* the perturbed point, ``start_fn(params, state) ==
-        params + eps``, so that one gradient makes a step.
+        params + eps``, so that a step takes one gradient.
       samples: number of draws of a random start over which a step averages its gradient.
       state_type: type of the state (or a tuple of types), for a clear error where ``update`` is
         handed another method's. ``None``: any state is taken.
@@ -110,8 +85,8 @@ class Perturbation(optax.GradientTransformationExtraArgs):
     ) -> "Perturbation":
         start = None
         if start_fn is not None:
-            start = Start(_of_marked(start_fn, state_type), single_pass, samples)
-        return cls._made(*_guarded(init, update, start is not None, state_type), start)
+            start = Start(of_marked(start_fn, state_type), single_pass, samples)
+        return cls._made(*guarded(init, update, start is not None, state_type), start)
 
     @classmethod
     def around(
@@ -182,8 +157,8 @@ def perturbed_params(
 ) -> tuple[optax.Params, optax.OptState]:
     """What ``perturb_fn`` returns, also with functions and names of axes among the arguments.
 
-    It is jitted where nobody else jits it; inside a larger program that would only keep the
-    compiler from sharing what both compute (norms).
+    It is jitted unless the caller is being traced: inside a larger program a jit would keep the
+    compiler from sharing norms with what surrounds it.
     """
     jitted = trees.all_arrays(extra) and not control_flow.is_traced(params, grads, state, extra)
     perturb = method.perturb_fn if jitted else functools.partial(displace, method)
@@ -193,59 +168,6 @@ def perturbed_params(
 def _identity(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
     del state, extra
     return params
-
-
-def _of_marked(
-    start_fn: Callable[..., Any], state_type: states.StateType | None
-) -> Callable[..., Any]:
-    return lambda params, state, **extra: start_fn(params, _unmarked(state, state_type), **extra)
-
-
-def _guarded(
-    init: Callable[..., Any],
-    update: Callable[..., Any],
-    has_start: bool,
-    state_type: states.StateType | None,
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """``init`` and ``update`` that mark the state of a start and refuse another method's."""
-
-    def init_fn(params: optax.Params) -> optax.OptState:
-        return StartState(init(params)) if has_start else _refuse_lost_start(init(params))
-
-    def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        own = _unmarked(state, state_type) if has_start else state
-        if state_type is not None:
-            states.require("perturbation_state", own, state_type)
-        elif not has_start:
-            _refuse_lost_start(own)
-        eps, own = update(updates, own, params, **extra)
-        return eps, StartState(own) if has_start else own
-
-    return init_fn, update_fn
-
-
-def _unmarked(state: StartState, state_type: states.StateType | None) -> Any:
-    states.require("perturbation_state", state, StartState, state_type)
-    return state.state
-
-
-def _refuse_lost_start(state: optax.OptState) -> optax.OptState:
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, StartState))
-    if any(isinstance(node, StartState) for node in nodes):
-        raise ValueError(
-            "the perturbation contains a start of its own (a random start: random_start, rsam or "
-            "low_pass; momentum_start; or a Perturbation with a start_fn) inside a wrapper such "
-            "as optax.chain or optax.inject_hyperparams, which would take the ascent gradient at "
-            "the params and not at the start. Put the start outermost, "
-            "random_start(optax.chain(...), key=key), and inject_hyperparams around "
-            "sharpness_aware."
-        )
-    return state
 
 
 def as_perturbation(transformation: optax.GradientTransformation) -> Perturbation:

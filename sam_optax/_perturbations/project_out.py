@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from sam_optax._internal import trees, vectors
+from sam_optax._internal import tree_checks, trees, vectors
 from sam_optax._internal.devices import AxisName
 from sam_optax._perturbations.perturbation import Perturbation
 
@@ -21,10 +21,10 @@ def project_out() -> Perturbation:
 
     ``optax.chain(project_out(), sam(rho))`` is SAM-noise of the F-SAM supplement (section A5). Its
     SAM-full and SAM-db need no piece: give the full gradient, or another batch's, as ``grads``.
-    :func:`remove_full_gradient` is what F-SAM makes of it without the full gradient.
+    F-SAM estimates the full gradient instead: :func:`remove_full_gradient`.
 
-    What remains is 0 where it is as small as the rounding of g, so that ``sam`` does not blow
-    rounding errors up to its radius.
+    What remains is 0 where it is as small as the rounding of g, so that ``sam`` does not
+    scale rounding errors up to its radius.
 
     Returns:
       A :class:`~sam_optax.Perturbation` without state, in the dtypes of the gradient, for use in
@@ -67,7 +67,7 @@ def project_out() -> Perturbation:
                 "grad_fn=grad_fn, full_grads=full_grads)."
             )
         remedy = "It is the gradient of the loss over the whole training set."
-        trees.require_like("full_grads", full_grads, updates, remedy)
+        tree_checks.require_like("full_grads", full_grads, updates, remedy)
         rest, _ = vectors.reject(updates, full_grads, norm_axis_name)
         return trees.map_inexact(trees.cast_like, rest, updates), state
 

@@ -1,4 +1,4 @@
-"""ESAM's stochastic weight perturbation: a random part of ε, as large in the mean."""
+"""ESAM's stochastic weight perturbation: a random part of ε, unbiased."""
 
 from typing import Any, NamedTuple
 
@@ -34,12 +34,12 @@ def random_mask(
         \varepsilon' = \frac{1}{\beta}\, b \odot \varepsilon, \qquad b_i \sim
         \mathrm{Bernoulli}(\beta), \qquad \mathbb{E}\, \varepsilon' = \varepsilon.
 
-    It goes behind a perturbation: ``as_perturbation(optax.chain(sam(rho), random_mask(beta,
-    key=key)))``. The expected squared norm is ρ²/β. In front of one it makes a random subset of
+    It goes after a perturbation: ``as_perturbation(optax.chain(sam(rho), random_mask(beta,
+    key=key)))``. The expected squared norm is ρ²/β. Before one, it makes a random subset of
     the weights ascend at the full radius. ESAM's other half is :func:`rising_samples`.
 
     Args:
-      beta: β in (0, 1], the share that is kept. Default .6; published settings are .5 and .6.
+      beta: β in (0, 1], the share that is kept. Default 0.6; published settings are 0.5 and 0.6.
         1 keeps all.
       key: a JAX PRNG key, typed or raw, or an integer seed.
       whole_leaves: whether a leaf is kept or dropped as a whole, as in ESAM's public code.
@@ -47,8 +47,8 @@ def random_mask(
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a :class:`RandomMaskState`, for use in
-      ``optax.chain``. Under ``axis_name`` and with ``groups``, each device and group has a mask
-      of its own.
+      ``optax.chain``. Under ``axis_name`` and with ``groups``, each device and group draws its
+      own mask.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.

@@ -95,11 +95,11 @@ def random_start(
         and little time. Leaves of up to 2¹⁶ elements share one draw.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` with a ``start_fn``. Its state is one key beside that of
+      A :class:`~sam_optax.Perturbation` with a ``start_fn``. Its state is one key and that of
       ``perturbation``. Wrapping it in ``optax.chain`` would lose the start, and raises.
 
     Raises:
-      TypeError: ``key`` is neither a seed nor a single PRNG key, or ``draw`` no function.
+      TypeError: ``key`` is neither a seed nor a single PRNG key, or ``draw`` is not a function.
       ValueError: a hyperparameter out of range, an unknown name, a ``draw`` of another shape than
         it was asked for, or ``perturbation`` has a random start already.
 

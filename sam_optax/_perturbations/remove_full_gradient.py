@@ -61,12 +61,12 @@ def remove_full_gradient(
 
     Args:
       sigma: share σ ≥ 0 of the full gradient that is removed. Default 1, the paper's.
-      lmbda: decay 0 ≤ λ < 1 of the average. Default .9; the public code's settings for CIFAR are
-        between .6 and .95.
+      lmbda: decay 0 ≤ λ < 1 of the average. Default 0.9; the public code's settings for CIFAR are
+        between 0.6 and 0.95.
       ema_start: see above.
       subtract: see above.
       accumulator_dtype: dtype of m. Default: each leaf's own. float32 is worth its memory for
-        bfloat16 gradients and λ > .99.
+        bfloat16 gradients and λ > 0.99.
 
     Returns:
       A :class:`~sam_optax.Perturbation` that maps g to d, in the dtypes of the gradient, for use
@@ -99,7 +99,7 @@ def remove_cast(
     accumulator_dtype: Any | None,
     cast: Callable[[jax.Array, Any], jax.Array],
 ) -> Perturbation:
-    """:func:`remove_full_gradient`, which ``cast`` gives its result the dtype of the gradient."""
+    """:func:`remove_full_gradient`, where ``cast`` gives the result the dtype of the gradient."""
     hp.check("sigma", sigma, lower=0)
     hp.check("lmbda", lmbda, lower=0, upper=1)
     if ema_start not in ("first_gradient", "zero", "bias_corrected"):
@@ -169,5 +169,5 @@ def _map_ema(f: Any, updates: optax.Updates, ema: optax.Updates) -> optax.Update
         lambda g, m: f(g, m) if trees.is_inexact(g) else m,
         updates,
         ema,
-        is_leaf=lambda leaf: leaf is None,
+        is_leaf=trees.is_none,
     )

@@ -23,13 +23,13 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
     magnitude.
 
     Args:
-      rho: radius ρ ≥ 0 of the neighbourhood, in units of the weights. Default .05, which the SAM
-        paper uses for CIFAR-10 (.1 for CIFAR-100).
+      rho: radius ρ ≥ 0 of the neighbourhood, in units of the weights. Default 0.05, which the SAM
+        paper uses for CIFAR-10 (0.1 for CIFAR-100).
       p: norm of the neighbourhood, 1 ≤ p ≤ ∞. Default 2, which the SAM and ASAM papers find best.
 
     Returns:
       A :class:`~sam_optax.Perturbation`: ε has the structure, shapes and dtypes of the gradient.
-      Its state is empty but for a step count if ``rho`` is a schedule.
+      Its state is empty unless ``rho`` is a schedule, which needs a step count.
 
     Raises:
       ValueError: ``rho`` < 0 or ``p`` < 1.

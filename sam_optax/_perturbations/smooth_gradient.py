@@ -36,7 +36,7 @@ def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
     :func:`remove_full_gradient`, which ascends along what this averages out.
 
     Args:
-      theta: θ in (0, 1], the weight of the new gradient. Default .4; values between .2 and .9
+      theta: θ in (0, 1], the weight of the new gradient. Default 0.4; values between 0.2 and 0.9
         have been published. 1 passes the gradient on as it is.
 
     Returns:
@@ -91,4 +91,4 @@ def average(ema: optax.Updates, grads: optax.Updates, theta: Any) -> optax.Updat
         share = jnp.asarray(theta).astype(wide.dtype)
         return trees.cast_like((1 - share) * wide + share * jnp.asarray(g).astype(wide.dtype), m)
 
-    return jax.tree.map(leaf, ema, grads, is_leaf=lambda leaf: leaf is None)
+    return jax.tree.map(leaf, ema, grads, is_leaf=trees.is_none)

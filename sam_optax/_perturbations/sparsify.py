@@ -1,4 +1,4 @@
-"""Sparse SAM: a perturbation of the elements that matter, chosen anew now and then."""
+"""Sparse SAM: only a chosen part of the elements is perturbed."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._internal import control_flow, devices, largest_elements, noise, trees
+from sam_optax._internal import control_flow, devices, largest_elements, noise, tree_checks, trees
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
 from sam_optax._perturbations.perturbation import Perturbation
@@ -48,7 +48,7 @@ def sparsify(
         \varepsilon' = m \odot \varepsilon, \qquad m_i \in \{0, 1\}, \qquad
         \textstyle\sum_i m_i = (1 - s)\, n.
 
-    The mask spans the whole tree and is chosen anew at every ``every``-th perturbation:
+    The mask spans the whole tree and is chosen again at every ``every``-th perturbation:
 
     * ``"fisher"`` (SSAM-F): the elements of largest empirical Fisher information, for which the
       squared gradient of the step's batch stands. Its mean over examples of squared gradients, as
@@ -56,23 +56,23 @@ def sparsify(
     * ``"dynamic"`` (SSAM-D): starts at random; then, of the elements in the mask, the share
       ``drop`` with the smallest gradients leaves it, and as many others join at random.
 
-    It goes behind a perturbation, ``as_perturbation(optax.chain(sam(rho), sparsify(s,
-    key=key)))``, where ‖ε'‖ ≤ ρ as in the paper. In front of it, it chooses the elements that may
+    It goes after a perturbation, ``as_perturbation(optax.chain(sam(rho), sparsify(s,
+    key=key)))``, where ‖ε'‖ ≤ ρ as in the paper. Before one, it chooses the elements that may
     ascend, at the full radius. Nothing is saved in computing: the mask acts on dense arrays.
 
     Args:
-      sparsity: share s of the elements that is not perturbed, 0 ≤ s < 1. Default .5; the paper
-        goes up to .9 and more.
+      sparsity: share s of the elements that is not perturbed, 0 ≤ s < 1. Default 0.5; the paper
+        goes up to 0.9 and more.
       key: a JAX PRNG key, typed or raw, or an integer seed, for the dynamic mask and for ties.
       choice: ``"fisher"`` or ``"dynamic"``.
-      every: number of perturbations between choices, an integer ≥ 1. The paper chooses once an
+      every: number of perturbations between choices, an integer ≥ 1. The paper chooses once per
         epoch.
-      drop: share of the mask that a dynamic choice exchanges, in [0, 1). Default .5. The paper
+      drop: share of the mask that a dynamic choice exchanges, in [0, 1). Default 0.5. The paper
         lets it decay, ``optax.cosine_decay_schedule(0.5, steps)``.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a :class:`SparsifyState`, for use in
-      ``optax.chain``: one Boolean an element. Under ``axis_name`` the choice is by the mean of
+      ``optax.chain``: one Boolean per element. Under ``axis_name`` the choice is by the mean of
       the devices' scores, so that all have one mask. With ``groups`` each group chooses its own,
       and the last one's is kept until the next choice.
 
@@ -136,7 +136,7 @@ def sparsify(
                 "the whole tree. Shard the params under jit instead."
             )
         if fisher is not None:
-            trees.require_like("fisher", fisher, updates, _FISHER)
+            tree_checks.require_like("fisher", fisher, updates, _FISHER)
         step = hp.step_of(state.schedule, training_step)
         grads = updates if ascent_grads is None else ascent_grads
         given = choice == "fisher" and fisher is not None
@@ -150,7 +150,7 @@ def sparsify(
 
         def choose() -> Any:
             source = fisher if given else grads
-            scores = jax.tree.map(score, state.mask, source, is_leaf=lambda leaf: leaf is None)
+            scores = jax.tree.map(score, state.mask, source, is_leaf=trees.is_none)
             ranks = jax.tree.map(largest_elements.rank, scores)
             if choice == "fisher":
                 everything = largest_elements.everywhere(scores, True)
@@ -172,7 +172,7 @@ def sparsify(
             lambda e, m: jnp.where(m, e, jnp.zeros_like(e)) if trees.is_inexact(e) else e,
             updates,
             mask,
-            is_leaf=lambda leaf: leaf is None,
+            is_leaf=trees.is_none,
         )
         return masked, SparsifyState(
             optax.safe_increment(state.count),

@@ -36,7 +36,7 @@ def stochastic_rounding(
     where SR rounds to the dtype of each leaf of the params, to either neighbour with the
     probability that makes the mean right. Rounding to nearest loses every element of ε that is
     smaller than half the distance s between neighbours at w. What is kept on average comes with
-    noise, of variance ``|ε|(s − |ε|)`` an element.
+    noise, of variance ``|ε|(s − |ε|)`` per element.
 
     It is for params that are stored in low precision *and* must be computed with in it. If the
     model can compute in float32, ``sharpness_aware(..., perturb_dtype=jnp.float32)`` keeps ε
@@ -48,7 +48,8 @@ def stochastic_rounding(
       key: a JAX PRNG key, typed or raw, or an integer seed.
 
     Returns:
-      A :class:`~sam_optax.Perturbation`. Its state is one key beside that of ``perturbation``.
+      A :class:`~sam_optax.Perturbation`. Its state is one key and the state of
+      ``perturbation``.
 
     Raises:
       ValueError: ``params`` missing in ``update``, or ``perturbation`` takes its only gradient at
@@ -60,7 +61,7 @@ def stochastic_rounding(
       >>> for method in (sam_optax.sam(0.05),
       ...                sam_optax.stochastic_rounding(sam_optax.sam(0.05), key=jax.random.key(0))):
       ...     perturbed, _ = method.perturb_fn(params, grads, method.init(params))
-      ...     print(f"{jnp.mean(perturbed.astype(jnp.float32) - 1):.4f}")  # ε = .0005
+      ...     print(f"{jnp.mean(perturbed.astype(jnp.float32) - 1):.4f}")  # ε = 0.0005
       0.0000
       0.0005
     """
@@ -89,7 +90,7 @@ def stochastic_rounding(
         eps, inner_state = inner.update(updates, state.inner_state, params, **extra)
         words = jax.random.wrap_key_data(state.key, impl="threefry2x32")
         next_key, now = jax.random.split(words)
-        leaves, structure = jax.tree.flatten(params, is_leaf=lambda leaf: leaf is None)
+        leaves, structure = jax.tree.flatten(params, is_leaf=trees.is_none)
         keys = jax.tree.unflatten(structure, list(jax.random.split(now, max(len(leaves), 1))))
 
         def round_leaf(e: Any, w: Any, leaf_key: Any) -> Any:
@@ -127,7 +128,7 @@ def _round_at_random(x: jax.Array, dtype: Any, key: chex.PRNGKey) -> jax.Array:
 def round_to(x: jax.Array, dtype: Any) -> jax.Array:
     """The nearest number of ``dtype``, in the dtype of ``x`` (float32 or wider).
 
-    A compiler may drop a pair of casts; this it has to do.
+    A compiler may drop a pair of casts, but not this operation.
     """
     info = jnp.finfo(dtype)
     rounded = lax.reduce_precision(x, info.nexp, info.nmant)

@@ -34,7 +34,7 @@ def rho_from_learning_rate(
       A schedule for ``rho`` of any perturbation.
 
     Raises:
-      TypeError: ``schedule`` is no function.
+      TypeError: ``schedule`` is not a function.
       ValueError: a number out of range.
 
     Example:

@@ -1,4 +1,4 @@
-"""Ready-made answers to when a step perturbs, for ``sharpness_aware(when=...)``."""
+"""Which steps perturb: functions of the training step for ``sharpness_aware(when=...)``."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -73,7 +73,7 @@ def every(k: int) -> When:
 
 
 def after(n: int) -> When:
-    """Perturbs from step ``n`` on: the first ``n`` steps are the base optimizer's.
+    """Perturbs from step ``n`` on; in the first ``n`` steps only the base optimizer runs.
 
     Args:
       n: number of steps, an integer ≥ 0.
@@ -101,7 +101,7 @@ def bernoulli(p: hp.Hyperparameter, *, key: noise.Key) -> RandomWhen:
 
     Args:
       p: probability that a step perturbs, 0 ≤ p ≤ 1, or an optax schedule of it. A step costs
-        1 + p gradients in the mean. The SS-SAM paper compares constant, stepwise and smooth
+        1 + p gradients on average. The SS-SAM paper compares constant, stepwise and smooth
         schedules.
       key: a JAX PRNG key, typed or raw, or an integer seed.
 

@@ -84,7 +84,7 @@ def filter_normalized(
         return d * factor.astype(d.dtype)
 
     kernels = unit_axes(wide, kernel_axis, min_ndim=2, stack_axes=stack_axes)
-    return jax.tree.map(normalize, wide, direction, kernels, is_leaf=lambda leaf: leaf is None)
+    return jax.tree.map(normalize, wide, direction, kernels, is_leaf=trees.is_none)
 
 
 def random_direction(

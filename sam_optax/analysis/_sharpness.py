@@ -73,7 +73,7 @@ def sharpness(
       loss: a :class:`DatasetLoss`, or a function ``params -> scalar``. A deterministic one:
         dropout off, frozen BatchNorm statistics.
       params: pytree of weights w. Leaves that are not floating-point stay as they are.
-      rho: radius ρ ≥ 0, in units of the weights. Default .05, SAM's for CIFAR-10.
+      rho: radius ρ ≥ 0, in units of the weights. Default 0.05, SAM's for CIFAR-10.
       p: norm of the ball, 1 ≤ p ≤ ∞. Default 2, the papers'.
       steps: gradients for each start, an integer ≥ 1. Default 20.
       restarts: random starts beside w, an integer ≥ 0. Default 2, two
@@ -145,7 +145,7 @@ def adaptive_sharpness(
         figure of correlation with the generalization gap the authors tuned it to 0.005 for p = 2
         and 0.0005 for p = ∞ (first arXiv version, appendix B).
       eta: η ≥ 0, in units of the weights. Default 0, the definition; weights that are zero then
-        stay zero. (Training uses .01, for stability.)
+        stay zero. (Training uses 0.01, for stability.)
       p: see :func:`sharpness`.
       normalization: see :func:`sam_optax.asam`.
       bias_mask: see :func:`sam_optax.asam`.

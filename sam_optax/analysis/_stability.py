@@ -19,7 +19,7 @@ from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
 
 PAPER_GAMMAS = (0.0, 0.0075**0.5, 0.01**0.5, 0.0125**0.5)
-"""γ² = .0075, .01 and .0125, figures 1 and 2 of the R-SAM paper, and none."""
+"""γ² = 0.0075, 0.01 and 0.0125, figures 1 and 2 of the R-SAM paper, and none."""
 
 
 class GradientStability(NamedTuple):
@@ -73,8 +73,8 @@ def gradient_stability(
       loss: a :class:`DatasetLoss`, or a function ``params -> scalar``. The paper's figures use
         BatchNorm as in training.
       params: pytree of weights w.
-      rhos: (radii,) values ρ ≥ 0, in units of the weights. The figures go up to about .5.
-      gammas: (scales,) values γ ≥ 0. Default 0 and γ² = .0075, .01, .0125, the paper's.
+      rhos: (radii,) values ρ ≥ 0, in units of the weights. The figures go up to about 0.5.
+      gammas: (scales,) values γ ≥ 0. Default 0 and γ² = 0.0075, 0.01, 0.0125, the paper's.
       draws: number of random starts for each γ > 0, an integer ≥ 1. Default 4.
       noise_scale: see :func:`sam_optax.random_start`.
       kernel_axis: see :func:`sam_optax.random_start`.

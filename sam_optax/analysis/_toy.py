@@ -16,7 +16,7 @@ PAPER_STARTS = ((0.2, 0.05), (0.3, 0.033))
 
 
 def toy_loss(w: chex.Array) -> jax.Array:
-    """L(w) = ``|w₁ ReLU(w₂) − .04|``, whose minimizers are the valley w₁w₂ = .04.
+    """L(w) = ``|w₁ ReLU(w₂) − 0.04|``, whose minimizers are the valley w₁w₂ = 0.04.
 
     Args:
       w: (2,) weights.
@@ -55,8 +55,8 @@ def toy_trajectory(
 
     Args:
       perturbation: such as ``sam_optax.sam(rho=0.05)`` or ``sam_optax.asam(rho=0.5)``.
-      start: (2,) initial weights. Default (.2, .05); the paper's other is (.3, .033).
-      learning_rate: of SGD, > 0. Default .01; the paper does not print its value.
+      start: (2,) initial weights. Default (0.2, 0.05); the paper's other is (0.3, 0.033).
+      learning_rate: of SGD, > 0. Default 0.01; the paper does not print its value.
       steps: number of steps, an integer ≥ 1. Default 1000.
 
     Returns:

@@ -32,7 +32,7 @@ def plot_regions(rho: float = 0.3) -> Figure:
     w' too.
 
     Args:
-      rho: radius ρ in (0, 1). Default .3; the paper does not print its value.
+      rho: radius ρ in (0, 1). Default 0.3; the paper does not print its value.
 
     Returns:
       A matplotlib figure of three panels.
@@ -113,8 +113,8 @@ def plot_trajectories(
     """What methods do in the toy valley from both of the paper's starts: figure 3 of ASAM.
 
     Args:
-      methods: for each name a perturbation. Default: SAM with ρ = .05, the paper's, and ASAM with
-        ρ = .5 and η = 0.
+      methods: for each name a perturbation. Default: SAM with ρ = 0.05, the paper's, and ASAM with
+        ρ = 0.5 and η = 0.
       learning_rate: see :func:`toy_trajectory`.
       steps: see :func:`toy_trajectory`.
 
@@ -134,8 +134,8 @@ def plot_trajectories(
     """
     if methods is None:
         methods = {
-            "SAM, ρ = .05": sam_optax.sam(0.05),
-            "ASAM, ρ = .5": sam_optax.asam(0.5, eta=0.0),
+            "SAM, ρ = 0.05": sam_optax.sam(0.05),
+            "ASAM, ρ = 0.5": sam_optax.asam(0.5, eta=0.0),
         }
     figure = _style.figure(9.5, 4.4)
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
@@ -162,11 +162,11 @@ def plot_trajectories(
         axes.set_ylim(-0.06, 0.26)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("weight w₂")
-    figure.colorbar(filled, ax=list(panels), shrink=0.9).set_label("loss |w₁ ReLU(w₂) − .04|")
+    figure.colorbar(filled, ax=list(panels), shrink=0.9).set_label("loss |w₁ ReLU(w₂) − 0.04|")
     handles, _ = panels[0].get_legend_handles_labels()
     handles += [
         Line2D([], [], color="black", marker="o", linestyle="", markersize=5, label="start"),
-        Line2D([], [], color="black", linestyle=":", label="minimizers w₁w₂ = .04"),
+        Line2D([], [], color="black", linestyle=":", label="minimizers w₁w₂ = 0.04"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     return figure

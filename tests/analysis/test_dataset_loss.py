@@ -17,6 +17,7 @@ def full(params):
 
 
 @pytest.mark.parametrize("batch_size", [5, 40])
+@pytest.mark.slow
 def test_batches_of_any_size(batch_size):
     """Also with a short last batch, and with one batch only."""
     params, loss = relu_net(), dataset(23, batch_size, tanh_losses)
@@ -29,6 +30,7 @@ def test_batches_of_any_size(batch_size):
     assert_close(loss.hvp(params, vector), product, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_scalar_losses_are_weighted_by_their_examples():
     """A mean of batch means would give the short batch too much weight."""
     params = relu_net()
@@ -75,6 +77,7 @@ def test_it_goes_through_jit_as_an_argument():
 
 
 @pytest.mark.parametrize("shard_params", [False, True])
+@pytest.mark.slow
 def test_sharded_data_and_params(shard_params):
     mesh = jax.make_mesh((8,), ("data",))
     rng = np.random.default_rng(0)

@@ -28,6 +28,7 @@ def test_weights_of_a_known_spectrum():
     assert abs(moments(found.nodes, equal)[1] - spectrum.mean()) > 1
 
 
+@pytest.mark.slow
 def test_moments_of_a_rotated_spectrum():
     """In another basis they are right on average over probes."""
     rng = np.random.default_rng(0)
@@ -42,6 +43,7 @@ def test_moments_of_a_rotated_spectrum():
 
 
 @pytest.mark.parametrize("spectrum", [np.zeros(90), np.ones(90), np.linspace(-1, 2, 90)])
+@pytest.mark.slow
 def test_density_integrates_to_one(spectrum):
     found = analysis.spectral_density(with_spectrum(spectrum), jnp.ones(90), steps=20, probes=2)
     assert np.trapezoid(found.density, found.grid) == pytest.approx(1, rel=1e-3)

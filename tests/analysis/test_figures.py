@@ -41,6 +41,7 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.slow
 def test_figures_are_labelled_and_drawn(name):
     """Warnings are errors here: no missing glyph, no layout that failed."""
     figure = FIGURES[name]()
@@ -90,6 +91,7 @@ def test_bands_reach_from_the_smallest_to_the_largest_draw():
     assert band.min() == pytest.approx(float(found.cosine[1].min()), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_regions_touch_the_contour_of_the_largest_loss():
     """What figure 1 shows: adaptive regions around w and w' reach the same loss, spheres do not."""
     figure = analysis.plot_regions(rho=0.3)

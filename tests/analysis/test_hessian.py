@@ -47,6 +47,7 @@ def largest(values, k, which):
 
 @pytest.mark.parametrize("which", ["algebraic", "magnitude"])
 @pytest.mark.parametrize("steps", [45, 80])
+@pytest.mark.fast("80-algebraic")
 def test_a_network(which, steps):
     """45 steps of Lanczos, and 80, with which the Hessian of 132 rows is taken as a whole."""
     loss, params = net_loss()
@@ -63,6 +64,7 @@ def test_a_network(which, steps):
         assert residual == pytest.approx(float(found.residuals[i]), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_too_few_steps_say_so():
     """Residuals bound the distance to an eigenvalue also where it is large."""
     loss, params = net_loss()
@@ -88,6 +90,7 @@ SPECTRA = {
 
 @pytest.mark.parametrize("which", ["algebraic", "magnitude"])
 @pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.slow
 def test_spectra_that_break_lanczos_down(name, which):
     """Krylov spaces exhausted after a few steps, and eigenvalues of which they hold one copy."""
     spectrum = SPECTRA[name]
@@ -103,6 +106,7 @@ def test_spectra_that_break_lanczos_down(name, which):
     np.testing.assert_allclose(found.values, expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_single_run_misses_copies():
     """What the further runs are for: one Krylov space has one copy of a repeated eigenvalue."""
     spectrum = jnp.asarray(SPECTRA["repeated"], jnp.float32)
@@ -113,6 +117,7 @@ def test_a_single_run_misses_copies():
     assert np.sum(ritz > 4) == 1
 
 
+@pytest.mark.slow
 def test_copies_that_take_further_runs():
     """In float64 no rounding brings copies into a run of 20 steps: only further runs do."""
     rng = np.random.default_rng(0)
@@ -128,6 +133,7 @@ def test_copies_that_take_further_runs():
 
 
 @pytest.mark.parametrize("shift", [-9.0, 0.0])
+@pytest.mark.slow
 def test_what_is_known_does_not_come_back(shift):
     """Rounding revives known directions; at the low end of the spectrum they are not in the way."""
     rng = np.random.default_rng(0)
@@ -168,6 +174,7 @@ def test_mixed_leaves():
 
 
 @pytest.mark.parametrize("axes", ["Auto", "Explicit"])
+@pytest.mark.slow
 def test_sharded_params(axes):
     kinds = (getattr(jax.sharding.AxisType, axes),) * 2
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=kinds)

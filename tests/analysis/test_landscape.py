@@ -15,6 +15,7 @@ def column_norms(kernel):
     return np.linalg.norm(np.asarray(kernel), axis=0)
 
 
+@pytest.mark.slow
 def test_random_directions_have_the_size_of_the_weights():
     params = relu_net()
     direction = analysis.random_direction(params, jax.random.key(0))
@@ -36,6 +37,7 @@ def test_layouts_with_the_output_first():
     np.testing.assert_allclose(rows, np.linalg.norm(np.asarray(w["weight"]), axis=1), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_slices_do_not_change_when_weights_are_rescaled():
     """What filter normalization is for, kernel by kernel; without it they do change."""
     params, loss = relu_net(), dataset()
@@ -73,6 +75,7 @@ def test_a_line_between_checkpoints_ends_at_both():
     assert_close(line.values, jnp.stack([loss(w) for w in (first, middle, second)]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_plane():
     params, loss = relu_net(), dataset()
     d1, d2 = (analysis.random_direction(params, jax.random.key(i)) for i in (0, 1))

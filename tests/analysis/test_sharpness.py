@@ -11,6 +11,7 @@ import sam_optax
 from sam_optax import analysis
 
 
+@pytest.mark.slow
 def test_rise_at_a_minimum():
     """The worst rise is ρ²λ₁/2 = .02, and one gradient step sees none of it."""
     loss, w = quadratic([4.0, 1.0]), jnp.zeros(2)
@@ -33,6 +34,7 @@ def test_a_linear_loss_rises_by_the_dual_norm(p):
 
 
 @pytest.mark.parametrize("p", [1.5, 2, np.inf])
+@pytest.mark.slow
 def test_a_quadratic_against_a_search(p):
     """No point of the ball, of thousands, is higher; and the ascent beats its first step."""
     rng = np.random.default_rng(3)
@@ -58,6 +60,7 @@ def test_a_quadratic_against_a_search(p):
         (sam_optax.asam, analysis.adaptive_sharpness, np.inf),
     ],
 )
+@pytest.mark.fast("sam-sharpness-2")
 def test_one_step_is_the_perturbation_of_training(method, measure, p):
     params, loss = relu_net(), dataset()
     options = {"eta": 0.01} if method is sam_optax.asam else {}
@@ -71,6 +74,7 @@ def test_one_step_is_the_perturbation_of_training(method, measure, p):
 
 
 @pytest.mark.parametrize(("p", "group_size"), [(2, None), (np.inf, 8)])
+@pytest.mark.slow
 def test_theorem_1(p, group_size):
     """Adaptive sharpness is the same after a rescaling that keeps the function; sharpness not."""
     with x64():
@@ -104,6 +108,7 @@ def test_translations_of_a_bias():
     assert abs(both[1] - both[0]) > 0.1
 
 
+@pytest.mark.slow
 def test_m_sharpness_is_the_mean_over_groups():
     params, loss = relu_net(), dataset(n=13)
     found = analysis.sharpness(loss, params, 0.1, steps=3, group_size=8)

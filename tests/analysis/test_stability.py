@@ -21,6 +21,7 @@ def moved(params, grads, rho):
     return jax.tree.map(lambda w, g: w + rho * g / norm, params, grads)
 
 
+@pytest.mark.slow
 def test_curves_from_the_weights():
     params, loss = relu_net(), dataset(losses=tanh_losses)
     rhos = [0.0, 0.1, 0.5]
@@ -35,6 +36,7 @@ def test_curves_from_the_weights():
     assert float(found.start_loss[0, 0]) == pytest.approx(float(loss(params)), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_random_starts_are_those_of_the_library():
     params, loss = relu_net(), dataset(losses=tanh_losses)
     found = analysis.gradient_stability(loss, params, [0.3], [0.0, 0.2, 0.4], draws=3)
@@ -50,6 +52,7 @@ def test_random_starts_are_those_of_the_library():
     assert float(found.cosine[2, 2, 0]) == pytest.approx(cosine(grads, there), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_scale_of_the_noise():
     """γ ‖w_j‖^½ for each kernel, or the same for all weights, by name."""
     w = {"kernel": jnp.ones((5000, 2)) * jnp.array([0.01, 1.0])}
@@ -87,6 +90,7 @@ def test_zero_gradient_has_no_direction():
     assert np.all(np.asarray(found.loss) == 0)
 
 
+@pytest.mark.slow
 def test_alignment_of_a_network():
     params, loss = relu_net(), dataset(losses=tanh_losses)
     found = analysis.alignment(loss, params, batch_size=10)
@@ -107,6 +111,7 @@ def test_alignment_of_a_network():
     assert mean == pytest.approx(float(found.full_norm), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_an_estimate_of_the_full_gradient_is_removed():
     params, loss = relu_net(), dataset(losses=tanh_losses)
     _, full = loss.value_and_grad(params)

@@ -58,6 +58,7 @@ def perturbed_loss(method, params, loss):
 
 
 @pytest.mark.parametrize("p", [1.5, 2, np.inf])
+@pytest.mark.fast("2")
 def test_asam_is_invariant_to_rescaling(p):
     with x64():
         loss, params = cross_entropy(relu_net), relu_params()
@@ -96,6 +97,7 @@ def normalized_conv(params, x):
 
 
 @pytest.mark.parametrize("normalization", ["elementwise", "filterwise"])
+@pytest.mark.fast("filterwise")
 def test_asam_is_invariant_to_the_scale_of_filters(normalization):
     with x64():
         rng = np.random.default_rng(2)
@@ -133,6 +135,7 @@ def both_measures(loss, params, rho=0.3, eta=0.0, **arguments):
     return np.array([perturbed_loss(method, params, loss), float(measured.value)])
 
 
+@pytest.mark.slow
 def test_a_hidden_bias_is_rescaled_and_its_normalization_is_not():
     """By default biases have T = 1: their layer's scale is seen. bias_mask=False, and it is not."""
     with x64():
@@ -174,6 +177,7 @@ def two_convolutions(params, x):
         ("filterwise", (5, 3), True),  # conv → ReLU → pooling → dense
     ],
 )
+@pytest.mark.slow
 def test_filterwise_ends_where_the_next_convolution_undoes_the_scale(
     normalization, second, invariant
 ):

@@ -102,6 +102,7 @@ def test_two_calls_are_one_step_of_known_numbers():
 
 @every_method
 @pytest.mark.parametrize("base", BASES)
+@pytest.mark.fast("sgd-sam", "sgd-rsam")
 def test_equals_sharpness_aware_to_the_bit(name, base):
     params = roomy_params()
     loop = Loop(alternating(BASES[base], small(name)), params)
@@ -153,6 +154,7 @@ def test_another_order_of_calls_would_be_noticed():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("name", ["sam", "rsam"])
+@pytest.mark.slow
 def test_error_of_a_move_is_bounded_and_does_not_add_up(name, dtype):
     """Small and zero params under large moves: within epsilon × length of each move."""
     params = jax.tree.map(
@@ -188,6 +190,8 @@ WHENS = {
 
 @pytest.mark.parametrize("name", ["sam_scheduled", "fsam", "rsam_scheduled"])
 @pytest.mark.parametrize(("when", "calls"), WHENS.values(), ids=WHENS)
+@pytest.mark.fast("every(3)-sam_scheduled", "not the first-fsam")
+@pytest.mark.fast("every(3)-sam_scheduled")
 def test_steps_that_do_not_perturb_take_one_call(name, when, calls):
     params = roomy_params()
     loop = Loop(alternating(BASES["sgd"], small(name), when=when), params)
@@ -207,6 +211,7 @@ def test_steps_that_do_not_perturb_take_one_call(name, when, calls):
     assert counts == calls
 
 
+@pytest.mark.slow
 def test_base_optimizer_to_the_bit_before_perturbing():
     params, base = init_mlp(), BASES["adamw"]
     loop = Loop(alternating(base, small("rsam"), when=lambda _: False), params)
@@ -220,6 +225,7 @@ def test_base_optimizer_to_the_bit_before_perturbing():
 
 @pytest.mark.parametrize("name", ["sam_scheduled", "fsam", "rsam_scheduled"])
 @pytest.mark.parametrize("when", [None, lambda step: step % 2 == 0], ids=["always", "even"])
+@pytest.mark.fast("always-fsam")
 def test_a_step_that_is_not_finite_leaves_everything_as_it_was(name, when):
     """Batch 2 fails in its first gradient, batch 4 in its second if it has one."""
     params, options = roomy_params(), {"when": when, "skip_nonfinite": True}
@@ -290,6 +296,7 @@ ALL = {"when": sam_optax.every(2), "skip_nonfinite": True, "keep_ascent_grads": 
     [("sam", {}), ("rsam", {}), ("fsam", ALL), ("rsam_scheduled", ALL)],
     ids=["sam", "rsam", "fsam-all", "rsam-all"],
 )
+@pytest.mark.slow
 def test_jit_with_donation_and_scan_equal_the_eager_loop(name, options):
     """One trace, state of one signature, and no buffer of the params or twice in the state."""
     params = roomy_params()
@@ -334,6 +341,7 @@ def test_eager_state_is_donated_at_every_call():
         loop.call(x, y * (jnp.nan if loop.calls == 1 else 1))
 
 
+@pytest.mark.slow
 def test_vmapped_runs_equal_single_ones():
     """Runs in different phases side by side."""
     when = sam_optax.every(2)
@@ -444,6 +452,7 @@ def test_schedules_count_training_steps():
             np.testing.assert_allclose(float(w) - before, offset, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_leaves_of_every_kind():
     """Integers, holes, frozen and low-precision leaves, complex numbers, weak types."""
     params = {
@@ -528,6 +537,7 @@ def test_errors_say_what_to_pass():
         eval_params(jnp.ones(2), (state, state))
 
 
+@pytest.mark.slow
 def test_state_is_what_it_documents():
     plain = alternating(optax.sgd(0.1), sam_optax.sam()).init(jnp.ones(2))
     assert isinstance(plain, AlternatingState)

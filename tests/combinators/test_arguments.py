@@ -141,6 +141,7 @@ def test_bad_arguments(arguments, error, words):
 
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("name", ["sam", "asam", "fsam", "rsam"])
+@pytest.mark.slow
 def test_perturb_dtype_is_the_dtype_that_grad_fn_sees(name, steps):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
     dtypes = []
@@ -161,6 +162,7 @@ def test_perturb_dtype_is_the_dtype_that_grad_fn_sees(name, steps):
     assert jax.tree.map(jnp.result_type, new_state) == jax.tree.map(jnp.result_type, state)
 
 
+@pytest.mark.slow
 def test_perturb_dtype_leaves_complex_params_complex():
     params = {"c": jnp.array([1 + 1j]), "r": jnp.array([1.0], jnp.bfloat16)}
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(), perturb_dtype=jnp.float32)

@@ -30,6 +30,7 @@ def turned(p, t):
 
 
 @pytest.mark.parametrize("name", ["sam", "fsam", "asam", "esam"])
+@pytest.mark.slow
 def test_equals_that_gradient_given_as_grads(name):
     tx = sam_optax.sharpness_aware(BASE, make(name))
     state = other = tx.init(W)
@@ -210,6 +211,7 @@ def test_grad_fn_is_needed_all_the_same():
         tx.update(None, tx.init(W), W, ascent_grad_fn=ascent)
 
 
+@pytest.mark.slow
 def test_tree_params():
     params = as_tree(np.arange(9.0), jnp.float32)
     tx = sam_optax.sharpness_aware(BASE, make("sam"))

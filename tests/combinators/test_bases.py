@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import needs_partition
 
 import sam_optax
 
@@ -33,6 +34,7 @@ LINE_SEARCHES = {
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", LINE_SEARCHES)
+@pytest.mark.fast("backtracking-True")
 def test_a_line_search_is_a_base(name, jit):
     """ε is parallel to the gradient here, so that the step is the line search's own."""
     base = LINE_SEARCHES[name]()
@@ -67,6 +69,7 @@ def test_a_line_search_under_alternating():
     np.testing.assert_allclose(w - W, [0, -0.4472, -0.8944], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_loss_with_arguments_of_its_own():
     """As in optax, they are taken from the arguments of update by name."""
 
@@ -308,7 +311,7 @@ def test_a_value_without_aux():
         tx.update(None, tx.init(W), W, value_and_grad_fn=jax.value_and_grad(distance))
 
 
-@pytest.mark.parametrize("wrapper", ["partition", "masked"])
+@pytest.mark.parametrize("wrapper", [pytest.param("partition", marks=needs_partition), "masked"])
 def test_inside_a_partition_the_error_says_what_to_do(wrapper):
     """The user's loss needs all of the params, and the partition hands over some."""
     params = {"a": jnp.array(3.0), "b": jnp.array(4.0)}
@@ -323,6 +326,8 @@ def test_inside_a_partition_the_error_says_what_to_do(wrapper):
         tx.update(params, state, params, grad_fn=grad_fn)
 
 
+@needs_partition
+@pytest.mark.slow
 def test_a_partition_as_the_base_and_one_of_perturbations():
     """What the error recommends: a sharp, b plain, and one radius for each group."""
     params = {"a": jnp.array(3.0), "b": jnp.array(4.0)}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, assert_same, vector
+from helpers import assert_close, assert_same, needs_partition, vector
 from jax.sharding import PartitionSpec as P
 
 import sam_optax
@@ -49,6 +49,7 @@ def sharp(base, **options):
 
 
 @every_base
+@pytest.mark.slow
 def test_state_survives_serialization(name):
     tx = sharp(BASES[name]())
     _, state = steps(tx)
@@ -58,6 +59,7 @@ def test_state_survives_serialization(name):
 
 
 @every_base
+@pytest.mark.slow
 def test_wrappers_around(name):
     expected, _ = steps(sharp(BASES[name]()))
     for wrapped in (
@@ -69,6 +71,7 @@ def test_wrappers_around(name):
 
 
 @every_base
+@pytest.mark.fast("surrogate_gap")
 def test_partitions_need_masked_extra_arguments(name):
     labels = {"a": "x", "b": "y"}
     parts = {"x": BASES[name](), "y": optax.identity()}
@@ -94,7 +97,7 @@ def test_wrappers_that_drop_extra_arguments_are_refused(name):
 def test_in_place_of_a_perturbation_it_is_refused(name):
     """There it would see the ascent gradient twice: silently plain SAM."""
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), optax.chain(BASES[name](), SAM))
-    with pytest.raises(ValueError, match=rf"{name} is no perturbation: .*base optimizer"):
+    with pytest.raises(ValueError, match=rf"{name} is not a perturbation: .*base optimizer"):
         steps(tx, 1)
 
 
@@ -130,6 +133,7 @@ def test_ascent_gradients_may_have_holes():
     assert_close(params["b"], W["b"] - 0.1 * W["b"] ** 3, 1e-6)
 
 
+@needs_partition  # that optax takes no typed keys either
 def test_inject_hyperparams_leaves_whole_numbers_alone():
     looksam = optax.inject_hyperparams(sam_optax.looksam)(base_tx=optax.sgd(0.1), rho=0.3)
     assert_close(steps(looksam)[0], steps(sam_optax.looksam(optax.sgd(0.1), 0.3))[0], 1e-6)
@@ -144,6 +148,7 @@ def test_inject_hyperparams_leaves_whole_numbers_alone():
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("name", ["surrogate_gap", "reuse_orthogonal", "project_out"])
+@pytest.mark.slow
 def test_params_cut_up_inside_shard_map(name, check_vma):
     """Projections and norms span the devices of norm_axis_name."""
     if not hasattr(jax, "shard_map"):

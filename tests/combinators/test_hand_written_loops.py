@@ -54,6 +54,7 @@ def by_combinator(method):
 @pytest.mark.parametrize(
     ("name", "jit"), [(name, True) for name in ALL] + [("sam", False), ("rsam", False)]
 )
+@pytest.mark.fast("sam-*", "fsam-True", "rsam-True")
 def test_hand_written_loop_is_the_combinator_to_the_bit(name, jit):
     method, params = make(name), PARAMS
     hand, combined = by_hand(method), by_combinator(method)
@@ -70,6 +71,7 @@ def test_hand_written_loop_is_the_combinator_to_the_bit(name, jit):
 
 
 @pytest.mark.parametrize("name", ["sam", "sam_scheduled", "asam", "fsam", "rsam", "only_sam"])
+@pytest.mark.fast("sam")
 def test_perturb_fn_adds_what_update_returns(name):
     method, params = make(name), PARAMS
     state = method.init(params)
@@ -108,6 +110,7 @@ def ascend_by_hand(method, params, state, steps, grads=None):
 
 @pytest.mark.parametrize(("steps", "given"), [(1, True), (2, False), (2, True), (4, False)])
 @pytest.mark.parametrize("name", ["sam", "asam", "fsam", "rsam"])
+@pytest.mark.fast("sam-2-True", "fsam-2-True")
 def test_ascent_steps_are_a_loop(name, steps, given):
     method, params = make(name), PARAMS
     tx = sam_optax.sharpness_aware(optax.sgd(1.0), method, ascent_steps=steps)
@@ -148,6 +151,7 @@ def test_schedules_do_not_count_ascent_steps():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.fast("2")
 def test_same_as_optax_contrib_sam(steps):
     """``sync_period=n + 1`` in its opaque mode, with normalized gradient ascent."""
     rho = 0.2

@@ -51,6 +51,7 @@ def test_numbers_of_sam():
     assert info.start_share == 0
 
 
+@pytest.mark.slow
 def test_the_share_of_the_start():
     """The cosine of ε with the displacement of the start: 1 for noise alone."""
     for weight in (0.0, 3.0):
@@ -140,6 +141,7 @@ def test_nothing_changes_and_nothing_is_kept_without_it():
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is newer than this jax")
 @pytest.mark.parametrize("options", [{}, {"groups": 2}], ids=str)
 @pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.slow
 def test_the_same_on_all_devices(options, check_vma):
     mesh = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
     tx = sam_optax.sharpness_aware(

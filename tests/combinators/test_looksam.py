@@ -75,6 +75,7 @@ def test_wrong_formulas_are_told_apart():
         assert gap(points, wrong(change)) > 1e-3
 
 
+@pytest.mark.slow
 def test_limits():
     sam = sam_optax.sam(RHO)
     assert gap(trained(1, 0.7)[0], run(sam_optax.sharpness_aware(BASE, sam))[0]) < 1e-14
@@ -101,6 +102,7 @@ def test_orthogonal_part_by_hand(g, g_s, g_v):
     np.testing.assert_allclose(vector(out), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_before_the_first_perturbation_nothing_is_reused():
     base = optax.chain(sam_optax.reuse_orthogonal(0.7), BASE)
     late = sam_optax.sharpness_aware(base, sam_optax.sam(RHO), when=lambda t: t == 2)
@@ -116,6 +118,7 @@ def test_before_the_first_perturbation_nothing_is_reused():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("factor", [1.0, 1.1, -0.3, 0.0, 1e-3])
 @pytest.mark.parametrize("size", [3, 100_000])
+@pytest.mark.slow
 def test_rounding_of_parallel_gradients_is_not_blown_up(dtype, factor, size):
     rng = np.random.default_rng(0)
     g = {"a": jnp.asarray(1 + rng.normal(size=size), dtype), "b": jnp.ones(2, dtype)}
@@ -129,6 +132,7 @@ def test_rounding_of_parallel_gradients_is_not_blown_up(dtype, factor, size):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.slow
 def test_a_small_orthogonal_part_is_not_lost(dtype):
     """32 units of rounding are a direction."""
     part = 32 * float(jnp.finfo(dtype).eps)
@@ -165,6 +169,7 @@ def test_range_of_narrow_dtypes(scale, dtype):
     np.testing.assert_allclose(vector(out) / scale, [1.5, 0.5], rtol=0.02)
 
 
+@pytest.mark.slow
 def test_leaves_of_other_kinds():
     float0 = np.zeros(2, jax.dtypes.float0)
     g = {"w": jnp.array([1.0, 1.0]), "n": None, "z": jnp.array([1j]), "i": float0}
@@ -193,6 +198,7 @@ def test_nothing_leaks_from_the_branch_not_taken():
 # ---------------------------------------------------------------- use
 
 
+@pytest.mark.slow
 def test_scan_vmap_donation_and_no_retrace():
     tx = sam_optax.looksam(BASE, RHO, 3)
     params = as_tree(START, jnp.float32)
@@ -247,6 +253,7 @@ def test_float64():
         assert state.norm.dtype == jnp.float64
 
 
+@pytest.mark.slow
 def test_other_compositions():
     """With another perturbation, with alternating, inside inject_hyperparams."""
     base = optax.chain(sam_optax.reuse_orthogonal(0.7), optax.sgd(0.1))

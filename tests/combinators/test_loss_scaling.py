@@ -37,6 +37,7 @@ def train(tx, grad_of, batches=BATCHES):
 
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("scale", [1024.0, 2.0**15])
+@pytest.mark.fast("1024.0-sam", "1024.0-fsam")
 def test_static_scale(name, scale):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.1))
     plain = train(tx, jax.grad(loss))
@@ -83,6 +84,7 @@ def dynamic_step(tx):
 
 @pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
 @pytest.mark.parametrize("failing_pass", [1, 2])
+@pytest.mark.fast("*-sam")
 def test_dynamic_scale_skips_a_step_that_overflows_in_either_pass(name, failing_pass):
     tx = sam_optax.sharpness_aware(optax.adam(0.1), make(name, 0.1), skip_nonfinite=True)
     step = dynamic_step(tx)

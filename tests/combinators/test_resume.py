@@ -57,6 +57,7 @@ def orbax(carry, target, tmp_path):
 
 @pytest.mark.parametrize("through", [msgpack, pickled, orbax])
 @pytest.mark.parametrize("name", [*FOUR, "sam_scheduled", "random_only_fsam"])
+@pytest.mark.fast("rsam-msgpack", "fsam-pickled", "sam-orbax")
 def test_resuming_changes_no_bit(name, through, tmp_path):
     tx, step = training(name)
     start = (PARAMS, tx.init(PARAMS))
@@ -70,6 +71,7 @@ def test_resuming_changes_no_bit(name, through, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fsam", "rsam"])
+@pytest.mark.slow
 def test_sharded_state_resumes(name, tmp_path):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
     split = lambda leaf: jax.sharding.NamedSharding(

@@ -29,6 +29,7 @@ def test_sharded_gradient(name):
 
 
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.fast("sam")
 def test_sharding_changes_nothing(name):
     mesh = jax.make_mesh((2,), ("data",))
     rng = np.random.default_rng(0)
@@ -51,6 +52,7 @@ def test_sharding_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", ["asam", "rsam"])
+@pytest.mark.slow
 def test_equinox_module(name):
     model = eqx.nn.MLP(2, 1, 3, 1, key=KEY)  # holds activation functions
     x = jnp.array([[0.3, -1.0], [1.0, 2.0]])
@@ -83,6 +85,7 @@ def test_equinox_module(name):
 
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("gradient_of_n", ["float0", "none", "zeros"])
+@pytest.mark.slow
 def test_integer_leaf(name, gradient_of_n):
     params = {"w": jnp.array([3.0, 4.0]), "n": jnp.array([1, 2], jnp.int32)}
 

@@ -60,6 +60,7 @@ def test_evaluations_outside_of_jit(name, given, steps, expected):
 
 
 @pytest.mark.parametrize(("name", "given", "steps", "expected"), EVALUATIONS)
+@pytest.mark.fast("sam-*", "fsam-True-1-1", "rsam-False-1-2")
 def test_evaluations_and_traces_under_jit(name, given, steps, expected):
     """The loss is traced once, however often the step evaluates its gradient."""
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), make(name), ascent_steps=steps)
@@ -101,6 +102,7 @@ def test_grads_are_the_ascent_gradient_but_for_random_starts(name):
 
 @pytest.mark.parametrize("name", [*FOUR, "only_sam", "by_hand"])
 @pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.slow
 def test_grads_given_or_not_is_the_same_step(name, jit):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), make(name))
     update = lambda g, s, p: tx.update(g, s, p, grad_fn=gradient)
@@ -113,6 +115,7 @@ def test_grads_given_or_not_is_the_same_step(name, jit):
 
 
 @pytest.mark.parametrize("name", ["sam", "asam", "fsam", "rsam"])
+@pytest.mark.fast("fsam")
 def test_trains_under_scan(name):
     params = init_mlp()
     tx = sam_optax.sharpness_aware(optax.adam(0.03), make(name))

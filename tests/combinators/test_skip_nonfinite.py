@@ -52,6 +52,7 @@ CASES += [(name, f"ascent {what}") for name in FOUR for what in ("nan", "inf") i
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.fast("True-sam-*", "True-fsam-*")
 def test_skipped_step_leaves_everything_as_it_was(name, jit, kind):
     tx, step = stepper(name, jit)
     _, state = step(gradient(PARAMS), tx.init(PARAMS), PARAMS, 1.0)
@@ -73,6 +74,7 @@ def test_skipped_step_keeps_the_sign_of_zero(jit):
 
 @pytest.mark.parametrize("jit", [True, False])
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.fast("sam-*", "fsam-False", "rsam-False")
 def test_finite_steps_are_as_without_the_option(name, jit):
     (tx, careful), (_, plain) = stepper(name, jit, True), stepper(name, jit, False)
     params, state = PARAMS, tx.init(PARAMS)
@@ -170,6 +172,7 @@ def test_integer_leaves(jit, value, skipped):
 
 
 @pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.slow
 def test_gradients_that_are_python_numbers(jit):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), make("sam"), skip_nonfinite=True)
     step = lambda s, p: tx.update(None, s, p, grad_fn=lambda p: p | {"b": 1.0})

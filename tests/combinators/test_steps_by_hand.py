@@ -52,6 +52,7 @@ def train(tx, params, steps, *, seed=1, state=None, sharp=True):
 
 
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.fast("sam", "rsam")
 def test_radius_0_by_hand(name):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), make(name, 0.0))
     base = optax.sgd(0.1)
@@ -67,6 +68,7 @@ def test_radius_0_by_hand(name):
 
 
 @pytest.mark.parametrize(("name", "base_name"), [(n, "sgd") for n in FOUR] + [("sam", "adamw")])
+@pytest.mark.fast("sam-sgd")
 def test_radius_0_is_the_base_optimizer(name, base_name):
     params, base = init_mlp(), {"sgd": SGD, "adamw": ADAMW}[base_name]
     sharp = train(sam_optax.sharpness_aware(base, make(name, 0.0)), params, 4)
@@ -136,6 +138,7 @@ def test_edits_of_the_radius_without_a_retrace(placement):
 
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("rho", [0.0, 0.5, 5.0])
+@pytest.mark.slow
 def test_decoupled_weight_decay(name, rho):
     tx = sam_optax.sharpness_aware(optax.adamw(1.0, weight_decay=0.5), make(name, rho))
     w = jnp.array([3.0, 4.0])
@@ -168,6 +171,7 @@ def test_clipping_bounds_the_update_alone(name):
 
 
 @pytest.mark.parametrize(("name", "n"), [("sam", 0), *((name, 2) for name in FOUR)])
+@pytest.mark.slow
 def test_start_at_step_n(name, n):
     base, params = SGD, init_mlp()
     delayed = train(
@@ -215,6 +219,7 @@ def test_value_reaches_reduce_on_plateau(jit):
 
 @pytest.mark.parametrize("perturb_dtype", [None, jnp.float32])
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.fast("sam-*", "rsam-None")
 def test_params_are_restored_bit_for_bit(name, perturb_dtype):
     w = {"w": jnp.array([1, 100, 0.001], jnp.bfloat16)}
     tx = sam_optax.sharpness_aware(optax.sgd(0.0), make(name, 0.05), perturb_dtype=perturb_dtype)

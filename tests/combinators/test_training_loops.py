@@ -17,6 +17,7 @@ KEY = jax.random.key(0)
 
 
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.slow
 def test_loss_scaling(name):
     params = init_mlp()
     x, y = (a[0] for a in batches(1))
@@ -84,6 +85,7 @@ def test_synchronized_and_per_device_perturbation(synchronized, expected):
 
 
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.fast("fsam")
 def test_resume_in_the_middle(name):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.5))
     x, y = batches(10)

@@ -57,6 +57,7 @@ def sharp(name, base=None, **options):
 
 
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.fast("sam")
 def test_chain(name):
     alone, _ = train(sharp(name))
     chained, _ = train(optax.chain(optax.identity(), sharp(name), optax.scale(1.0)))
@@ -68,6 +69,7 @@ def test_chain(name):
 
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.fast("*-sam", "False-*")
 def test_inject_hyperparams(name, jit):
     tx = optax.inject_hyperparams(lambda lr: sharp(name, optax.sgd(lr)))(lr=0.1)
     assert_close(train(tx, jit=jit)[0], train(sharp(name), jit=jit)[0], 1e-6)
@@ -82,6 +84,7 @@ def test_inject_hyperparams_with_a_schedule():
 
 
 @pytest.mark.parametrize("name", ["fsam", "rsam"])
+@pytest.mark.slow
 def test_apply_if_finite(name):
     params, state = train(optax.apply_if_finite(sharp(name), max_consecutive_errors=2))
     assert_close(params, train(sharp(name))[0], 1e-6)
@@ -96,6 +99,7 @@ def test_apply_if_finite(name):
 
 
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.slow
 def test_schedule_free(name):
     """Its own point y is where the gradients are taken; it runs and makes progress."""
     tx = optax.contrib.schedule_free(sharp(name, optax.sgd(0.2)), learning_rate=0.2, b1=0.9)
@@ -106,6 +110,7 @@ def test_schedule_free(name):
 
 
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.fast("sam", "rsam")
 def test_multi_steps(name):
     """Every second step is taken, with the averaged gradient where it is used at all."""
     tx = optax.MultiSteps(sharp(name), every_k_schedule=2)
@@ -176,6 +181,7 @@ def test_masked_and_multi_transform_inside(name):
     ],
     ids=["adamw", "lion", "clip", "schedule_free", "if_finite", "inject", "flatten"],
 )
+@pytest.mark.fast("adamw", "clip", "schedule_free")
 def test_base_optimizers(base):
     """Each sees the sharp gradient and the unperturbed params, and nothing else changes."""
     params = PARAMS

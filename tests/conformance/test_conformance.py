@@ -67,6 +67,7 @@ def test_protocol(name, base):
 
 
 @every_subject
+@pytest.mark.fast("sam-None", "fsam-sgd")
 def test_init_and_update_are_pure(name, base):
     tx = subject(name, base)
     params, state, grads = PARAMS, tx.init(PARAMS), gradient(PARAMS)
@@ -101,6 +102,7 @@ def test_jit_without_a_retrace_and_with_donation(name, base):
 
 
 @every_method
+@pytest.mark.fast("fsam")
 def test_weak_types_are_stable(name):
     """Params made of Python numbers are weakly typed, and stay so; nothing retraces."""
     tx = subject(name, "sgd")
@@ -125,6 +127,7 @@ def test_weak_types_are_stable(name):
 
 
 @every_subject
+@pytest.mark.fast("fsam-sgd")
 def test_scan(name, base):
     tx = subject(name, base)
     body = lambda carry, _: (step(tx, *carry), None)
@@ -133,6 +136,7 @@ def test_scan(name, base):
 
 
 @every_subject
+@pytest.mark.fast("fsam-sgd")
 def test_vmap(name, base):
     tx = subject(name, base)
     scales = jnp.array([1.0, -2.0])
@@ -146,6 +150,7 @@ def test_vmap(name, base):
 
 
 @one_of_a_kind
+@pytest.mark.slow
 def test_pmap(name):
     tx = subject(name, "sgd")
     add_axis = lambda tree: jax.tree.map(lambda x: x[None], tree)
@@ -180,6 +185,7 @@ def test_zero_gradient(name, base):
 
 
 @every_subject
+@pytest.mark.fast("sam-*")
 def test_extra_arguments_are_tolerated(name, base):
     tx = subject(name, base)
     state = tx.init(PARAMS)
@@ -189,6 +195,8 @@ def test_extra_arguments_are_tolerated(name, base):
 
 
 @one_of_a_kind
+@pytest.mark.sample("sam", "asam", "fsam", "only_rsam", "ssam", "momentum")
+@pytest.mark.slow
 def test_no_tracer_leaks(name):
     tx = sam_optax.sharpness_aware(
         optax.sgd(0.1),
@@ -202,6 +210,7 @@ def test_no_tracer_leaks(name):
 
 
 @one_of_a_kind
+@pytest.mark.slow
 def test_inject_hyperparams(name):
     """Around the whole; edits of the learning rate act and nothing retraces."""
     tx = optax.inject_hyperparams(lambda lr: sam_optax.sharpness_aware(optax.sgd(lr), make(name)))(
@@ -217,6 +226,7 @@ def test_inject_hyperparams(name):
 
 
 @one_of_a_kind
+@pytest.mark.slow
 def test_multi_steps(name):
     tx = optax.MultiSteps(subject(name, "sgd"), every_k_schedule=2)
     params, state = PARAMS, tx.init(PARAMS)

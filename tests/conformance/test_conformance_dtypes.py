@@ -46,6 +46,7 @@ def check_kept(method, params, grads):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OURS)
+@pytest.mark.fast("*-float16", "*-complex128")
 def test_dtypes_are_kept(name, dtype):
     """Also where jax refuses implicit promotion."""
     with precision(dtype), jax.numpy_dtype_promotion("strict"):
@@ -54,6 +55,7 @@ def test_dtypes_are_kept(name, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["sam", "sam_3", "asam", "fsam", "rsam"])
+@pytest.mark.fast("rsam-bfloat16", "sam-complex64")
 def test_values_in_every_dtype(name, dtype):
     """Finite, and ‖ε‖ = ρ for the methods of the Euclidean ball."""
     with precision(dtype):
@@ -68,6 +70,7 @@ def test_values_in_every_dtype(name, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["sam", "rsam"])
+@pytest.mark.fast("*-bfloat16", "sam-complex64")
 def test_updates_have_the_dtype_of_the_params(name, dtype):
     with precision(dtype):
         tx, params = subject(name, "sgd"), tree(dtype)
@@ -124,6 +127,7 @@ def scalars():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", scalars())
+@pytest.mark.fast("fsam-*")
 def test_strict_dtype_promotion_with_jax_scalars(name, dtype):
     with precision(dtype), jax.numpy_dtype_promotion("strict"):
         check_kept(scalars()[name], tree(dtype), tree(dtype))

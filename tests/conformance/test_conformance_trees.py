@@ -90,6 +90,7 @@ def moved(params):
 
 @pytest.mark.parametrize("kind", TREES)
 @pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.fast("sam-*", "rsam-*")
 def test_structure_is_preserved(name, kind):
     """By tracing alone, which is where it is decided."""
     params = TREES[kind]()
@@ -124,6 +125,7 @@ def test_values_are_finite(name, kind):
 
 @pytest.mark.parametrize("kind", TREES)
 @pytest.mark.parametrize("name", ["rsam"])
+@pytest.mark.fast("*-array", "*-scalar", "*-empty_dict")
 def test_sharpness_aware_under_jit(name, kind):
     params = TREES[kind]()
     base = optax.stateless(lambda grads, _: grads)  # optax's own updates need float leaves

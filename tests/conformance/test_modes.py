@@ -58,15 +58,21 @@ FEW = {"sam", "asam", "rsam"}
 SLOW = {"disable_jit", "check_tracer_leaks"}
 
 
+def often(option, mode):
+    """Whether a case is for every day: what costs little, and options in one mode."""
+    return mode not in SLOW and (option == "plain" or mode == "debugging")
+
+
 @pytest.mark.parametrize(
     ("name", "option", "mode"),
     [
-        pytest.param(*case, mode, marks=[pytest.mark.slow] if mode in SLOW else [])
+        pytest.param(*case, mode, marks=[] if often(case[1], mode) else [pytest.mark.slow])
         for case in CASES
         for mode in MODES
         if mode != "check_tracer_leaks" or case[0] == "sam"  # the methods are in test_conformance
     ],
 )
+@pytest.mark.fast("sam-plain-debugging", "fsam-plain-debugging")
 def test_mode(name, option, mode):
     tx = optimizer(name, option)
 
@@ -86,6 +92,7 @@ def test_mode(name, option, mode):
 
 
 @pytest.mark.parametrize(("name", "option"), CASES)
+@pytest.mark.fast("sam-plain", "rsam-plain")
 def test_checkify(name, option):
     tx = optimizer(name, option)
     errors = checkify.float_checks | checkify.user_checks
@@ -99,6 +106,7 @@ def test_checkify(name, option):
     "name",
     [n if n in FEW else pytest.param(n, marks=pytest.mark.exhaustive) for n in KINDS],
 )
+@pytest.mark.fast("sam")
 def test_derivatives_through_a_step(name):
     """With and without rematerialization, and finite also where all gradients are zero."""
     tx = optimizer(name, "plain")
@@ -144,6 +152,7 @@ def eager_steps():
 
 
 @pytest.mark.parametrize("name", eager_steps())
+@pytest.mark.fast("plain", "groups", "fsam")
 def test_nothing_compiles_after_the_first_steps_without_jit(name):
     """With a new gradient function at every step, as a loop over batches writes it."""
     tx, make_grad_fn = eager_steps()[name]
@@ -167,10 +176,10 @@ def test_memory_is_flat_without_jit(name):
     tx, make_grad_fn = eager_steps()[name]
     params, state = PARAMS, tx.init(PARAMS)
     alive = []
-    for i in range(200):
+    for i in range(40):
         updates, state = tx.update(None, state, params, grad_fn=make_grad_fn())
         params = optax.apply_updates(params, updates)
-        if i in (20, 199):
+        if i in (10, 39):
             gc.collect()
             alive.append(len(jax.live_arrays()))
     assert alive[1] <= alive[0] + 2

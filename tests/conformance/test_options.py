@@ -64,6 +64,7 @@ def fresh(name, option):
 
 
 @pytest.mark.parametrize(("name", "option"), CASES)
+@pytest.mark.fast("fsam-all", "sam-alternating")
 def test_donated_steps_with_gradients_and_without(name, option):
     """The state keeps its form; without a gradient the params stay, and nothing is NaN."""
     scales = (1.0, 1.0) if name == "by_hand" else (0.0, 0.0, 1.0, 1.0)  # optax's norm divides by 0
@@ -81,6 +82,7 @@ def test_donated_steps_with_gradients_and_without(name, option):
 
 
 @pytest.mark.parametrize(("name", "option"), TOGETHER)
+@pytest.mark.fast("rsam-all")
 def test_an_ensemble_is_its_members(name, option):
     tx, step, _ = subject(name, option)
     members = [PARAMS, jax.tree.map(lambda x: 2 * x, PARAMS)]

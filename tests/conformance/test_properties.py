@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import references
 from helpers import leaves, norm, signature, vector
 
@@ -132,6 +133,7 @@ def test_sam_ignores_the_scale_of_the_gradient(tree, p, scale):
 @settings
 @hypothesis.given(st.data(), ORDERS, st.booleans())
 @op_by_op
+@pytest.mark.slow
 def test_permuting_the_elements_permutes_the_displacement(data, p, adaptive):
     """Also across leaves: the tree is one vector, cut into leaves anywhere."""
     w, g = (data.draw(arrays((6,), np.float32)) for _ in range(2))
@@ -147,6 +149,7 @@ def test_permuting_the_elements_permutes_the_displacement(data, p, adaptive):
 @hypothesis.settings(settings, max_examples=12)
 @hypothesis.given(trees(), st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 1.0]))
 @op_by_op
+@pytest.mark.slow
 def test_rsam_has_its_radius_and_structure(tree, gamma, lmbda):
     w, g = tree
     method = sam_optax.rsam(0.5, gamma, lmbda, key=jax.random.key(0))

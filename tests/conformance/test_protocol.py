@@ -144,6 +144,7 @@ TREES = {**EMPTY, "bare_list": [PARAMS["bias"], PARAMS["kernel"]]}
 @pytest.mark.filterwarnings("ignore:asam found no biases")
 @every_transformation
 @pytest.mark.parametrize("tree", TREES)
+@pytest.mark.fast("none-*")
 def test_trees(name, kind, tree):
     tx, params = transformation(name, kind), TREES[tree]
     state = tx.init(params)
@@ -167,6 +168,7 @@ LAYOUTS["read_only"].flags.writeable = False
 
 @every_transformation
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.fast("fortran-*")
 def test_numpy_leaves_of_any_layout(name, kind, layout):
     tx = transformation(name, kind)
     leaf = LAYOUTS[layout]
@@ -190,6 +192,7 @@ def test_another_byte_order(kind, dtype):
 
 @every_transformation
 @pytest.mark.parametrize(("low", "high"), [("bfloat16", "float32"), ("float16", "float32")])
+@pytest.mark.fast("bfloat16-*")
 def test_mixed_dtypes_of_params_and_gradients(name, kind, low, high):
     """Gradients wider or narrower than their params: the params' dtypes stay, twice."""
     tx = transformation(name, kind)
@@ -247,6 +250,7 @@ def test_a_base_optimizer_restored_without_a_target(name):
 @pytest.mark.parametrize("evaluated", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["sam", "rsam"])
 @pytest.mark.parametrize("options", [{}, {"groups": 2}, {"perturb_dtype": jnp.float32}])
+@pytest.mark.fast("options0-*", "options1-*-bfloat16-float32")
 def test_steps_that_perturb_and_others_agree_on_dtypes(name, options, evaluated, given):
     """Gradients in the params' dtype or wider, from the caller or from the function."""
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)

@@ -50,6 +50,7 @@ every_subject = pytest.mark.parametrize(
 
 
 @every_subject
+@pytest.mark.fast("fsam-sgd")
 def test_flax_msgpack(name, base):
     target = (PARAMS, subject(name, base).init(PARAMS))
     data = flax.serialization.to_bytes(trained(name, base)[0])
@@ -71,6 +72,7 @@ def test_plain_arrays(name, base):
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.slow
 def test_replicate(name):
     saved = trained(name, "sgd")[0]
     replicated = flax.jax_utils.replicate(saved, jax.devices()[:2])

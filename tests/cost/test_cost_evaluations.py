@@ -29,6 +29,7 @@ def test_the_base_step_evaluates_one_gradient():
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.fast("sam")
 def test_a_step_evaluates_two_gradients(method):
     assert program(library(method)).count("dot") == 2 * dots_of_a_gradient()
     assert program(handwritten(method)).count("dot") == 2 * dots_of_a_gradient()
@@ -40,12 +41,14 @@ def test_steps_that_do_not_perturb_evaluate_one_gradient():
     assert compiled.count("dot") == 2 * dots_of_a_gradient()
 
 
+@pytest.mark.slow
 def test_steps_that_do_not_start_at_random_evaluate_one_gradient():
     """A random start has no gradient at the params yet, so the plain branch takes one."""
     compiled = program(library("rsam", when=EVERY_2))
     assert branches(compiled) == [dots_of_a_gradient(), 2 * dots_of_a_gradient()]
 
 
+@pytest.mark.slow
 def test_several_ascent_steps_are_one_loop():
     three, eight = (library("sam", ascent_steps=n) for n in (3, 8))
     # The first ascent gradient is given; the loop's body and the descent take one each.
@@ -83,12 +86,14 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.fast("sam-*")
 def test_the_loss_is_traced_once(method, options):
     assert traces(METHODS[method](), pass_gradient=False, **OPTIONS[options]) == 1
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.fast("sam-*")
 def test_the_loss_is_traced_once_more_for_a_gradient_of_the_callers(method, options):
     assert traces(METHODS[method](), pass_gradient=True, **OPTIONS[options]) == 2
 

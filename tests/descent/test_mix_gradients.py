@@ -65,6 +65,7 @@ def test_wrong_formulas_are_told_apart():
     assert gap(trained(decoupled, 4.0), trained(coupled, 4.0)) > 1e-2
 
 
+@pytest.mark.slow
 def test_both_forms_agree_for_plain_sgd():
     base = optax.sgd(LR)
     one = optax.chain(sam_optax.mix_gradients(4.0), base)
@@ -73,6 +74,7 @@ def test_both_forms_agree_for_plain_sgd():
     assert gap(*points) < 1e-14
 
 
+@pytest.mark.slow
 def test_limits():
     sam = run(sam_optax.sharpness_aware(BASE, sam_optax.sam(RHO)), 4)[0]
     base = plain(steps=4)
@@ -83,6 +85,7 @@ def test_limits():
 
 
 @pytest.mark.parametrize("make", [coupled, decoupled])
+@pytest.mark.slow
 def test_steps_that_do_not_perturb_are_the_base_optimizers(make):
     points, _ = run(make(4.0, when=sam_optax.after(2)), 4)
     base = plain(steps=4)
@@ -97,6 +100,7 @@ def test_decoupled_leaves_the_updates_of_the_base_optimizer_as_they_are():
     assert_same(updates, BASE.update(g, BASE.init(g))[0])
 
 
+@pytest.mark.slow
 def test_schedules_count_steps():
     schedule = lambda t: 0.5 * t
     points, _ = run(coupled(schedule), 4)

@@ -111,6 +111,7 @@ def test_by_hand(g, g_s, alpha, expected):
     np.testing.assert_allclose(vector(apply(alpha, cut(g), cut(g_s))), by_hand, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_a_random_start_it_is_r_gsam():
     """g is the gradient at the random start."""
     key = jax.random.key(3)
@@ -141,6 +142,7 @@ def test_a_schedule_of_alpha_counts_steps():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.slow
 def test_zero_gradients(dtype):
     zero, g = jnp.zeros(3, dtype), jnp.array([1, -2, 0.5], dtype)
     assert_same(apply(0.5, zero, zero), zero)
@@ -153,6 +155,7 @@ def test_zero_gradients(dtype):
     ("dtype", "tol"), [(jnp.bfloat16, 2.0**-8), (jnp.float16, 2.0**-10), (jnp.float32, 1e-5)]
 )
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 300.0])
+@pytest.mark.slow
 def test_dtypes_are_kept_and_their_range_is_used(dtype, tol, scale):
     rng = np.random.default_rng(0)
     g, g_s = (
@@ -214,6 +217,7 @@ def test_an_unperturbed_step_keeps_its_gradient(perturbed):
 # ---------------------------------------------------------------- use
 
 
+@pytest.mark.slow
 def test_wrappers_take_the_same_steps():
     points, _ = run(tx(0.4), 3, jnp.float32, given=True)
     for wrapped in (

@@ -112,6 +112,7 @@ def test_trajectory(name):
 
 
 @pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
+@pytest.mark.slow
 def test_trajectory_of_the_displacements_alone(name):
     """``update`` as a plain gradient transformation, fed the file's own params."""
     with x64():
@@ -136,6 +137,7 @@ def test_trajectory_of_the_displacements_alone(name):
         ("fsam", lambda h: sam_optax.fsam(h["rho"], 0.9, h["lmbda"])),
     ],
 )
+@pytest.mark.slow
 def test_other_methods_do_not_follow_it(name, wrong):
     """Negative control: the second step's displacement is another one."""
     with x64():
@@ -153,6 +155,7 @@ def test_other_methods_do_not_follow_it(name, wrong):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.35, -1.0])
+@pytest.mark.slow
 def test_other_surrogate_gaps_do_not_follow_it(alpha):
     """Negative control: GSAM's params after one step need its α (-1: the other order)."""
     with x64():

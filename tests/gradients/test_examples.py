@@ -45,6 +45,7 @@ def gradients(w):
         (100, 0.25, range(0, 100, 4)),
     ],
 )
+@pytest.mark.slow
 def test_evenly_spaced_examples(n, fraction, expected):
     batch = {"x": jnp.arange(n), "y": np.arange(2 * n).reshape(n, 2), "none": None}
     part = sam_optax.part_of_batch(batch, fraction)
@@ -126,6 +127,7 @@ def test_rising_samples_are_the_papers(fraction):
             assert np.abs(expected - wrong).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_all_samples_are_the_plain_gradient():
     grad_fn = sam_optax.rising_samples(losses_fn, jnp.ones(3), BATCH, 1.0)
     plain = jax.grad(lambda w: jnp.mean(losses_fn(w, BATCH)))(BATCH[0][0])
@@ -138,6 +140,7 @@ def test_ties_of_rises_keep_the_count():
     assert float(grad_fn(1.0)) in {s / 4 for s in range(6, 23)}
 
 
+@pytest.mark.slow
 def test_esam_as_a_whole():
     """Both halves together in the combinator; the ascent is the whole batch's."""
     w = jnp.asarray(W, jnp.float32)
@@ -176,6 +179,7 @@ def test_the_second_pass_is_a_forward_pass_and_a_gradient_of_a_part():
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+@pytest.mark.slow
 def test_weights_are_the_slopes_along_a_direction(power):
     """With ℓ_i = a_i·w, Σ ω_i a_i over three unit vectors shows ω, and so |u|."""
     w = jnp.asarray(W, jnp.float32)
@@ -211,6 +215,7 @@ def test_expected_weights_go_with_the_lengths_of_the_gradients():
 
 
 @pytest.mark.parametrize("kind", ["rising", "reweighted"])
+@pytest.mark.slow
 def test_complex_params_get_the_gradient_that_optax_descends_along(kind):
     """The conjugate of JAX's: ½|w − c|² has the gradient w − c."""
     c = jnp.array([1 + 2j, 1 + 2j])
@@ -222,12 +227,14 @@ def test_complex_params_get_the_gradient_that_optax_descends_along(kind):
     np.testing.assert_allclose(grad_fn(jnp.asarray(3 - 1j)), 2 - 3j, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_zero_gradients_weigh_evenly():
     grad_fn = sam_optax.reweighted_ascent(lambda w, x: 0 * w[0] * x, jnp.ones(4), key=KEY)
     np.testing.assert_array_equal(grad_fn(jnp.ones(2)), 0)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.slow
 def test_narrow_dtypes(dtype):
     """Slopes whose sum leaves float16's range."""
     batch = jnp.full((4000, 2), 300, dtype)
@@ -237,6 +244,7 @@ def test_narrow_dtypes(dtype):
     np.testing.assert_allclose(np.asarray(out, np.float32), 3000, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_tree_params_trace_once_and_integers():
     (x,), (y,) = batches(1, size=6)
     each = Counted(lambda p, batch: jnp.mean((mlp(p, batch[0]) - batch[1]) ** 2, axis=1))

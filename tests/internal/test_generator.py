@@ -43,6 +43,7 @@ def test_exact_distribution_is_normal(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_a_million_draws(seed):
     """Kolmogorov–Smirnov, moments, and the frequency of each sum against its probability."""
     count = 1_000_000
@@ -55,6 +56,7 @@ def test_a_million_draws(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_values_repeat_as_often_as_chance_has_it(monkeypatch, seed):
     count = 1_000_000
     values, pmf = quantiles(monkeypatch), probabilities()
@@ -80,6 +82,7 @@ def random_bits(words, shape):
 
 
 @pytest.mark.parametrize("words", WORDS, ids=str)
+@pytest.mark.slow
 def test_bit_planes_are_balanced_and_independent(words):
     x = planes(random_bits(words, (SIZE,)))
     bound = 5.5 / np.sqrt(SIZE)
@@ -113,6 +116,7 @@ def test_either_word_decides_the_noise():
 
 @pytest.mark.parametrize("shift", [0, 8, 16])
 @pytest.mark.parametrize("words", WORDS, ids=str)
+@pytest.mark.slow
 def test_words_and_pairs_of_them_are_uniform(words, shift):
     """Chi-square over 4,096 cells: of 12 bits of a word, and of 6 bits each of two neighbours."""
     x = random_bits(words, (1_000_000,)) >> np.uint32(shift)
@@ -129,6 +133,7 @@ def test_uniform():
     assert scipy.stats.kstest(u, "uniform").pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_the_limit_that_the_docstring_names():
     """Second words that differ in one bit correlate, if the first are equal; as of leaves, not."""
     words, count = np.asarray(WORDS[0]), 1_000_000

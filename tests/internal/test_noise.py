@@ -59,6 +59,7 @@ def test_variance_of_each_kernel(samples):
 
 
 @pytest.mark.parametrize("noise_scale", ["relative", "norm", "isotropic"])
+@pytest.mark.slow
 def test_variance_of_each_kernel_under_other_scales(noise_scale):
     """γ² ‖w_j‖²/n_j, γ² ‖w_j‖² and γ² within 5 %, and none of the others' variances."""
     variance = draw(kernels(), 0.1, noise_scale=noise_scale).var(0)
@@ -83,6 +84,7 @@ def test_elements_kernels_and_leaves_are_uncorrelated(samples):
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
+@pytest.mark.slow
 def test_successive_steps_are_uncorrelated(samples, lag):
     z = (samples - samples.mean(0)) / samples.std(0)
     for a in (z, np.abs(z) - np.abs(z).mean(0)):
@@ -113,6 +115,7 @@ def test_large_leaves():
     assert not np.any(np.all(np.diff(rows, axis=0) == 0, axis=0))
 
 
+@pytest.mark.slow
 def test_different_keys_are_independent():
     x = [planes(np.asarray(generator.bits(noise.first_key(s), (SIZE,)))) for s in range(4)]
     for i, a in enumerate(x):
@@ -220,6 +223,7 @@ RANDOM_START = lambda **options: sam_optax.random_start(sam_optax.asam(), **opti
 
 @pytest.mark.parametrize("make", [sam_optax.rsam, RANDOM_START, sam_optax.low_pass])
 @pytest.mark.parametrize("draw", [jax.random.normal, rademacher, uniform])
+@pytest.mark.slow
 def test_a_draw_of_the_callers(draw, make):
     params = {"big": jnp.ones((300, 300)), "small": jnp.ones((50, 60)), "one": jnp.ones(())}
     z = isotropic(params, draw, make)
@@ -235,6 +239,7 @@ def test_a_draw_of_the_callers(draw, make):
     assert not np.any(np.isclose(isotropic(params, None, make)[0], big, atol=1e-6).all())
 
 
+@pytest.mark.slow
 def test_a_draw_is_the_noise_of_the_perturbation_too():
     method = sam_optax.rsam(
         1.0, 0.3, 0.0, key=3, noise_scale="isotropic", weighting="raw", draw=rademacher
@@ -248,6 +253,7 @@ def test_a_draw_is_the_noise_of_the_perturbation_too():
         np.testing.assert_allclose(e, np.sign(d) / length, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_draws_of_steps_and_devices_are_new():
     method = sam_optax.rsam(key=3, draw=jax.random.normal)
     w = {"a": jnp.ones((40, 5))}

@@ -9,8 +9,10 @@ import pytest
 from helpers import assert_close
 
 import sam_optax
-from sam_optax import analysis
 from sam_optax._internal.leaf_roles import unit_axes, unit_norm, unit_size
+
+# Drawing and statistics are not among the core's dependencies.
+analysis = pytest.importorskip("sam_optax.analysis", exc_type=ImportError)
 
 SHAPES = {"conv": (3, 3, 2, 4), "dense": (6, 4), "query": (6, 2, 3), "bias": (4,)}
 
@@ -38,6 +40,7 @@ def some_stacked(path, leaf):
 
 @pytest.mark.parametrize("axis", [-1, 0, 2])
 @pytest.mark.parametrize("p", [2, np.inf])
+@pytest.mark.fast("2-0")
 def test_filters_of_asam_are_each_layers_own(axis, p):
     """Stacked, ε is that of the same layers in a list; one norm spans them all."""
     options = {"p": p, "normalization": "filterwise", "filter_axis": axis}
@@ -108,6 +111,7 @@ def test_directions_are_each_layers_own():
 
 
 @pytest.mark.parametrize("vectors", ["zero", "keep"])
+@pytest.mark.slow
 def test_directions_of_stacked_layers_are_those_of_a_list(vectors):
     layers, draws = [layer(0), layer(1)], [layer(2), layer(3)]
     expected = analysis.filter_normalized(draws, layers, vectors=vectors)
@@ -116,6 +120,7 @@ def test_directions_of_stacked_layers_are_those_of_a_list(vectors):
     assert np.any(np.asarray(d["bias"])) == (vectors == "keep")
 
 
+@pytest.mark.slow
 def test_adaptive_sharpness_of_stacked_layers():
     layers = [layer(0), layer(1)]
 

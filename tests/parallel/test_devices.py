@@ -78,6 +78,8 @@ def test_two_devices_by_hand(runner, sync, gradient):
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("name", [*FOUR, "random_fsam"])
+@pytest.mark.slow
+@pytest.mark.sample("*-shard_map", "random_fsam-*")
 def test_state_is_the_same_on_all_devices(name, sync, runner):
     tx = sam_optax.sharpness_aware(
         optax.adam(0.1), make(name, 0.1), axis_name="batch", sync_perturbation=sync
@@ -93,6 +95,7 @@ def test_state_is_the_same_on_all_devices(name, sync, runner):
 
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
+@pytest.mark.fast("fsam-True")
 def test_identical_data_on_two_devices_equals_one_device(name, sync):
     params, data = {"w": jnp.array([0.3, -0.2, 0.9])}, jax.random.normal(KEY, (4, 3))
     single = sam_optax.sharpness_aware(optax.sgd(0.1), make(name, 0.1))
@@ -105,6 +108,7 @@ def test_identical_data_on_two_devices_equals_one_device(name, sync):
     np.testing.assert_allclose(new["w"][0], expected["w"][0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_synchronized_equals_one_device_with_the_whole_batch():
     """Per-device perturbations do not: the control."""
     params, data = {"w": jnp.array([0.3, -0.2, 0.9])}, jax.random.normal(KEY, (8, 3))
@@ -130,6 +134,7 @@ def test_fsam_average_sees_the_mean_gradient():
     np.testing.assert_allclose(state.perturbation_state[0].ema["w"].ravel(), [1.0, 1.0])
 
 
+@pytest.mark.slow
 def test_rsam_draws_differ_between_devices_and_come_from_one_key():
     method = make("rsam", 0.1, gamma=0.3)
     params = {"w": jnp.ones((4, 4))}
@@ -164,6 +169,8 @@ def test_nested_axes():
     ("method", "sync", "groups"),
     [("random_fsam", True, 2), ("random_fsam", False, 2), ("fsam", True, None)],
 )
+@pytest.mark.slow
+@pytest.mark.sample("*-shard_map", "random_fsam-True-2-*")
 def test_options_combine_on_devices(runner, method, sync, groups):
     tx = sam_optax.sharpness_aware(
         optax.sgd(0.1),
@@ -220,6 +227,7 @@ def test_sync_needs_an_axis():
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("p", [1, 1.5, 2, np.inf])
 @pytest.mark.parametrize("factory", [sam_optax.sam, lambda rho, p: sam_optax.asam(rho, p=p)])
+@pytest.mark.slow
 def test_norms_span_the_axis_that_params_are_sharded_over(factory, p, check_vma):
     tx = sam_optax.sharpness_aware(optax.sgd(1.0), factory(0.5, p=p), norm_axis_name="model")
     params = {"w": jnp.array([3.0, 4.0, -1.0, 0.5]), "b": jnp.array([2.0])}

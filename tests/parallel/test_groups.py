@@ -27,6 +27,7 @@ def test_groups_perturb_each_by_its_own_gradient(method):
     np.testing.assert_allclose(updates, -1.0, rtol=1e-6)  # not -1.1, of the whole batch
 
 
+@pytest.mark.slow
 def test_groups_equal_a_hand_written_loop():
     method = sam_optax.fsam(0.1, lmbda=0.5)
     tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), method, groups=3)

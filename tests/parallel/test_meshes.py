@@ -126,6 +126,8 @@ every_name = [n if n in KINDS else pytest.param(n, marks=pytest.mark.exhaustive)
 @explicit_only
 @both
 @pytest.mark.parametrize("name", every_name)
+@pytest.mark.sample("*-explicit", "sam-auto", "asam-auto", "fsam-auto", "rsam-auto")
+@pytest.mark.fast("sam-explicit")
 def test_every_method(name, kind):
     check(method(name), kind, "columns")
 
@@ -134,6 +136,8 @@ def test_every_method(name, kind):
 @both
 @pytest.mark.parametrize("specs", ["rows", "batch"])
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.slow
+@pytest.mark.sample("*-rows-explicit", "sam-*")
 def test_other_shardings(name, specs, kind):
     check(method(name), kind, specs)
 
@@ -143,6 +147,7 @@ def test_other_shardings(name, specs, kind):
 @pytest.mark.parametrize(
     "name", ["sam", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("fsam", "rsam"))]
 )
+@pytest.mark.slow
 def test_every_option(name, option):
     groups = OPTIONS[option].get("groups")
     check(with_option(name, option), "explicit", "columns", groups)
@@ -161,6 +166,7 @@ def with_base(name):
 
 @explicit_only
 @pytest.mark.parametrize("base", BASES)
+@pytest.mark.slow
 def test_pieces_of_the_base(base):
     check(with_base(base), "explicit", "columns")
 
@@ -168,6 +174,8 @@ def test_pieces_of_the_base(base):
 @explicit_only
 @pytest.mark.parametrize("name", every_name)
 @pytest.mark.parametrize("options", [{}, {"skip_nonfinite": True, "keep_ascent_grads": True}])
+@pytest.mark.slow
+@pytest.mark.sample("options1-*", "options0-sam", "options0-rsam")
 def test_alternating(name, options):
     if make(name).samples > 1:
         pytest.skip("one gradient per call")
@@ -228,6 +236,7 @@ def test_random_masks_differ_where_shards_differ():
 
 @explicit_only
 @pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.fast("True")
 def test_devices_agree_to_skip(check_vma):
     """A gradient that is not finite on one of two devices that share the params."""
     mesh = jax.make_mesh((2,), ("m",), axis_types=(jax.sharding.AxisType.Auto,))

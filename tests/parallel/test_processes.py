@@ -9,8 +9,6 @@ import sys
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = pathlib.Path(__file__).with_name("two_processes.py")
 
 
@@ -52,6 +50,8 @@ def parameters(out):
 
 
 @pytest.mark.parametrize("method", ["sam", "fsam", "rsam"])
+@pytest.mark.slow
+@pytest.mark.sample("fsam", "rsam")  # averages and draws that have to agree
 def test_two_processes_equal_one(method):
     (single,) = train(method, 1)
     first, second = train(method, 2)

@@ -65,6 +65,7 @@ def three_steps(tx, params, x, gather=False):
 @pytest.mark.parametrize(
     ("kind", "specs"), [(AUTO, FSDP), (AUTO, TWO_AXES), (EXPLICIT, FSDP)], ids=str
 )
+@pytest.mark.slow
 def test_sharded_equals_one_device(kind, specs, name):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.1))
     expected, _ = three_steps(tx, PARAMS, X)
@@ -85,6 +86,7 @@ def test_sharded_equals_one_device(kind, specs, name):
 
 
 @pytest.mark.parametrize("name", [*FOUR, "asam_filterwise"])
+@pytest.mark.fast("rsam")
 def test_perturbing_moves_no_array(name):
     """ε and the perturbed point are sharded as the params are; only scalars and norms travel."""
     method, mesh = make(name, 0.1), make_mesh(AUTO)
@@ -158,6 +160,7 @@ SIZE = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
         ("fsam", True, 2),
     ],
 )
+@pytest.mark.fast("fsam-True-2")
 def test_all_reduces(name, sync, gradients):
     assert reduced_elements(averaged_sgd()) == SIZE
     tx = sam_optax.sharpness_aware(

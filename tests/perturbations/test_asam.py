@@ -38,6 +38,7 @@ def displacement(params, grads, **arguments):
 @pytest.mark.parametrize("normalization", ["elementwise", "filterwise"])
 @pytest.mark.parametrize("p", ORDERS)
 @pytest.mark.parametrize(("dtype", "rtol"), [(jnp.float64, 1e-13), (jnp.float32, 2e-6)])
+@pytest.mark.fast("float64-*")
 def test_is_the_papers_formula(normalization, p, dtype, rtol):
     with precision(dtype):
         w, g = tree(dtype, 0), tree(dtype, 1)
@@ -61,6 +62,7 @@ def test_radius_in_units_of_the_weights(normalization, p):
 
 
 @pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.slow
 def test_p_1_finds_the_largest_element_whatever_its_value(jit):
     method = sam_optax.asam(0.3, 0.01, p=1, bias_mask=False)
     update = jax.jit(method.update) if jit else method.update
@@ -124,6 +126,7 @@ def test_bias_mask_false_normalizes_everything():
 
 
 @pytest.mark.parametrize("axis", [0, 1, -2, 3])
+@pytest.mark.slow
 def test_filter_axis_is_for_leaves_with_four_axes(axis):
     w, g = tree(seed=0), tree(seed=1)
     eps = displacement(w, g, normalization="filterwise", filter_axis=axis)
@@ -150,6 +153,7 @@ def attention_and_conv1d():
     return {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
 
 
+@pytest.mark.slow
 def test_three_axes_are_not_a_convolution_by_default():
     w = attention_and_conv1d()
     eps = displacement(w, w, normalization="filterwise")

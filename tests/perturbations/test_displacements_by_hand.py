@@ -23,6 +23,7 @@ def displacement(method, grads, params=None):
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("name", ["sam", "sam_1", "sam_3", "asam", "fsam", "rsam"])
+@pytest.mark.fast("*-float32")
 def test_zero_gradient(name, dtype):
     with precision(dtype):
         params = {"bias": jnp.ones(3, dtype), "k": jnp.ones((2, 1, 2), dtype)}
@@ -117,6 +118,7 @@ def test_asam_by_hand():
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3, np.inf])
 @pytest.mark.parametrize("normalization", ["elementwise", "filterwise"])
 @pytest.mark.parametrize("shape", [(3,), (2, 2, 3)])
+@pytest.mark.slow
 def test_zero_weights_and_no_eta(p, normalization, shape):
     w, g = {"w": jnp.zeros(shape)}, {"w": jnp.ones(shape)}
     method = sam_optax.asam(0.5, 0.0, p=p, normalization=normalization)
@@ -159,6 +161,7 @@ def test_constant_gradient(dtype):
 
 @pytest.mark.parametrize("rho", [0.05, 3.0])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.slow
 def test_radius_of_rsam(rho, scale):
     w = {"k": jnp.ones((3, 2)), "b": jnp.ones(2)}
     eps = displacement(sam_optax.rsam(rho, key=KEY), jax.tree.map(lambda x: scale * x, w), w)
@@ -188,6 +191,7 @@ RANGES = {
 @pytest.mark.parametrize(("dtype", "value"), [(d, v) for d, vs in RANGES.items() for v in vs])
 @pytest.mark.parametrize("count", [1, 100])
 @pytest.mark.parametrize("name", ["sam", "sam_3", "asam", "fsam"])
+@pytest.mark.fast("sam-*")
 def test_range(name, dtype, value, count):
     with precision(dtype):
         grads = {"bias": jnp.full((count,), value, dtype)}  # a bias: ASAM's T is 1
@@ -209,12 +213,14 @@ def test_range_times_the_weights(normalization, value, weight):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.fast("float16")
 def test_many_leaves(dtype):
     """A bfloat16 accumulator would stop at 16; the norm of 600 ones is 24.49."""
     grads = [jnp.ones(1, dtype) for _ in range(600)]
     assert norm(displacement(sam_optax.sam(0.5), grads)) == pytest.approx(0.5, rel=0.01)
 
 
+@pytest.mark.slow
 def test_many_elements():
     eps = displacement(sam_optax.sam(0.5), jnp.ones(2**17, jnp.bfloat16))
     assert norm(eps) == pytest.approx(0.5, rel=0.01)

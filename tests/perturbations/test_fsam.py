@@ -56,6 +56,7 @@ def test_residual_is_the_papers_formula(ema_start, subtract, sigma, lmbda, dtype
 
 @pytest.mark.parametrize("ema_start", STARTS)
 @pytest.mark.parametrize("subtract", ORDERS)
+@pytest.mark.slow
 def test_fsam_is_sam_of_the_residual(ema_start, subtract):
     gs = gradients()
     options = {"ema_start": ema_start, "subtract": subtract}
@@ -128,6 +129,7 @@ def test_before_asam_is_equation_51():
 
 @pytest.mark.parametrize("ema_start", STARTS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.slow
 def test_constant_gradient_leaves_nothing(ema_start, dtype):
     g = jax.tree.map(lambda x: x.astype(dtype), gradients(steps=1)[0])
     epsilons, _ = run(sam_optax.fsam(0.1, ema_start=ema_start), [g] * 4)
@@ -137,6 +139,7 @@ def test_constant_gradient_leaves_nothing(ema_start, dtype):
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(40_000, jnp.float16), (1e38, jnp.bfloat16)])
+@pytest.mark.slow
 def test_residual_is_not_confined_to_the_range_of_the_gradient(value, dtype):
     """g − m may be twice as large as either, as with gradients of a scaled loss."""
     method = sam_optax.fsam(0.5)
@@ -153,6 +156,7 @@ def test_state_is_one_copy_of_the_gradient():
 
 
 @pytest.mark.parametrize("accumulator_dtype", [jnp.float32, "float32"])
+@pytest.mark.slow
 def test_accumulator_dtype(accumulator_dtype):
     """In bfloat16, (1 − λ) g is lost beside m for λ = .999; in float32 it is not."""
     gs = [{"w": jnp.full((3,), value, jnp.bfloat16)} for value in [1.0] + [2.0] * 40]

@@ -15,6 +15,7 @@ KEY = jax.random.key(5)
 
 
 @pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.slow
 def test_step_is_the_mean_over_its_draws(samples):
     with precision(jnp.float64):
         params = as_tree(START)
@@ -62,6 +63,7 @@ def test_the_start_is_the_perturbed_point():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.slow
 def test_gamma_0_is_the_base_optimizer(dtype):
     tx = sam_optax.sharpness_aware(BASE, sam_optax.low_pass(0.0, key=KEY))
     assert gap(run(tx, 3, dtype)[0], plain(steps=3, dtype=dtype)) == 0
@@ -69,6 +71,7 @@ def test_gamma_0_is_the_base_optimizer(dtype):
 
 @pytest.mark.parametrize("jit", [True, False])
 @pytest.mark.parametrize(("samples", "groups", "count"), [(1, None, 1), (3, None, 3), (2, 2, 4)])
+@pytest.mark.fast("3-None-3-True", "2-2-4-False")
 def test_number_of_gradients(samples, groups, count, jit):
     grad_fn = RuntimeCounted(lambda p, *group: 2 * p)
     method = sam_optax.low_pass(0.1, samples, key=KEY)
@@ -81,6 +84,7 @@ def test_number_of_gradients(samples, groups, count, jit):
 
 
 @pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.slow
 def test_each_group_has_draws_of_its_own(samples):
     """The paper's LPF-SGD: M parts of the batch, each with its own sample."""
     method = sam_optax.low_pass(0.3, samples, key=KEY)

@@ -30,6 +30,7 @@ def reference(gradient_of):
 
 
 @pytest.mark.parametrize(("decay", "sign"), [(0.6, 1.0), (0.0, 1.0), (0.9, -1.0)])
+@pytest.mark.slow
 def test_trajectories(decay, sign):
     """With decay 0 along the last gradient; with the sign reversed Momentum-SAM."""
     points, _ = run(sam_optax.sharpness_aware(BASE, momentum(decay, sign)))
@@ -60,6 +61,7 @@ def test_first_step_is_the_base_optimizers_to_the_bit():
 
 @pytest.mark.parametrize("jit", [True, False])
 @pytest.mark.parametrize("when", [None, sam_optax.every(2)])
+@pytest.mark.slow
 def test_one_gradient_a_step(jit, when):
     grad_fn = RuntimeCounted(lambda p: 2 * p)
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), METHOD, when=when)
@@ -112,6 +114,7 @@ def test_apply_loss_returns_the_loss_at_the_perturbed_params():
 
 
 @pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.slow
 def test_devices_keep_one_state(sync):
     tx = sam_optax.sharpness_aware(
         optax.sgd(0.1, momentum=0.9), METHOD, axis_name="batch", sync_perturbation=sync
@@ -139,6 +142,7 @@ def test_devices_keep_one_state(sync):
     assert_close(result[0][0], params, 1e-5)
 
 
+@pytest.mark.slow
 def test_groups_share_one_displacement():
     a = jnp.array([1.0, 3.0])
     tx = sam_optax.sharpness_aware(optax.sgd(1.0), momentum(0.0), groups=2)
@@ -177,6 +181,7 @@ def test_zero_gradients_and_other_leaves():
     assert state.perturbation_state.ema["i"] is None
 
 
+@pytest.mark.slow
 def test_around_other_perturbations():
     """Each maps the average to ε, with its own state and the params."""
     params, g = as_tree(START, jnp.float32), as_tree(START[::-1], jnp.float32)

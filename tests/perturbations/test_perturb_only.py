@@ -40,6 +40,7 @@ def part(params):
 
 
 @every_inner
+@pytest.mark.fast("sam", "fsam")
 def test_is_the_inner_method_on_the_chosen_leaves(name):
     inner = sam_optax.as_perturbation(INNER[name])
     method = sam_optax.perturb_only(INNER[name], MASK)
@@ -62,6 +63,7 @@ def test_is_the_inner_method_on_the_chosen_leaves(name):
 
 
 @every_inner
+@pytest.mark.fast("sam", "fsam")
 def test_everything_chosen_is_the_method_itself(name):
     inner = sam_optax.as_perturbation(INNER[name])
     method = sam_optax.perturb_only(INNER[name], True)
@@ -71,6 +73,7 @@ def test_everything_chosen_is_the_method_itself(name):
 
 
 @every_inner
+@pytest.mark.slow
 def test_nothing_chosen_displaces_nothing(name):
     method = sam_optax.perturb_only(INNER[name], False)
     params, grads = tree(0), tree(1)
@@ -81,6 +84,7 @@ def test_nothing_chosen_displaces_nothing(name):
 
 
 @every_inner
+@pytest.mark.fast("sam")
 def test_the_gradient_of_the_other_leaves_has_no_influence(name):
     method = sam_optax.perturb_only(INNER[name], MASK)
     params, grads = tree(0), tree(1)

@@ -33,6 +33,7 @@ def survival(method, params, grads, **options):
 
 
 @pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.fast("bfloat16")
 def test_large_low_precision_params_keep_nothing(dtype):
     params, grads = large_params(dtype)
     along, length = survival(sam_optax.sam(0.05), params, grads)
@@ -67,6 +68,7 @@ def test_float32_params_computed_with_in_low_precision(dtype):
 
 
 @pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.fast("bfloat16")
 def test_more_survives_in_smaller_params_and_at_larger_radii(dtype):
     radii = [survival(sam_optax.sam(rho), *large_params(dtype))[0] for rho in (0.05, 0.5, 5, 50)]
     assert radii == sorted(radii)
@@ -81,6 +83,7 @@ def test_more_survives_in_smaller_params_and_at_larger_radii(dtype):
     ("dtype", "compute_dtype"),
     [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, None), (jnp.float16, jnp.bfloat16)],
 )
+@pytest.mark.fast("bfloat16-None-sam")
 def test_is_the_quotient_it_says(name, dtype, compute_dtype):
     method = build(name, 0.05)
     params = init_mlp(dtype=dtype)
@@ -107,6 +110,7 @@ def test_is_the_quotient_it_says(name, dtype, compute_dtype):
 @pytest.mark.parametrize(
     ("dtype", "compute_dtype"), [(jnp.bfloat16, None), (jnp.float32, jnp.bfloat16)]
 )
+@pytest.mark.slow
 def test_compiled_measurement_rounds_as_an_eager_one(dtype, compute_dtype):
     """A compiler that keeps the digits of fused casts would report 1 and 1."""
     params, grads = large_params(dtype, size=10**4)

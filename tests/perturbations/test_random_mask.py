@@ -25,6 +25,7 @@ def draw(method, eps=EPS, steps=1, **extra):
 
 
 @pytest.mark.parametrize("beta", [0.2, 0.6, 0.95])
+@pytest.mark.slow
 def test_share_and_scale(beta):
     masked = jax.tree.map(lambda x: x[0], draw(sam_optax.random_mask(beta, key=KEY)))
     for name in EPS:
@@ -59,6 +60,7 @@ def test_draws_differ_between_steps_leaves_elements_and_keys():
     )
 
 
+@pytest.mark.slow
 def test_whole_leaves():
     eps = [jnp.full(3, float(i + 1)) for i in range(40)]
     masked = draw(sam_optax.random_mask(0.5, key=KEY, whole_leaves=True), eps, 20)
@@ -90,6 +92,7 @@ def test_schedule_may_drop_everything_for_a_while():
     assert np.all(masked[2] == 1)
 
 
+@pytest.mark.slow
 def test_behind_and_in_front_of_sam():
     g = jnp.ones(100)
     behind = sam_optax.as_perturbation(

@@ -38,6 +38,7 @@ def noise(method, params, state=None):
 
 @pytest.mark.parametrize(("dtype", "tol"), [(jnp.float64, 1e-12), (jnp.float32, 5e-6)])
 @pytest.mark.parametrize(("gamma", "lmbda"), [(0.1, 1.0), (0.5, 0.3), (0.2, 0.0)])
+@pytest.mark.fast("0.5-*-float64-*")
 def test_is_the_papers_formula(dtype, tol, gamma, lmbda):
     with precision(dtype):
         w, g_hat = tree(dtype, 0), tree(dtype, 1)
@@ -50,6 +51,7 @@ def test_is_the_papers_formula(dtype, tol, gamma, lmbda):
 @pytest.mark.parametrize("noise_scale", SCALES)
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("lmbda", [0.0, 0.3, 1.0, 4.0])
+@pytest.mark.fast("0.3-normalized-relative")
 def test_every_scale_with_every_weighting(noise_scale, weighting, lmbda):
     with x64():
         w, g_hat = tree(jnp.float64, 0), tree(jnp.float64, 1)
@@ -81,6 +83,7 @@ def test_defaults():
 
 @pytest.mark.parametrize("width", [8, 64, 512])
 @pytest.mark.parametrize("gradient", [1e-4, 1.0, 1e3])
+@pytest.mark.slow
 def test_by_default_both_terms_count_at_every_size(width, gradient):
     """Cosines of ε with δ₀ and with ĝ; read literally, the noise drowns small gradients."""
     rng = np.random.default_rng(0)
@@ -136,6 +139,7 @@ def test_wrong_formulas_are_told_apart():
 
 @pytest.mark.parametrize("noise_scale", SCALES)
 @pytest.mark.parametrize("kernel_axis", [-1, 0])
+@pytest.mark.slow
 def test_standard_deviation_of_each_kernel(noise_scale, kernel_axis):
     """The same draw under another scale, with z read off isotropic noise."""
     with x64():
@@ -167,6 +171,7 @@ def test_kernel_axis_by_function():
 )
 @pytest.mark.parametrize("noise_scale", SCALES)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.fast("float32-isotropic-*", "bfloat16-relative-normalized-*")
 def test_gamma_0_is_sam_to_the_bit(noise_scale, weighting, lmbda, dtype):
     w, g = tree(dtype, seed=0), tree(dtype, seed=1)
     options = {"noise_scale": noise_scale, "weighting": weighting}
@@ -231,6 +236,7 @@ def test_a_leaf_without_gradient_does_not_count(weighting):
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("size", [1e-36, 1e-18, 1e18, 1e37])
+@pytest.mark.slow
 def test_radius_over_the_range_of_bfloat16(weighting, size):
     w = {"k": jnp.full((8, 4), 1e-3, jnp.bfloat16), "b": jnp.ones(4, jnp.bfloat16)}
     g = jax.tree.map(lambda x: jnp.full_like(x, size), w)
@@ -240,6 +246,7 @@ def test_radius_over_the_range_of_bfloat16(weighting, size):
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize(("value", "lmbda"), [(60_000, 2.0), (1e-6, 1e-3), (1e-4, 1e-6)])
+@pytest.mark.slow
 def test_direction_is_not_confined_to_the_range_of_the_gradient(value, lmbda, weighting):
     """δ₀ + λĝ leaves float16's range where neither the gradient nor ε does."""
     w = {"k": jnp.zeros(4, jnp.float16)}  # no noise
@@ -260,6 +267,7 @@ def test_random_start_before_asam():
         assert_close(method.update(g, method.init(w), w)[0], expected, 1e-12)
 
 
+@pytest.mark.slow
 def test_random_start_before_fsam_averages_the_directions():
     w = tree()
     method = sam_optax.random_start(sam_optax.fsam(0.3), 0.2, 1.0, key=KEY, **PAPER)

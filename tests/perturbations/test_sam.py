@@ -26,6 +26,7 @@ def displacement(method, grads, params=None):
 
 @pytest.mark.parametrize("p", ORDERS)
 @pytest.mark.parametrize(("dtype", "rtol"), [(jnp.float64, 1e-13), (jnp.float32, 2e-6)])
+@pytest.mark.fast("float64-*")
 def test_is_the_papers_formula(p, dtype, rtol):
     with precision(dtype):
         g = gradient(dtype)
@@ -75,6 +76,7 @@ def test_ties_share_the_radius_of_p_1():
 
 
 @pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.slow
 def test_p_1_finds_the_largest_element_whatever_its_value(jit):
     """Dividing by the largest magnitude need not give 1 for the largest element itself."""
     method = sam_optax.sam(0.3, p=1)
@@ -95,6 +97,7 @@ def test_does_not_depend_on_the_scale_of_the_gradient(p):
 
 
 @pytest.mark.parametrize("p", ORDERS)
+@pytest.mark.slow
 def test_radius_0_displaces_nothing(p):
     zeros = jax.tree.map(jnp.zeros_like, gradient())
     eps = displacement(sam_optax.sam(0.0, p=p), gradient())

@@ -75,6 +75,7 @@ def test_trajectory():
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.9])
+@pytest.mark.fast("0.9")
 def test_the_largest_of_the_whole_tree(sparsity):
     gs = [tree(i) for i in range(3)]
     found = masks(sparse(sparsity), gs)
@@ -99,6 +100,7 @@ def test_at_least_one_element_is_kept():
 
 
 @pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.fast("3")
 def test_refreshed_every_so_many_perturbations(every):
     found = masks(sparse(0.5, every), [tree(i) for i in range(7)])
     for t in range(1, 7):
@@ -115,6 +117,7 @@ def test_steps_that_do_not_perturb_do_not_count():
     assert not np.array_equal(seen[4], seen[0])
 
 
+@pytest.mark.slow
 def test_given_fisher_information():
     g, fisher = tree(0), jax.tree.map(jnp.abs, tree(1))
     (mask,) = masks(sparse(0.5), [g], fisher=fisher)
@@ -142,6 +145,7 @@ def test_behind_asam_it_goes_by_the_gradient():
 
 
 @pytest.mark.parametrize(("sparsity", "drop"), [(0.5, 0.5), (0.2, 0.9)])
+@pytest.mark.slow
 def test_dynamic_exchange(sparsity, drop):
     gs = [tree(i) for i in range(5)]
     method = sparse(sparsity, 2, choice="dynamic", drop=drop)
@@ -170,6 +174,7 @@ def test_dynamic_masks_depend_on_the_key():
     assert vector(first).sum() == vector(second).sum() == 15
 
 
+@pytest.mark.slow
 def test_schedule_of_the_drop():
     method = sparse(choice="dynamic", drop=lambda t: jnp.where(t < 2, 0.6, 0.0))
     found = masks(method, [tree(i) for i in range(4)])
@@ -181,6 +186,7 @@ def test_schedule_of_the_drop():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.complex64])
+@pytest.mark.slow
 def test_dtypes_and_other_leaves(dtype):
     float0 = np.zeros(2, jax.dtypes.float0)
     params = {"w": jnp.arange(6, dtype=dtype), "n": None, "i": jnp.arange(2)}
@@ -207,6 +213,7 @@ def test_masked_elements_that_are_not_finite_do_not_matter():
 # ---------------------------------------------------------------- devices and loops
 
 
+@pytest.mark.slow
 def test_sharded_equals_unsharded():
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     g = {"a": jax.random.normal(KEY, (64, 8)), "b": jnp.round(jax.random.normal(KEY, (32,)))}
@@ -229,6 +236,7 @@ def test_sharded_equals_unsharded():
         ("shard_map without check_vma", "dynamic"),
     ],
 )
+@pytest.mark.slow
 def test_devices_have_one_mask(runner, choice):
     """That of the mean of their |g|, though each perturbs by its own gradient."""
     ssam = optax.chain(sam_optax.sam(RHO), sam_optax.sparsify(0.5, key=KEY, every=1, choice=choice))
@@ -264,6 +272,7 @@ def test_devices_have_one_mask(runner, choice):
         assert mask[3]
 
 
+@pytest.mark.slow
 def test_scan_equals_the_loop():
     ssam = optax.chain(
         sam_optax.sam(RHO), sam_optax.sparsify(0.5, key=KEY, every=2, choice="dynamic")

@@ -91,6 +91,7 @@ STATES = {
 
 @pytest.mark.parametrize("combinator", [sam_optax.sharpness_aware, sam_optax.alternating])
 @pytest.mark.parametrize("kind", STATES)
+@pytest.mark.fast("typed_key-alternating", "array-sharpness_aware", "none-*")
 def test_whatever_init_returns_is_a_state(kind, combinator):
     """Eagerly, under jit and in a scan."""
 

@@ -54,6 +54,7 @@ def neighbours(target, dtype):
 
 
 @pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.slow
 def test_points_are_the_two_neighbours(dtype):
     params, eps, points = draws(dtype)
     target = (params + eps).astype(np.float32)
@@ -76,6 +77,7 @@ def test_mean_is_the_perturbed_point(dtype):
 
 
 @pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.fast("bfloat16")
 def test_a_lost_perturbation_is_kept_on_average(dtype):
     rng = np.random.default_rng(1)
     params = jnp.asarray(rng.uniform(1, 2, size=200_000), dtype)
@@ -126,6 +128,7 @@ def test_float32_and_other_leaves_are_the_inner_perturbations():
 
 
 @pytest.mark.parametrize("key", [KEY, jax.random.PRNGKey(11), jax.random.key(3, impl="rbg")])
+@pytest.mark.slow
 def test_state_keeps_its_signature_and_moves_on(key):
     params = jnp.linspace(1, 2, 100, dtype=jnp.bfloat16)
     method = stochastic_rounding(sam_optax.fsam(0.05), key=key)
@@ -155,6 +158,7 @@ def test_around_a_random_start_and_inside_wrappers():
         lost.init(params)
 
 
+@pytest.mark.slow
 def test_survival_tells_how_noisy_it_is():
     """Against the rounded ε′ that the method intends, nothing more is lost."""
     params = jnp.linspace(1, 2, 1000, dtype=jnp.bfloat16)

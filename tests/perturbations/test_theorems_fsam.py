@@ -40,6 +40,7 @@ def residual_after(past, g, method):
     ],
 )
 @pytest.mark.parametrize("sigma", [1.0, 0.6, 0.0])
+@pytest.mark.slow
 def test_lemma_1_by_enumeration(ema_start, mass, sigma):
     """E⟨d, ∇L⟩ = ‖∇L‖² (1 − σ) over every sequence of three batches, if m is unbiased."""
     with x64():
@@ -203,6 +204,7 @@ STARTS = {"far": (2.5, -2.0, 1.5), "at the minimum": (0.0, 0.0, 0.0)}
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 @pytest.mark.parametrize("rho_0", [0.1, 1.0])
+@pytest.mark.slow
 def test_theorem_2(start, rho_0):
     """The mean square of the full gradient is within (48), and each step within (44)."""
     with x64():

@@ -81,6 +81,7 @@ def test_a_lost_random_start_is_an_error_in_update_too():
 
 
 @pytest.mark.parametrize("copy", ["tree_map", "replace"])
+@pytest.mark.slow
 def test_a_rebuilt_perturbation_keeps_its_start_or_is_refused(copy):
     """A NamedTuple is a pytree and has ``_replace``: neither may make a silent SAM."""
     if copy == "tree_map":
@@ -110,6 +111,7 @@ def test_a_rebuilt_perturbation_keeps_its_start_or_is_refused(copy):
     ids=["chain", "scale", "if_finite", "inject", "masked", "multi_transform"],
 )
 @pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
+@pytest.mark.fast("sam-*")
 def test_wrapped_perturbations(name, wrapper):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), wrapper(make(name)))
     assert_close(train(tx)[0], train(sharp(name))[0], 1e-5)

@@ -28,6 +28,7 @@ def sharp(p, key=KEY, **options):
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.slow
 def test_frequency_and_independence(p):
     answers = decisions(sam_optax.bernoulli(p, key=KEY))
     spread = np.sqrt(p * (1 - p) / answers.size)
@@ -53,6 +54,7 @@ def test_never_and_always(p):
     assert np.all(answers == bool(p(0) if callable(p) else p))
 
 
+@pytest.mark.slow
 def test_p_0_is_the_base_optimizer_and_p_1_is_the_method():
     assert gap(run(sharp(0.0), 3)[0], plain(steps=3)) < 1e-15
     assert gap(run(sharp(1.0), 3)[0], run(sam_optax.sharpness_aware(BASE, SAM), 3)[0]) < 1e-15
@@ -117,6 +119,7 @@ def test_scan_and_no_retrace():
     assert len(np.unique(np.asarray(updates), axis=0)) == 4
 
 
+@pytest.mark.slow
 def test_devices_decide_alike():
     tx = sharp(0.5, axis_name="batch")
     w = jnp.array([3.0, 4.0])

@@ -65,6 +65,7 @@ def test_bad_arguments(function, value, error, words):
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("jit", [True, False])
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.fast("sam-*")
 def test_plain_steps_are_the_base_optimizers(name, jit, given):
     """Bit for bit; one gradient at most; and the perturbation's state waits."""
     base, method = optax.sgd(0.1, momentum=0.9), make(name)
@@ -101,6 +102,7 @@ def test_plain_steps_are_the_base_optimizers(name, jit, given):
 
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("name", ["sam", "rsam"])
+@pytest.mark.slow
 def test_loss_is_traced_once(name, given):
     grad_fn = RuntimeCounted(gradient)
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), make(name), when=sam_optax.every(2))

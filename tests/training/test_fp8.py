@@ -27,6 +27,7 @@ def loss_of(model: nn.Module, x: jax.Array, variables: Any) -> jax.Array:
 
 
 @pytest.mark.parametrize("tx", ["sgd", "sam", "rsam"])
+@pytest.mark.fast("sam")
 def test_fp8_statistics_are_those_of_the_stock_class(tx):
     model, x = Quantized(), jnp.arange(1.0, 7.0).reshape(2, 3)
     variables = jax.jit(model.init)(jax.random.key(0), x)

@@ -33,6 +33,7 @@ def eqx_loss(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("method", ["sam", "rsam"])
+@pytest.mark.slow
 def test_equinox(method):
     model, tx = eqx_model(), tx_of(method)
     opt_state = tx.init(eqx.filter(model, eqx.is_inexact_array))
@@ -68,6 +69,7 @@ def test_equinox(method):
 
 
 @pytest.mark.parametrize("method", FOUR)
+@pytest.mark.fast("sam")
 def test_equinox_frozen_leaves_are_none(method):
     """Only the last layer is trained: the rest is None in params and gradient, and stays."""
     model, tx = eqx_model(), tx_of(method)
@@ -104,6 +106,7 @@ def test_an_unfiltered_equinox_module_is_refused():
 
 
 @pytest.mark.parametrize("method", ["fsam"])
+@pytest.mark.slow
 def test_haiku(method):
     """BatchNorm state and dropout in Haiku: functional, so its statistics are an aux output."""
 
@@ -138,6 +141,7 @@ def test_haiku(method):
     assert [int(c["counter"]) for c in counters] == [20]
 
 
+@pytest.mark.slow
 def test_haiku_random_start_with_the_statistics_of_its_start():
     """``value_and_grad_fn``, for a hand-written loop with a random start: two passes, not three."""
     net = hk.transform_with_state(lambda x: hk.Linear(1)(hk.BatchNorm(True, True, 0.9)(x, True)))

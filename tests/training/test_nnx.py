@@ -98,6 +98,7 @@ def linen_run(tx: optax.GradientTransformation, steps: int) -> Any:
 
 
 @pytest.mark.parametrize("method", ["asam", "fsam"])
+@pytest.mark.fast("fsam")
 def test_nnx_equals_linen_over_ten_steps(method):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), perturbation_of(method))
     model, losses = nnx_run(tx, 10)
@@ -108,6 +109,7 @@ def test_nnx_equals_linen_over_ten_steps(method):
     assert model.dropout.rngs.count[...] == 10
 
 
+@pytest.mark.slow
 def test_the_order_matters():
     """A gradient function made after the first pass drops out other units: not the same run."""
     tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), sam_optax.sam(rho=0.1))
@@ -118,6 +120,7 @@ def test_the_order_matters():
 @pytest.mark.parametrize(
     ("method", "when"), [("sam", None), ("rsam", None), ("fsam", sam_optax.every(2))]
 )
+@pytest.mark.fast("sam-None")
 def test_the_grad_fn_leaves_the_model_alone_and_has_one_mask(method, when):
     class Masked(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
@@ -153,6 +156,7 @@ def test_the_grad_fn_leaves_the_model_alone_and_has_one_mask(method, when):
     assert int(optimizer.step[...]) == 1
 
 
+@pytest.mark.slow
 def test_evaluations_and_the_eager_step():
     counted = RuntimeCounted(lambda model: jnp.mean(jnp.square(model(data(0)[0]) - 1)))
     model = NNXNet(nnx.Rngs(0))
@@ -165,6 +169,7 @@ def test_evaluations_and_the_eager_step():
     assert model.dropout.rngs.count[...] == 1
 
 
+@pytest.mark.slow
 def test_wrt_selects_what_is_trained():
     """A frozen layer: no gradient, no perturbation and no update, but the loss sees it."""
     model = NNXNet(nnx.Rngs(0))

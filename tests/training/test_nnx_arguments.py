@@ -35,6 +35,7 @@ def sgd(perturbation: Any = None, rate: float = 1.0) -> Any:
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize("method", ["sam", "rsam"])
+@pytest.mark.fast("sam-jit")
 def test_rngs_passed_to_the_loss_give_one_mask_and_advance_once(jitted, method):
     """The sharp gradient has the mask of the clean one, and the count is 1 after a step."""
     perturbation = sam_optax.rsam(RHO, key=jax.random.key(3)) if method == "rsam" else None
@@ -235,6 +236,7 @@ def by_hand(model: CNN, rngs: nnx.Rngs, steps: int) -> Any:
     return params, rest, streams
 
 
+@pytest.mark.slow
 def test_flax_tutorial():
     model, rngs = CNN(rngs=nnx.Rngs(0)), nnx.Rngs(1)
     optimizer = nnx.Optimizer(model, sgd(rate=RATE), wrt=nnx.Param)

@@ -40,6 +40,7 @@ def step(tx, jitted, take):
 
 @every_optimizer
 @modes
+@pytest.mark.slow
 def test_a_pair_as_grads(tx, jitted):
     with pytest.raises(
         TypeError, match=r"grads must be a gradient.*jax\.value_and_grad.*jax\.grad"
@@ -96,6 +97,7 @@ def test_groups_are_told_of_their_index():
 
 
 @every_optimizer
+@pytest.mark.slow
 def test_what_a_loss_returns(tx):
     with pytest.raises(TypeError, match="got a pair: pass has_aux=True"):
         step(tx, False, lambda s: s.apply_loss(lambda p: (on_batch(p), 1.0)))
@@ -141,6 +143,7 @@ def test_params_that_are_a_pair_are_no_slip():
     assert_same(by_grads.params, by_loss.params)
 
 
+@pytest.mark.slow
 def test_a_pair_given_to_nnxs_optimizer():
     """NNX hands on ``{1: grads}``, what its filter leaves of the pair."""
     nnx = pytest.importorskip("flax.nnx")

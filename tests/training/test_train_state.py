@@ -33,6 +33,7 @@ def hand_written(tx: optax.GradientTransformation, steps: int) -> Any:
 
 
 @pytest.mark.parametrize("method", FOUR)
+@pytest.mark.fast("sam", "fsam")
 def test_apply_loss_is_the_hand_written_step(method):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), perturbation_of(method))
     state = create(tx)
@@ -49,6 +50,7 @@ def test_apply_loss_is_the_hand_written_step(method):
 
 
 @pytest.mark.parametrize("method", FOUR)
+@pytest.mark.slow
 def test_jitted_apply_loss_is_the_eager_one(method):
     tx = sam_optax.sharpness_aware(
         optax.adamw(0.1), perturbation_of(method), when=sam_optax.every(2)
@@ -67,6 +69,7 @@ def test_jitted_apply_loss_is_the_eager_one(method):
 
 @pytest.mark.parametrize("method", FOUR)
 @pytest.mark.parametrize("given", [True, False])
+@pytest.mark.fast("*fsam*")
 def test_apply_gradients_is_the_hand_written_step(method, given):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), perturbation_of(method))
     state = create(tx)
@@ -94,6 +97,7 @@ def test_the_stock_class_cannot_pass_the_gradient_function():
 @pytest.mark.parametrize(
     "tx", [optax.adamw(0.1), optax.lbfgs(0.1, linesearch=None)], ids=["adamw", "lbfgs"]
 )
+@pytest.mark.fast("adamw")
 def test_an_optimizer_without_ascent_ignores_the_gradient_function(tx):
     grad_fn = jax.grad(partial(loss, x=batch(0)))
     stock = train_state.TrainState.create(apply_fn=loss, params=params(), tx=tx)
@@ -133,6 +137,7 @@ def test_subclass_fields_are_replaced_and_overrides_are_kept():
 
 
 @pytest.mark.parametrize("where", ["plain", "chained", "sam", "rsam"])
+@pytest.mark.slow
 def test_the_loss_reaches_reduce_on_plateau(where):
     tx = optax.chain(optax.sgd(0.0), optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
     if where != "plain":

@@ -32,6 +32,7 @@ def loss_and_aux(params: Any, i: jax.Array) -> Any:
 
 
 @pytest.mark.parametrize("method", ["sam", "fsam"])
+@pytest.mark.fast("fsam")
 def test_a_step_is_a_hand_written_loop_over_the_groups(method):
     state = create(transformation(method))
     state, (value, (point, index)) = jax.jit(
@@ -53,6 +54,7 @@ def test_a_step_is_a_hand_written_loop_over_the_groups(method):
 
 
 @pytest.mark.parametrize("method", FOUR)
+@pytest.mark.fast("sam")
 def test_two_gradients_of_each_group_and_one_trace(method):
     counted = RuntimeCounted(loss)
     state = create(transformation(method, when=sam_optax.every(2))).replace(step=jnp.array(0))
@@ -64,6 +66,7 @@ def test_two_gradients_of_each_group_and_one_trace(method):
     assert (counted.evaluations, counted.calls) == (3 * GROUPS, 1)
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_perturb_is_the_base_optimizer_s():
     state = create(transformation("sam", when=sam_optax.after(1)))
     new, (value, (_, index)) = jax.jit(lambda state: state.apply_loss(loss_and_aux, has_aux=True))(
@@ -114,6 +117,7 @@ def test_batch_norm_has_statistics_of_each_group():
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is newer than this jax")
 @pytest.mark.parametrize("when", [None, sam_optax.after(1)])
 @pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.slow
 def test_on_devices_loss_and_aux_are_each_device_s_own(check_vma, when):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     P = jax.sharding.PartitionSpec
@@ -146,6 +150,7 @@ def test_a_count_is_refused():
         create(transformation("sam")).apply_loss(counts, has_aux=True)
 
 
+@pytest.mark.slow
 def test_inside_another_transformation_the_error_says_what_to_do():
     tx = optax.chain(optax.zero_nans(), transformation("sam"))
     with pytest.raises(TypeError, match="missing a required argument: 'i'") as error:

@@ -44,11 +44,13 @@ def count(tx: optax.GradientTransformation, steps: int, step_fn: Any = None) -> 
 
 
 @pytest.mark.parametrize("method", FOUR)
+@pytest.mark.fast("sam*")
 def test_two_gradients_and_one_trace(method):
     assert count(transformation(method), 3) == (6, 1)
 
 
 @pytest.mark.parametrize("method", FOUR)
+@pytest.mark.fast("sam")
 def test_one_gradient_where_the_ascent_is_skipped(method):
     # Perturbs at steps 0 and 3 of 0, 1, 2, 3.
     assert count(transformation(method, when=sam_optax.every(3)), 4) == (6, 1)
@@ -64,6 +66,7 @@ def test_a_plain_optimizer_is_one_gradient():
 
 
 @pytest.mark.parametrize("method", ["sam", "rsam"])
+@pytest.mark.fast("sam")
 def test_behind_another_transformation_it_is_no_more(method):
     tx = optax.chain(optax.zero_nans(), transformation(method))
     assert count(tx, 3) == (6, 1)
@@ -72,11 +75,13 @@ def test_behind_another_transformation_it_is_no_more(method):
 
 
 @pytest.mark.parametrize("method", FOUR)
+@pytest.mark.fast("sam")
 def test_apply_gradients_evaluates_as_often(method):
     assert count(transformation(method), 3, "apply_gradients") == (6, 1)
 
 
 @pytest.mark.parametrize("method", FOUR)
+@pytest.mark.fast("rsam")
 def test_the_eager_step_evaluates_as_often(method):
     counted = Counted(loss)
     create(transformation(method)).apply_loss(lambda w: counted(w, batch(0)))
@@ -85,6 +90,7 @@ def test_the_eager_step_evaluates_as_often(method):
 
 @pytest.mark.parametrize("when", [None, sam_optax.after(1)])
 @pytest.mark.parametrize("method", FOUR)
+@pytest.mark.fast("sam-None")
 def test_loss_and_aux_are_those_of_the_first_pass(method, when):
     """The point of the first pass itself is the auxiliary output: nothing else can be mistaken."""
     state = create(transformation(method, when=when))
@@ -137,6 +143,7 @@ def batch_norm_loss(state: Batches, x: jax.Array, stats: Any, params: Any) -> An
 
 
 @pytest.mark.parametrize("method", ["sam", "rsam"])
+@pytest.mark.fast("sam")
 def test_batch_norm_statistics_are_updated_once(method):
     state, x = batch_norm_state(transformation(method))
 
@@ -157,6 +164,7 @@ def test_batch_norm_statistics_are_updated_once(method):
 
 @pytest.mark.parametrize("same_key", [True, False])
 @pytest.mark.parametrize("method", FOUR)
+@pytest.mark.slow
 def test_both_passes_have_the_same_dropout_mask(method, same_key):
     """The loss is linear, Σ mask·w, so its sharp gradient is the clean one: the mask."""
     keys = iter(jax.random.split(jax.random.key(0), 9))

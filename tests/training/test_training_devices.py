@@ -25,6 +25,7 @@ def step_fn(state: TrainState, x: jax.Array) -> tuple[TrainState, jax.Array]:
 
 
 @pytest.mark.parametrize("method", ["fsam", "rsam"])  # the two with state
+@pytest.mark.fast("fsam")
 def test_donated_scanned_and_not_retraced(method):
     jitted = jax.jit(lambda state, x: step_fn(state, x), donate_argnums=0)  # a cache of its own
     state = state_of(method)
@@ -43,6 +44,7 @@ def test_donated_scanned_and_not_retraced(method):
 
 
 @pytest.mark.parametrize("method", ["sam", "rsam"])
+@pytest.mark.slow
 def test_pmap_with_identical_data_is_one_device(method):
     devices = jax.devices()[:2]
     assert len(devices) == 2
@@ -84,6 +86,7 @@ def test_data_parallel_is_m_sharpness(how, check_vma):
 
 
 @pytest.mark.parametrize("method", ["sam", "rsam"])
+@pytest.mark.slow
 def test_loss_and_aux_are_each_device_s_own(method):
     """An auxiliary output may be per example: averaged over devices it would be nonsense."""
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

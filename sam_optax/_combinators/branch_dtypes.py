@@ -1,0 +1,61 @@
+"""The same dtypes from steps that perturb and steps that do not, which are branches of one program.
+
+A caller's gradient may be wider or narrower than what ``grad_fn`` returns, and so may that of
+another ``ascent_grad_fn`` or at perturbed params of another dtype.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._combinators.gradient_functions import Evaluation
+from sam_optax._internal import control_flow, trees
+
+
+def in_dtypes_of_sharp(
+    grads: optax.Updates,
+    sharp: Evaluation,
+    params: optax.Params,
+    perturb_dtype: Any | None,
+    groups: int | None,
+) -> optax.Updates:
+    """The gradient of a step that does not perturb, in the dtypes of the sharp gradient."""
+    # Outside of jit no branches have to agree, and asking would trace at every step.
+    known = perturb_dtype is not None or not control_flow.is_traced(params, grads)
+    if known and trees.same_dtypes(grads, params):
+        return grads
+    like = params
+    if perturb_dtype is None:
+        group = [jnp.zeros((), jnp.int32)] if groups else []
+        like = jax.eval_shape(sharp, params, *group).grads
+    return trees.map_inexact(trees.as_dtype_of, grads, like)
+
+
+def in_dtypes_of_plain_step(
+    ascent: optax.Updates,
+    sharp: optax.Updates,
+    params: optax.Params,
+    perturb_dtype: Any | None,
+    *,
+    at_params: bool,
+    ascent_given: bool,
+) -> tuple[optax.Updates, optax.Updates]:
+    """Both gradients of a step that perturbs, as a step would have them that does not.
+
+    Args:
+      ascent: g.
+      sharp: g_s.
+      params: the params w.
+      perturb_dtype: see :func:`sharpness_aware`.
+      at_params: whether g was taken at w itself, in the dtypes of w.
+      ascent_given: whether g comes from an ``ascent_grad_fn``.
+    """
+    if perturb_dtype is not None:
+        sharp = trees.map_inexact(trees.cast_like, sharp, params)
+        if not at_params:
+            ascent = trees.map_inexact(trees.cast_like, ascent, params)
+    if ascent_given:
+        ascent = trees.map_inexact(trees.as_dtype_of, ascent, sharp)
+    return ascent, sharp

@@ -1,0 +1,64 @@
+"""Checks of trees that callers hand over: are they params, do they line up with the params."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from sam_optax._internal import trees
+
+
+def require_arrays(params: Any) -> None:
+    """Raises for a tree with leaves that are not arrays, such as the functions of a module."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, (bool, int, float, complex)):
+            name = jax.tree_util.keystr(path)
+            raise TypeError(
+                f"the params have a leaf that is not an array, {name or 'the tree itself'}: "
+                f"{leaf!r}. Filter the model and pass what is to be trained: for Equinox "
+                "eqx.filter(model, eqx.is_inexact_array), or eqx.partition in its place."
+            )
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
+            name = jax.tree_util.keystr(path)
+            raise TypeError(
+                f"the params have a leaf whose byte order is not this machine's, "
+                f"{name or 'the tree itself'} of dtype {leaf.dtype.str!r}, and JAX does not take "
+                "it. Convert it: leaf.astype(leaf.dtype.newbyteorder('='))."
+            )
+
+
+def require_like(name: str, tree: Any, like: Any, remedy: str) -> None:
+    """Raises unless a tree lines up with another leaf by leaf; ``None`` lines up with anything."""
+
+    def lines_up(a: Any, b: Any) -> bool:
+        return a is None or b is None or jax.tree_util.all_leaves([b])
+
+    try:
+        same = jax.tree.map(lines_up, like, tree, is_leaf=trees.is_none)
+    except (TypeError, ValueError):
+        same = False
+    if not all(jax.tree.leaves(same)):
+        raise ValueError(
+            f"{name} must have the structure of the gradient, {jax.tree.structure(like)}, got "
+            f"{jax.tree.structure(tree)}. {remedy}"
+        )
+
+
+def require_gradient(name: str, grads: Any, params: Any) -> None:
+    """Raises unless a gradient lines up with the params."""
+    require_like(
+        name,
+        grads,
+        params,
+        "Differentiate with jax.grad, and not with jax.value_and_grad, whose result is a pair.",
+    )
+
+    def require_shape(path: Any, p: Any, g: Any) -> None:
+        if hasattr(g, "shape") and hasattr(p, "shape") and g.shape != p.shape:
+            raise ValueError(
+                f"{name} must have the shapes of the params, got {g.shape} for the leaf "
+                f"{jax.tree_util.keystr(path) or 'of the params'} of shape {p.shape}. Average the "
+                "gradients of single examples first."
+            )
+
+    jax.tree_util.tree_map_with_path(require_shape, params, grads, is_leaf=trees.is_none)
