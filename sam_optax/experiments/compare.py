@@ -1,6 +1,7 @@
 """The commands ``compare`` and ``train``: what each method is worth on the same data."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -56,32 +57,36 @@ def run(options: Compare | Train) -> None:
         return
     for note in description["notes"]:
         _say(note)
+    run = _Run(options, task, description, place)
     if options.out is None or jax.process_index():
-        found = _Run(options, task, description, place).train()
-        _finish(found)
+        _run_along(run, options, identity.of(description))
         return
     import matplotlib  # noqa: F401  (before the training, as it might not be installed)
 
     with OutputDirectory(options.out) as out:
-        _run_into(out, options, task, description, place)
+        _run_into(out, run, options, identity.of(description))
+
+
+def _run_along(run: "_Run", options: Compare, run_identity: Mapping[str, Any]) -> None:
+    """A run without files, or another process's part in a run with them."""
+    checkpoints = None
+    if options.out is not None:  # all processes write a checkpoint together
+        checkpoints, finished = _begin(options.out, options, run_identity)
+        if finished:
+            return
+    found = run.train(checkpoints)
+    if checkpoints:
+        checkpoints.finish()
+    table.print_results(_stdout(), found)
+    _fail_if_all_diverged(found)
 
 
 def _run_into(
-    out: OutputDirectory,
-    options: Compare,
-    task: Task,
-    description: Mapping[str, Any],
-    place: devices.Devices,
+    out: OutputDirectory, run: "_Run", options: Compare, run_identity: Mapping[str, Any]
 ) -> None:
-    run_identity = identity.of(description)
-    checkpoints = None
-    if options.resume or options.checkpoint_every or (out.path / CHECKPOINT).exists():
-        checkpoints = _checkpoints(out, options, run_identity)
-        if options.resume and not checkpoints.epoch:
-            if _finished(out, run_identity):
-                return
-            _say(f"There is no checkpoint in {out.path}: starting from the beginning.")
-    run = _Run(options, task, description, place)
+    checkpoints, finished = _begin(out.path, options, run_identity)
+    if finished:
+        return
     done = checkpoints.epoch if checkpoints else 0
     with Live(out.path, options.tensorboard, done) as live:
         try:
@@ -92,7 +97,7 @@ def _run_into(
                 _say(f"{there}; --resume continues from it.")
             raise
     try:
-        params = results.params_to_npz(_by_seed(task, run.outcomes))
+        params = results.params_to_npz(_by_seed(run.task, run.outcomes))
         out.write(
             {
                 "params.npz": params,
@@ -109,19 +114,28 @@ def _run_into(
     _fail_if_all_diverged(found)
 
 
-def _checkpoints(
-    out: OutputDirectory, options: Compare, run_identity: Mapping[str, Any]
-) -> "Checkpoints":
-    """The run's checkpoints, with what an earlier process has left."""
+def _begin(
+    out: Path, options: Compare, run_identity: Mapping[str, Any]
+) -> tuple["Checkpoints | None", bool]:
+    """The run's checkpoints, if it is to have any, and whether it was finished before.
+
+    The table of a finished run is printed.
+    """
+    if not (options.resume or options.checkpoint_every or (out / CHECKPOINT).exists()):
+        return None, False
     from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
 
-    path, every = out.path / CHECKPOINT, options.checkpoint_every
+    path, every = out / CHECKPOINT, options.checkpoint_every
     found = Checkpoints(path, every, run_identity, results.versions())
     if not options.resume:
         found.refuse()
     elif note := found.find():
         _say(note)
-    return found
+    if options.resume and not found.epoch:
+        if _finished(out, run_identity):
+            return None, True
+        _say(f"There is no checkpoint in {out}: starting from the beginning.")
+    return found, False
 
 
 def _draw(out: OutputDirectory, found: Mapping[str, Any]) -> None:
@@ -131,16 +145,11 @@ def _draw(out: OutputDirectory, found: Mapping[str, Any]) -> None:
     out.write({**drawn, "report.html": html.html_page(found, drawn)})
 
 
-def _finish(found: Mapping[str, Any]) -> None:
-    if not jax.process_index():
-        table.print_results(_stdout(), found)
-    _fail_if_all_diverged(found)
-
-
 class _Run:
     """A training, from the task to its results.
 
     Attributes:
+      task: what is trained.
       outcomes: what became of each method, after :meth:`train`.
     """
 
@@ -151,13 +160,13 @@ class _Run:
         description: Mapping[str, Any],
         place: devices.Devices,
     ) -> None:
-        self._options, self._task, self._description = options, task, description
+        self._options, self.task, self._description = options, task, description
         self._place = place
         self.outcomes: dict[str, Outcome] = {}
 
     def train(self, checkpoints: Any = None, live: Live | None = None) -> dict[str, Any]:
         """Trains, and returns the results."""
-        options, task = self._options, self._task
+        options, task = self._options, self.task
         # A comparison without SGD still tells costs in steps of SGD; one method is not compared.
         timed = len(task.entries) > 1 and options.preset is None
         every = options.checkpoint_every if checkpoints else 0
@@ -172,18 +181,18 @@ class _Run:
         return collect(self._description, parameters, self.outcomes)
 
 
-def _finished(out: OutputDirectory, run_identity: Mapping[str, Any]) -> bool:
+def _finished(out: Path, run_identity: Mapping[str, Any]) -> bool:
     """Whether the run has been finished before; its results are printed then.
 
     Raises:
       UserError: the results are of another run.
     """
-    found = results.from_json(out.path / "results.json")
+    found = results.from_json(out / "results.json")
     if found is None:
         return False
-    identity.check_results(out.path, identity.of(found), run_identity)
+    identity.check_results(out, identity.of(found), run_identity)
     table.print_results(_stdout(), found)
-    _stdout().print(Text(f"\nThis run is finished: its results are in {out.path}."), soft_wrap=True)
+    _stdout().print(Text(f"\nThis run is finished: its results are in {out}."), soft_wrap=True)
     return True
 
 
@@ -203,7 +212,7 @@ def _fail_if_all_diverged(found: Mapping[str, Any]) -> None:
 
 
 def _stdout() -> Console:
-    return Console(highlight=False)
+    return Console(highlight=False, quiet=bool(jax.process_index()))
 
 
 def _say(message: str) -> None:

@@ -49,6 +49,9 @@ class Devices:
             return jax.device_put(tree, sharding)
 
         def place(leaf: Any) -> jax.Array:
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                impl = jax.random.key_impl(leaf)
+                return jax.random.wrap_key_data(place(jax.random.key_data(leaf)), impl=impl)
             leaf = np.asarray(leaf)
             return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
