@@ -58,3 +58,87 @@ def test_two_processes_equal_one(method):
     np.testing.assert_array_equal(first, second)
     assert single.size == 15
     np.testing.assert_allclose(first, single, rtol=1e-5, atol=1e-7)
+
+
+DIES = """
+import os, signal, sys
+times = 3
+def audit(event, arguments):
+    global times
+    if event == "open" and "metrics.jsonl" in str(arguments[0]):
+        times -= 1
+        if not times:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(audit)
+from sam_optax.__main__ import main
+sys.exit(main())
+"""
+"""A run that is killed when it writes what it has measured of the second epoch."""
+
+
+@pytest.fixture
+def archive(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {f"x_{part}": rng.normal(size=(n, 3)) for part, n in (("train", 40), ("test", 12))}
+    labels = {f"y_{part}": np.arange(n) % 2 for part, n in (("train", 40), ("test", 12))}
+    np.savez(tmp_path / "data.npz", **arrays, **labels)
+    return tmp_path / "data.npz"
+
+
+def command(archive, out, *more):
+    options = ["--method", "rsam", "--batch-size", "20", "--epochs", "3", "--out", str(out)]
+    return ["train", "--dataset", f"npz:{archive}", *options, *more]
+
+
+def start(arguments, program=("-m", "sam_optax"), other=("-m", "sam_optax")):
+    """Both processes of a run."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+        "JAX_NUM_PROCESSES": "2",
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, *start_with, *arguments, "--distributed"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**environment, "JAX_PROCESS_ID": str(i)},
+        )
+        for i, start_with in enumerate((program, other))
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_is_killed_and_goes_on_to_the_params_of_one(archive, tmp_path):
+    from sam_optax.__main__ import main
+
+    assert main(command(archive, tmp_path / "one")) == 0
+    arguments = command(archive, tmp_path / "two", "--checkpoint-every", "1", "--resume")
+    first, second = start(arguments, ("-c", DIES))
+    try:
+        errors = first.communicate(timeout=150)[1]
+    finally:
+        first.kill()
+        second.kill()
+        second.communicate()
+    assert first.returncode == -9, errors
+    assert (tmp_path / "two" / "checkpoint" / "1").is_dir()
+
+    processes = start(arguments)
+    try:
+        printed = [process.communicate(timeout=150) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], printed
+    assert "resuming after epoch 1 of 3" in printed[0][1]
+    assert "The results are in" in printed[0][0]
+    assert "test accuracy" not in printed[1][0]  # one process tells of the run
+    assert not (tmp_path / "two" / "checkpoint").exists()
+    with np.load(tmp_path / "one/params.npz") as one, np.load(tmp_path / "two/params.npz") as two:
+        assert one.files == two.files
+        for name in one.files:
+            np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-6)
