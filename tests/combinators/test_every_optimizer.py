@@ -186,6 +186,7 @@ def after_two_steps(name, kind, rho):
     + [(name, "alternating") for name in AROUND_ALTERNATING],
 )
 @pytest.mark.slow
+@pytest.mark.sample("*-sharpness_aware", "chain-*", "masked-*", "inject_hyperparams-*")
 def test_around_a_combinator(name, kind):
     assert_close(after_two_steps(name, kind, 0.0), after_two_steps(name, None, 0.0), 1e-6, 1e-6)
     sharp = after_two_steps(name, kind, 0.3)

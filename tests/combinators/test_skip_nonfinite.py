@@ -63,6 +63,23 @@ def test_skipped_step_leaves_everything_as_it_was(name, jit, kind):
     assert int(skipped.skipped) == 1
 
 
+@pytest.mark.parametrize("broken_step", [0, 1])
+def test_what_an_earlier_ascent_step_left_in_the_state_counts(broken_step):
+    """The gradient is infinite at w or one ascent step away; the last ones are finite."""
+    tx = sam_optax.sharpness_aware(BASE, make("fsam"), ascent_steps=3, skip_nonfinite=True)
+    w = jnp.array([1.0, 2.0])
+    state = tx.init(w)
+
+    def grad_fn(p):
+        steps = jnp.linalg.norm(p - w) / 0.3
+        return jnp.where(jnp.abs(steps - broken_step) < 0.1, jnp.inf, jnp.ones_like(p))
+
+    updates, skipped = tx.update(None, state, w, grad_fn=grad_fn)
+    assert_same(optax.apply_updates(w, updates), w)
+    assert_same(skipped._replace(skipped=state.skipped), state)
+    assert int(skipped.skipped) == 1
+
+
 @pytest.mark.parametrize("jit", [True, False])
 def test_skipped_step_keeps_the_sign_of_zero(jit):
     """−0 + 0 is +0: the update that leaves every number as it is, is −0."""

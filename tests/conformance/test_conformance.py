@@ -137,6 +137,7 @@ def test_scan(name, base):
 
 @every_subject
 @pytest.mark.fast("fsam-sgd")
+@pytest.mark.sample("*-sgd", "sam-None", "rsam-None")
 def test_vmap(name, base):
     tx = subject(name, base)
     scales = jnp.array([1.0, -2.0])

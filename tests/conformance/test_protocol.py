@@ -145,6 +145,7 @@ TREES = {**EMPTY, "bare_list": [PARAMS["bias"], PARAMS["kernel"]]}
 @every_transformation
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.fast("none-*")
+@pytest.mark.sample("none-*", "bare_list-*", "*-fsam-*")
 def test_trees(name, kind, tree):
     tx, params = transformation(name, kind), TREES[tree]
     state = tx.init(params)
@@ -169,6 +170,7 @@ LAYOUTS["read_only"].flags.writeable = False
 @every_transformation
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.fast("fortran-*")
+@pytest.mark.sample("fortran-*", "*-fsam-*", "*-rsam-*")
 def test_numpy_leaves_of_any_layout(name, kind, layout):
     tx = transformation(name, kind)
     leaf = LAYOUTS[layout]

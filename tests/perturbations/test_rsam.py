@@ -52,6 +52,7 @@ def test_is_the_papers_formula(dtype, tol, gamma, lmbda):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("lmbda", [0.0, 0.3, 1.0, 4.0])
 @pytest.mark.fast("0.3-normalized-relative")
+@pytest.mark.sample("0.3-*", "4.0-*", "0.0-normalized-*")
 def test_every_scale_with_every_weighting(noise_scale, weighting, lmbda):
     with x64():
         w, g_hat = tree(jnp.float64, 0), tree(jnp.float64, 1)
@@ -172,6 +173,7 @@ def test_kernel_axis_by_function():
 @pytest.mark.parametrize("noise_scale", SCALES)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.fast("float32-isotropic-*", "bfloat16-relative-normalized-*")
+@pytest.mark.sample("*-normalized-1.0", "bfloat16-*")
 def test_gamma_0_is_sam_to_the_bit(noise_scale, weighting, lmbda, dtype):
     w, g = tree(dtype, seed=0), tree(dtype, seed=1)
     options = {"noise_scale": noise_scale, "weighting": weighting}
