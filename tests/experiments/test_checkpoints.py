@@ -415,8 +415,8 @@ TASKS = {
     "images": lambda _: (
         tasks.make(
             tasks.images(),
-            *("rsam", "esam"),
-            **{"epochs": 3, "crop": 1, "mixup": 0.3, "m": 16, "count": 2, "dtype": "bfloat16"},
+            "esam",
+            **{"epochs": 3, "crop": 1, "mixup": 0.3, "count": 2, "dtype": "bfloat16"},
         ),
         2,
     ),
@@ -430,22 +430,25 @@ def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path, monkeypatc
     monkeypatch.setattr(training, "REFERENCE_ROUNDS", 2)  # fewer than the epochs
     monkeypatch.setattr(work, "REFERENCE_ROUNDS", 2)
     task, count = TASKS[name](arrays)
-    options = {"count": count, "timed": True, "watch": True}
+    timed = name == "vectors"
+    options = {"count": count, "timed": timed, "watch": timed}
     straight = tasks.run(task, **options)
     epochs = max(entry.recipe.epochs for entry in task.entries.values())
-    for stop in (1, epochs):
+    stops = (1, epochs) if timed else (2,)
+    last = stops[-1]
+    for stop in stops:
         store = checkpoints(tmp_path)
         assert store.find() is None
         with pytest.raises(Stop):
             tasks.run(task, listener=Stopping(stop), checkpoints=store, **options)
     store = checkpoints(tmp_path)
     assert store.find() is None
-    assert store.epoch == epochs
+    assert store.epoch == last
     listener = tasks.Silent()
     resumed = tasks.run(task, listener=listener, checkpoints=store, **options)
-    announced = work.work(task, None, 1, timed=True)
+    announced = work.work(task, None, 1, timed)
     assert listener.pieces == {k: pytest.approx(n) for k, (_, n) in announced.items()}
-    before = work.work(task, epochs, 1, timed=True)
+    before = work.work(task, last, 1, timed)
     assert listener.before == {k: n for k, (_, n) in before.items()}
     for method, outcome in resumed.items():
         expected = straight[method]
@@ -455,7 +458,7 @@ def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path, monkeypatc
             np.testing.assert_array_equal(values, expected.curves[key], strict=True)
         np.testing.assert_array_equal(outcome.sharpness, expected.sharpness)
         assert len(outcome.seconds) == epochs  # what was measured before counts
-        assert outcome.cost > 0
+        assert outcome.cost > 0 or not timed
 
 
 # Processes that are killed.
@@ -537,20 +540,15 @@ def moments(out):
     """
     rng = np.random.default_rng(0)
 
-    def says(phase):
-        return lambda lines: any(line.startswith(phase) for line in lines)
-
     def reaches(epoch):
         return lambda _: checkpointed(out) >= epoch
 
     never = lambda _: False
     return [
-        (says("compiling"), rng.uniform(0, 1), None),
         (reaches(int(rng.integers(2, EPOCHS // 3))), rng.uniform(0, 0.02), None),
         (never, 0, ("open", "commit_success", int(rng.integers(1, 9)))),
         (reaches(EPOCHS // 2), rng.uniform(0, 0.02), None),
         (never, 0, ("open", "results.csv", 1)),
-        (never, 0, ("os.rename", "results.json", 1)),
     ]
 
 
@@ -586,7 +584,10 @@ def test_kills_change_nothing(start, tmp_path):
         killed(start(*arguments, dies_at=dies_at), moment, delay)
     text, _ = ended(start(*arguments))
     assert table(text) == table(expected)
-    assert without_times(out) == without_times(whole)
+    (ours, rows), (theirs, other_rows) = without_times(out), without_times(whole)
+    for a, b in zip(ours["methods"], theirs["methods"], strict=True):
+        assert a == b
+    assert (ours, rows) == (theirs, other_rows)
     with np.load(out / "params.npz") as a, np.load(whole / "params.npz") as b:
         assert a.files == b.files
         for name in a.files:

@@ -232,7 +232,7 @@ def test_the_params_are_those_of_the_results(run, archive):
 def test_train_is_compare_of_one_method(capsys, archive, tmp_path):
     """Also in a paper's setting, whose values say where they are from."""
     more = ("--preset", "asam-cifar10", "--model", "mlp", "--crop", "0", "--flip", "False")
-    arguments = small(archive, *more, "--seed", "7", "--devices", "2", command="train")
+    arguments = small(archive, *more, "--seed", "7", "--devices", "1", command="train")
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert re.search(r"^asam +ρ 0.5, η 0.01 +\d", printed.out, re.M)
