@@ -463,7 +463,7 @@ def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path, monkeypatc
 
 # Processes that are killed.
 
-EPOCHS = 60
+EPOCHS = 24
 DEADLINE = 200
 DIES = """
 import os, signal, sys
@@ -545,7 +545,7 @@ def moments(out):
 
     never = lambda _: False
     return [
-        (reaches(int(rng.integers(2, EPOCHS // 3))), rng.uniform(0, 0.02), None),
+        (reaches(int(rng.integers(2, EPOCHS // 2 - 2))), rng.uniform(0, 0.02), None),
         (never, 0, ("open", "commit_success", int(rng.integers(1, 9)))),
         (reaches(EPOCHS // 2), rng.uniform(0, 0.02), None),
         (never, 0, ("open", "results.csv", 1)),

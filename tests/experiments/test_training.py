@@ -533,7 +533,7 @@ def test_images_on_disk_are_trained_on_as_those_in_memory():
     """The same order, and the same last batch of a test, which is filled up."""
     options = {"label_noise": 0.2, "seeds": 2, "m": 8}
     memory, disk = (
-        tasks.run(tasks.make(tasks.images(on_disk, shift=False), "sam", "part", **options))
+        tasks.run(tasks.make(tasks.images(on_disk, shift=False), "sam", **options))
         for on_disk in (False, True)
     )
     for name in memory:
