@@ -56,7 +56,7 @@ def _resident_bytes() -> float:
 
 
 _finished_modules: list[str] = []
-_limit: float = 2 * 2**30
+_limit: float = 1.5 * 2**30
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -73,7 +73,7 @@ def _compiled_programs_do_not_pile_up(request: pytest.FixtureRequest) -> Iterato
 
         jax.clear_caches()
         gc.collect()
-        _limit = max(_limit, _resident_bytes() + 2**30)  # not all of it is given back
+        _limit = max(_limit, _resident_bytes() + 2**29)  # not all of it is given back
 
 
 def pytest_collection_finish() -> None:
