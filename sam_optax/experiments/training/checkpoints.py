@@ -1,10 +1,11 @@
 """The checkpoint of an unfinished run, kept by Orbax: whether there is one, and of which run."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
-import re
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -245,6 +246,7 @@ def _is_key(leaf: jax.Array) -> bool:
 def _line(error: Exception) -> str:
     """Why, in a few words; the messages of Orbax's libraries are long."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    if of_system := re.search(r"([^:]+) \[os_error_code", text):
-        return of_system[1].strip().lower()
+    reasons = [reason for code in errno.errorcode if (reason := os.strerror(code)) in text]
+    if reasons:  # the operating system's, amid the rest
+        return max(reasons, key=len).lower()
     return text.splitlines()[0][:200].rstrip(".")
