@@ -23,6 +23,9 @@ _RSAM_NOISE = (
 )
 
 
+_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+
+
 class Preset(NamedTuple):
     """A table of a paper.
 
@@ -81,7 +84,7 @@ def _asam_cifar(data: str, table: int, sam: float, asam: float) -> Preset:
         "asam": {"rho": asam, "eta": 0.01},
     }
     return Preset(
-        f"WRN-28-10 on {data.upper().replace('R', 'R-')}, ASAM's table {table}",
+        f"WRN-28-10 on {_TITLES[data]}, ASAM's table {table}",
         data,
         "asam",
         _ASAM,
@@ -164,7 +167,7 @@ _ASAM_CORRELATION = Preset(
 
 def _rsam_cifar(data: str, table: int, rho: float) -> Preset:
     return Preset(
-        f"ResNet-18 on {data.upper().replace('R', 'R-')}, R-SAM's table {table}",
+        f"ResNet-18 on {_TITLES[data]}, R-SAM's table {table}",
         data,
         "rsam",
         f"{_RSAM}, table {table}",
@@ -226,7 +229,7 @@ def _rsam_vit(model: str, title: str, rho: float) -> Preset:
 def _fsam(data: str, rho: float) -> Preset:
     sharp = {"rho": rho}
     return Preset(
-        f"ResNet-18 on {data.upper().replace('R', 'R-')}, F-SAM's training from scratch",
+        f"ResNet-18 on {_TITLES[data]}, F-SAM's training from scratch",
         data,
         "fsam",
         _FSAM,

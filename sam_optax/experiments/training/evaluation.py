@@ -68,7 +68,7 @@ class Evaluation:
         weights = zip(found.x, found.y, found.weight, strict=True)
         return [Blocks(*(self._place.put(leaf, 0) for leaf in block)) for block in weights]
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019 (an evaluation lives as long as the run)
+    @functools.cache  # noqa: B019 (an evaluation lives as long as the run)
     def _labelled(self, seeds: tuple[int, ...]) -> list[Blocks]:
         """The training examples that are measured, with the labels that each seed trains on."""
         labels = noisy_labels(self._task, seeds)[:, self._index]

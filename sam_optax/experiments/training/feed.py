@@ -10,6 +10,16 @@ from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.data.images import Examples
 
 
+def order(examples: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """The examples of each step of an epoch, int32, (steps, batch_size); what is left over is not.
+
+    The same for examples in memory and on disk.
+    """
+    steps = examples // batch_size
+    found = np.random.default_rng([seed, 1, epoch]).permutation(examples).astype(np.int32)
+    return found[: steps * batch_size].reshape(steps, batch_size)
+
+
 def train_batches(
     dataset: Dataset, batch_size: int, seed: int, epoch: int, start: int, rows: slice
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -27,10 +37,7 @@ def train_batches(
       Images, uint8, (rows, size, size, 3), and their indices in the training set, int32, (rows,).
     """
     source: Any = dataset.train.x
-    steps = len(source) // batch_size
-    # The order of examples in memory, too.
-    order = np.random.default_rng([seed, 1, epoch]).permutation(len(source)).astype(np.int32)
-    batches = order[: steps * batch_size].reshape(steps, batch_size)[start:, rows]
+    batches = order(len(source), batch_size, seed, epoch)[start:, rows]
 
     def example(i: np.int32) -> tuple[np.ndarray, np.int32]:
         return source.image(int(i), np.random.default_rng([seed, 3, epoch, int(i)])), i

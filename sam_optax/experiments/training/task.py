@@ -12,6 +12,7 @@ import optax
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.methods.method import Base, Variant
+from sam_optax.experiments.training import feed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,10 +127,8 @@ def noisy_labels(task: Task, seeds: tuple[int, ...]) -> np.ndarray:
 
 def batch_indices(task: Task, recipe: Recipe, seeds: tuple[int, ...], epoch: int) -> np.ndarray:
     """The examples of each step of an epoch, (seeds, steps, batch_size)."""
-    n, steps = len(task.dataset.train.y), task.steps_per_epoch(recipe)
-    rngs = [np.random.default_rng([seed, 1, epoch]) for seed in seeds]
-    orders = [rng.permutation(n)[: steps * recipe.batch_size] for rng in rngs]
-    return np.stack(orders).reshape(-1, steps, recipe.batch_size).astype(np.int32)
+    n = len(task.dataset.train.y)
+    return np.stack([feed.order(n, recipe.batch_size, seed, epoch) for seed in seeds])
 
 
 def keys(seeds: tuple[int, ...], purpose: int) -> jax.Array:
