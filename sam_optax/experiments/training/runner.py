@@ -73,7 +73,7 @@ class Runner:
         """Compiles a stretch of an epoch, and with ``watch`` a look at a step, unless it is."""
         per_seed = self.state, self._keys, self._epoch_keys(0)
         if self._x is None:
-            rows = next(self._batches(0, 0))
+            rows = next(self._batches(0))
             self._program.compile_fed(*rows, np.int32(0), *per_seed)
             return
         arguments = *per_seed, self._labels, self._indices(0)
@@ -124,7 +124,7 @@ class Runner:
     ) -> float:
         start = last = time.perf_counter()
         told = 0
-        for i, rows in enumerate(self._batches(epoch, 0)):
+        for i, rows in enumerate(self._batches(epoch)):
             self.state, loss = self._program.fed(*rows, np.int32(i), self.state, *per_seed)
             if (i + 1) % STEPS == 0 or i + 1 == self.steps:
                 jax.block_until_ready(loss)
@@ -133,12 +133,12 @@ class Runner:
                 last, told = now, i + 1
         return last - start
 
-    def _batches(self, epoch: int, first: int) -> Any:
-        """The batches of an epoch on the devices, from a step on."""
+    def _batches(self, epoch: int) -> Any:
+        """The batches of an epoch on the devices."""
         (seed,), size = self.seeds, self.entry.recipe.batch_size
         rows = self._place.rows(size)
         dataset = self._task.dataset
-        for x, index in feed.train_batches(dataset, size, seed, epoch, first, rows):
+        for x, index in feed.train_batches(dataset, size, seed, epoch, 0, rows):
             yield self._place.put_rows((x, self._labels[0][index]))
 
     def look(self, epoch: int) -> dict[str, np.ndarray]:
