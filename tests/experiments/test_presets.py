@@ -17,10 +17,9 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.hyperparameters import Hyperparameters
-from sam_optax.experiments.options.options import Compare, Train
+from sam_optax.experiments.options.options import DEFAULTS, Compare, Options, Train
 from sam_optax.experiments.options.presets import PRESETS
-from sam_optax.experiments.options.resolve import DEFAULTS, RECIPE, SHARED, resolve
-from sam_optax.experiments.options.setting import Setting
+from sam_optax.experiments.options.resolve import RECIPE, SHARED, resolve
 from sam_optax.experiments.training.task import Recipe
 
 
@@ -296,12 +295,12 @@ def test_values_out_of_range_are_refused_with_what_to_use(message, given):
 
 
 def test_every_setting_is_a_documented_option():
-    names = {field.name for field in dataclasses.fields(Setting)}
+    names = {field.name for field in dataclasses.fields(Options)}
     assert {*RECIPE, *SHARED} == set(DEFAULTS) <= names
-    for source in map(inspect.getsource, (Setting, *Compare.__mro__[:2], Train)):
+    for source in map(inspect.getsource, (Options, Compare, Train)):
         for name in re.findall(r"^    (\w+): ", source, re.M):
             part = source[source.index(f"    {name}: ") :][:300]
-            assert re.search(r'arg\(|optional\(|setting\(|"""', part), name
+            assert re.search(r'option\(|setting\(|"""', part), name
 
 
 def test_the_documentation_lists_every_preset():

@@ -1,21 +1,100 @@
-"""How options are declared."""
+"""How options are declared: each with its help, its default and what it may be."""
 
-from typing import Any
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import tyro
 
+from sam_optax.experiments.errors import UserError
 
-def arg(help: str, metavar: str | None = None) -> Any:
-    """An option with a default."""
-    return tyro.conf.arg(help=help, metavar=metavar)
-
-
-def optional(help: str, metavar: str) -> Any:
-    """An option that is left out by default."""
-    return tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint="")
+Class = TypeVar("Class", bound=type)
+_METAVARS = {bool: "True|False", int: "INT", float: "FLOAT"}
 
 
-def setting(help: str, metavar: str, default: Any) -> Any:
-    """An option that a preset may set. ``None`` where it is not given."""
-    shown = f"(default: {default}, or the preset's)"
-    return tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint=shown)
+class Allowed(NamedTuple):
+    """Which values an option may have, and what to do about others."""
+
+    has: Callable[[Any], bool]
+    remedy: str
+
+
+def one_of(names: Iterable[str]) -> Allowed:
+    """One of some names."""
+    names = tuple(names)
+    return Allowed(lambda value: value in names, f"unknown; use one of {', '.join(names)}")
+
+
+def _integer(least: int) -> Allowed:
+    remedy = f"use an integer of at least {least}, below 2^31"
+    return Allowed(lambda value: least <= value < 2**31, remedy)
+
+
+COUNT, COUNT_OR_ZERO = _integer(1), _integer(0)
+POSITIVE = Allowed(lambda value: 0 < value < math.inf, "use a number above 0")
+NOT_NEGATIVE = Allowed(lambda value: 0 <= value < math.inf, "use a number of at least 0")
+SHARE = Allowed(lambda value: 0 <= value < 1, "use a number in [0, 1)")
+SCALE = Allowed(lambda value: 0 < value <= 1, "use a number in (0, 1]")
+
+
+def option(
+    help: str,
+    default: Any = None,
+    allowed: Allowed | None = None,
+    metavar: str | None = None,
+    hint: str = "",
+    **metadata: Any,
+) -> Any:
+    """A field with what tyro shows of it: ``hint`` where there is no default."""
+    shown = hint if default is None else None
+    arg = tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint=shown)
+    return dataclasses.field(default=default, metadata={"arg": arg, "allowed": allowed, **metadata})
+
+
+def setting(
+    help: str,
+    default: Any,
+    allowed: Allowed | None = None,
+    metavar: str | None = None,
+    text: str | None = None,
+    **metadata: Any,
+) -> Any:
+    """An option that a preset may set: the field is ``None`` where it is not given.
+
+    ``unmentioned`` is the value where a preset says nothing, if it is not the default.
+    """
+    text = text or (f"{default:g}" if isinstance(default, float) else str(default))
+    metavar = metavar or _METAVARS[type(default)]
+    hint = f"(default: {text}, or the preset's)"
+    return option(help, None, allowed, metavar, hint, otherwise=default, **metadata)
+
+
+def annotated(hint: Any, field: Any) -> Any:
+    """The type of a field with what tyro is to know of it."""
+    return Annotated[hint, field.metadata["arg"]]
+
+
+def declared(options: Class) -> Class:
+    """Annotates the fields of a class, before it becomes a dataclass."""
+    hints = inspect.get_annotations(options)
+    for name, field in vars(options).items():
+        if isinstance(field, dataclasses.Field) and "arg" in field.metadata:
+            hints[name] = annotated(hints[name], field)
+    options.__annotations__ = hints
+    return options
+
+
+def flag(name: str) -> str:
+    """The option as on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def check(options: Any) -> None:
+    """Raises :class:`UserError` for a value that is not allowed."""
+    for field in dataclasses.fields(options):
+        value, allowed = getattr(options, field.name), field.metadata.get("allowed")
+        if value is not None and allowed is not None and not allowed.has(value):
+            text = f"{value:g}" if isinstance(value, float) else value
+            raise UserError(f"{flag(field.name)} {text}: {allowed.remedy}.")

@@ -28,14 +28,7 @@ def shared_settings(options: Compare, resolved: Resolved) -> dict[str, Setting]:
 def describe(
     options: Compare, resolved: Resolved, dataset: Dataset, full: Mapping[str, int], devices: int
 ) -> dict[str, Any]:
-    """The run as data.
-
-    Args:
-      options: the options.
-      resolved: their settings.
-      dataset: the examples in use.
-      full: number of ``"train"`` and ``"test"`` examples before ``--scale``.
-      devices: how many share a batch.
+    """The run as data, on the examples in use, of which there were ``full`` before ``--scale``.
 
     Raises:
       UserError: a batch has more examples than there are, devices cannot share it, or a method
@@ -137,27 +130,25 @@ def _notes(
 ) -> list[str]:
     """What a reader should know: what was chosen here, scaled down, or is done differently."""
     notes = []
-    chosen = {
-        f"{name} {setting.value}": None
+    chosen = [
+        f"{name} {setting.value}"
         for settings in (resolved.shared, *rows.values())
         for name, setting in settings.items()
         if setting.source.startswith("not printed")
-    }
-    for row in resolved.rows.values():
-        for name, source in row.sources.items():
-            if source.startswith("not printed"):
-                chosen[f"{row.method}'s {name} {row.variant.hyperparameters[name]:g}"] = None
+    ]
+    chosen += [
+        f"{row.method}'s {name} {row.variant.hyperparameters[name]:g}"
+        for row in resolved.rows.values()
+        for name, source in row.sources.items()
+        if source.startswith("not printed")
+    ]
     if chosen:
-        notes.append(f"Not printed in the paper, chosen here: {', '.join(chosen)}.")
+        notes.append(f"Not printed in the paper, chosen here: {', '.join(dict.fromkeys(chosen))}.")
     if options.scale < 1:
-        counts = {"training": len(dataset.train.y), "test": len(dataset.test.y)}
-        parts = ", ".join(
-            f"{count:,} of {whole:,} {what} examples"
-            for (what, count), whole in zip(counts.items(), full.values(), strict=True)
-        )
         notes.append(
-            f"Scaled down (--scale {options.scale:g}): {parts}. The accuracy is not to be compared "
-            "with the paper's."
+            f"Scaled down (--scale {options.scale:g}): {len(dataset.train.y):,} of "
+            f"{full['train']:,} training examples, {len(dataset.test.y):,} of {full['test']:,} "
+            "test examples. The accuracy is not to be compared with the paper's."
         )
     radii = {  # of methods whose first hyperparameter, the radius, is digits'
         row.method: next(iter(row.sources))

@@ -1,41 +1,30 @@
 """The options of the methods: ``--sam.rho``, ``--asam.eta``, ...."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
+from sam_optax.experiments.methods.method import Method
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.options.declare import setting
+from sam_optax.experiments.options.declare import annotated, setting
+
+
+def _group(name: str, method: Method) -> type:
+    """The options of a method: for each hyperparameter the values that are trained."""
+    fields = []
+    for option, (default, help) in method.options.items():
+        values: Any = tuple[type(default), ...]  # type: ignore[misc]
+        field = setting(help, default)
+        fields.append((option, annotated(values | None, field), field))
+    title = f"{name.title().replace('_', '')}Options"
+    return dataclasses.make_dataclass(title, fields, frozen=True)
+
 
 if TYPE_CHECKING:
     Hyperparameters = Any
 else:
-    # One group of options for each line of the table of methods: --sam.rho, --asam.eta, ….
-    _GROUPS = {
-        name: dataclasses.make_dataclass(
-            f"{name.title().replace('_', '')}Options",
-            [
-                (
-                    option,
-                    Annotated[
-                        tuple[type(value.default), ...] | None,
-                        setting(
-                            value.help, type(value.default).__name__.upper(), f"{value.default:g}"
-                        ),
-                    ],
-                    dataclasses.field(default=None),
-                )
-                for option, value in method.options.items()
-            ],
-            frozen=True,
-        )
+    _GROUPS = [
+        (name, group := _group(name, method), dataclasses.field(default_factory=group))
         for name, method in METHODS.items()
         if method.options
-    }
-    Hyperparameters = dataclasses.make_dataclass(
-        "Hyperparameters",
-        [
-            (name, group, dataclasses.field(default_factory=group))
-            for name, group in _GROUPS.items()
-        ],
-        frozen=True,
-    )
+    ]
+    Hyperparameters = dataclasses.make_dataclass("Hyperparameters", _GROUPS, frozen=True)

@@ -11,39 +11,15 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import method as methods
 from sam_optax.experiments.methods.method import Variant
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
-from sam_optax.experiments.options.options import Compare, flag
+from sam_optax.experiments.options.declare import flag
+from sam_optax.experiments.options.options import DEFAULTS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS, Preset
 from sam_optax.experiments.training.task import Recipe
 
-DEFAULTS: dict[str, Any] = {
-    "dataset": "digits",
-    "model": "mlp",
-    "label_noise": 0.4,
-    "epochs": 60,
-    "batch_size": 100,
-    "m": None,
-    "optimizer": "sgd",
-    "lr": 0.1,
-    "schedule": "cosine",
-    "warmup_steps": 0,
-    "momentum": 0.9,
-    "nesterov": False,
-    "weight_decay": 5e-4,
-    "clip": 0.0,
-    "label_smoothing": 0.0,
-    "crop": 0,
-    "flip": False,
-    "cutout": 0,
-    "mixup": 0.0,
-    "image_size": 224,
-    "sharpness_rho": 0.5,
-}
-"""Without a preset."""
-UNMENTIONED = {"label_noise": 0.0, "weight_decay": 0.0, "sharpness_rho": 0.05}
-"""What differs from them where a preset does not mention a setting."""
 RECIPE = tuple(field.name for field in dataclasses.fields(Recipe))
 SHARED = ("dataset", "model", "label_noise", "image_size", "sharpness_rho")
 """Settings that all methods of a run share."""
+CHOSEN_HERE = "not printed; chosen here"
 
 FRONTIER: dict[str, tuple[float, ...]] = {
     "sam": (0.3, 0.5, 0.7),
@@ -65,29 +41,16 @@ class Setting(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A method of a run.
+    """A method of a run."""
 
-    Attributes:
-      method: its name in the registry.
-      variant: with its hyperparameters.
-      sources: where they are from, by name.
-      settings: what it is trained with, those of ``RECIPE``.
-    """
-
-    method: str
+    method: str  # in the registry
     variant: Variant
-    sources: Mapping[str, str]
-    settings: Mapping[str, Setting]
+    sources: Mapping[str, str]  # of its hyperparameters
+    settings: Mapping[str, Setting]  # those of RECIPE
 
 
 class Resolved(NamedTuple):
-    """What the options describe.
-
-    Attributes:
-      shared: the settings of ``SHARED``.
-      rows: what is trained, by name.
-      preset: the preset, if any.
-    """
+    """What the options describe: the settings of ``SHARED``, and what is trained, by name."""
 
     shared: Mapping[str, Setting]
     rows: Mapping[str, Row]
@@ -106,19 +69,16 @@ def resolve(options: Compare) -> Resolved:
             f"--preset {options.preset}: needs the data; give --dataset hf:NAME_OR_PATH, such as a "
             f"copy of {preset.data} that datasets.Dataset.save_to_disk wrote."
         )
-    shared = {name: _setting(name, options, preset, None) for name in SHARED}
+    shared = {name: _setting(name, options, preset, "") for name in SHARED}
     rows: dict[str, Row] = {}
     for name in _methods(options, preset):
         settings = {s: _setting(s, options, preset, name) for s in RECIPE}
-        settings["m"] = _group_size(name, settings, options.m)
-        values = {
-            option: _hyperparameter(name, option, options, preset)
-            for option in METHODS[name].options
-        }
+        settings["m"] = _group_size(name, settings)
+        values = {o: _hyperparameter(name, o, options, preset) for o in METHODS[name].options}
         sources = {option: source for option, (_, source) in values.items()}
+        varied = [option for option, found in values.items() if len(found.value) > 1]
         for chosen in itertools.product(*(found.value for found in values.values())):
             hyperparameters = dict(zip(values, chosen, strict=True))
-            varied = [o for o, found in values.items() if len(found.value) > 1]
             label = " ".join([name, *(f"{o} {hyperparameters[o]:g}" for o in varied)])
             variant = Variant(METHODS[name], hyperparameters)
             methods.check(name, variant)
@@ -152,23 +112,21 @@ def _methods(options: Compare, preset: Preset | None) -> tuple[str, ...]:
     return options.methods
 
 
-def _setting(name: str, options: Compare, preset: Preset | None, method: str | None) -> Setting:
-    """A setting of a method, or of all."""
+def _setting(name: str, options: Compare, preset: Preset | None, method: str) -> Setting:
+    """A setting of a method, or of all (``""``)."""
     given = getattr(options, name)
     if preset is None:
         return Setting(DEFAULTS[name], "default") if given is None else Setting(given, "given")
     if name == "dataset":
         return Setting(given, f"given; the paper's is {preset.data}")
-    row = preset.rows.get(method or "", {})
-    printed = {**preset.printed, **row}
+    printed = {**preset.printed, **preset.rows.get(method, {})}
     if given is not None:
         return Setting(given, _given(name, printed))
     if name in printed:
         return Setting(printed[name], preset.places.get(name, preset.source))
-    chosen = {**preset.stand_ins, **preset.stand_in_rows.get(method or "", {})}
-    if name in chosen:
-        return Setting(chosen[name], "not printed; chosen here")
-    return Setting(UNMENTIONED.get(name, DEFAULTS[name]), "not mentioned; default")
+    if name in preset.stand_ins:
+        return Setting(preset.stand_ins[name], CHOSEN_HERE)
+    return Setting(UNMENTIONED[name], "not mentioned; default")
 
 
 def _given(name: str, printed: Mapping[str, Any]) -> str:
@@ -180,21 +138,20 @@ def _given(name: str, printed: Mapping[str, Any]) -> str:
 
 def _hyperparameter(name: str, option: str, options: Compare, preset: Preset | None) -> Setting:
     """The values of a hyperparameter, a tuple, and where they are from."""
-    group = getattr(options.hyperparameters, name)
-    given = getattr(group, option)
+    given = getattr(getattr(options.hyperparameters, name), option)
+    printed = preset.rows.get(name, {}) if preset else {}
     if given is not None:
         if not given:
             raise UserError(f"{option_flag(name, option)}: no value is given; give one or several.")
-        return Setting(given, _given(option, preset.rows.get(name, {}) if preset else {}))
+        return Setting(given, _given(option, printed))
     if options.frontier and option == "rho":
         return Setting(FRONTIER[name], "of --frontier")
-    default = METHODS[name].options[option].default
     if preset is None:
-        return Setting((default,), "default, chosen on digits")
-    if option in (row := preset.rows.get(name, {})):
-        return Setting((row[option],), preset.source)
-    if option in (row := preset.stand_in_rows.get(name, {})):
-        return Setting((row[option],), "not printed; chosen here")
+        return Setting((METHODS[name].options[option].default,), "default, chosen on digits")
+    if option in printed:
+        return Setting((printed[option],), preset.source)
+    if option in (chosen := preset.stand_in_rows.get(name, {})):
+        return Setting((chosen[option],), CHOSEN_HERE)
     function = getattr(sam_optax, name, None)
     known = inspect.signature(function).parameters.get(option) if function else None
     if known is not None and isinstance(known.default, int | float):
@@ -216,7 +173,7 @@ def _check_unused(options: Compare, used: set[str]) -> None:
             )
 
 
-def _group_size(name: str, settings: Mapping[str, Setting], given: int | None) -> Setting:
+def _group_size(name: str, settings: Mapping[str, Setting]) -> Setting:
     """The setting m, in which the whole batch is its size."""
     batch_size, (m, source) = settings["batch_size"].value, settings["m"]
     if m is None:
