@@ -10,8 +10,7 @@ from helpers import init_mlp, mlp_loss
 from sam_optax.experiments.bench import command as bench
 from sam_optax.experiments.bench import report
 from sam_optax.experiments.bench.measure import CompiledCost
-from sam_optax.experiments.bench.models import Problem
-from sam_optax.experiments.bench.report import ModelResult, StepResult
+from sam_optax.experiments.bench.models import Model, Problem
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import json_file
 
@@ -25,7 +24,7 @@ def tiny(batch_size):
 
 @pytest.fixture
 def tiny_model(monkeypatch):
-    monkeypatch.setitem(bench.MODELS, "tiny", bench.Model(tiny, 5))
+    monkeypatch.setitem(bench.MODELS, "tiny", Model(tiny, 5))
     return bench.Bench(models=("tiny",), methods=("sam",), rounds=2, builds=1)
 
 
@@ -72,12 +71,14 @@ def test_ratios_are_taken_within_rounds():
     """A machine that is ten times slower in one round changes nothing."""
 
     def step(seconds):
-        return StepResult("b", CompiledCost(1.0, 1.0, 0, 1), 0, 1.0, 1.0, seconds)
+        cost = CompiledCost(1.0, 1.0, 0, 1)._asdict()
+        times = {"trace_seconds": 1.0, "compile_seconds": 1.0, "seconds": seconds}
+        return {"reference": "b", "cost": cost, **times}
 
     a, b = step([2.0, 20.0, 4.0]), step([1.0, 10.0, 2.0])
-    assert report.wall_ratio(a, b) == (2.0, 2.0, 2.0)
-    model = ModelResult(1, 1, {"sgd": b, "sam by hand": b, "b": b, "a": a})
-    ratios = report.as_json({"m": model})["m"]["steps"]["a"]["ratios"]["b"]
+    assert report.wall_ratio(a, b) == [2.0, 2.0, 2.0]
+    steps = report.with_ratios({"sgd": b, "sam by hand": b, "b": b, "a": a})
+    ratios = steps["a"]["ratios"]["b"]
     assert ratios["wall"] == 2.0
     assert ratios["temp_bytes"] is None  # 0 / 0
 

@@ -6,39 +6,18 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from rich.console import Console
 
-from sam_optax.experiments.bench import measure, models
-from sam_optax.experiments.bench.report import (
-    LEGEND,
-    ModelResult,
-    StepResult,
-    as_json,
-    print_tables,
-)
-from sam_optax.experiments.bench.steps import BASE, DEFAULT, METHODS, steps
+from sam_optax.experiments.bench import measure, models, report, steps
+from sam_optax.experiments.bench.models import MODELS, Model
+from sam_optax.experiments.bench.steps import BASE, DEFAULT, METHODS
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import json_file
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import versions
-
-
-class Model(NamedTuple):
-    """A network of the benchmark and its usual batch size."""
-
-    make: Callable[[int], models.Problem]
-    batch_size: int
-
-
-MODELS = {
-    "mlp": Model(models.mlp, 256),
-    "mlp-small-batch": Model(models.mlp, 32),
-    "cnn": Model(models.cnn, 64),
-    "vit": Model(models.vit, 32),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +71,14 @@ def run(options: Bench) -> None:
     """Runs the benchmark, writes its file and prints its tables."""
     console = Console()
     environment = _environment()
-    console.print(f"{environment['device']}, jax {jax.__version__}\n{LEGEND}\n")
+    console.print(f"{environment['device']}, jax {jax.__version__}\n{report.LEGEND}\n")
     chosen, rounds = {name: MODELS[name] for name in options.models}, options.rounds
     if options.leaves is not None:
         deep = functools.partial(models.deep, leaves=options.leaves)
         chosen, rounds = {f"{options.leaves} leaves": Model(deep, 32)}, 0
     given = {**dataclasses.asdict(options), "rounds": rounds, "out": str(options.out)}
-    count = len(steps(options.methods))
-    results = {}
+    count = len(steps.steps(options.methods))
+    results: dict[str, Any] = {}
     for name, model in chosen.items():
         work = {"building": (2.0, count * options.builds), "running": (1.0, count * rounds)}
         with (
@@ -108,46 +87,47 @@ def run(options: Bench) -> None:
         ):
             results[name] = measure_model(model, options, rounds, progress.done)
         if options.out is not None:
-            content = {"environment": environment, "options": given, "models": as_json(results)}
+            content = {"environment": environment, "options": given, "models": results}
             json_file.write(options.out, content)
-        print_tables(console, name, results[name])
+        report.print_tables(console, name, results[name])
     if options.out is not None:
         console.print(f"Wrote {options.out}")
 
 
 def measure_model(
     model: Model, options: Bench, rounds: int, done: Callable[[str, float], None]
-) -> ModelResult:
+) -> dict[str, Any]:
     """Measures every step on one model; calls ``done(kind, seconds)`` after each piece of work."""
     batch_size = options.batch_size or model.batch_size
     problem = model.make(batch_size)
-    measured = steps(options.methods)
-    builds: dict[str, list[measure.Build]] = {name: [] for name in measured}
+    names = steps.steps(options.methods)
+    builds: dict[str, list[measure.Build]] = {name: [] for name in names}
     for _ in range(options.builds):
-        for name, (make, _) in measured.items():
-            built = measure.build(functools.partial(make, problem), problem.params, problem.batch)
+        for name in names:
+            make = functools.partial(steps.make, name, problem)
+            built = measure.build(make, problem.params, problem.batch)
             builds[name].append(built)
             done("building", built.trace_seconds + built.compile_seconds)
-    seconds: dict[str, list[float]] = {name: [] for name in measured}
-    if rounds:
-        runners = {
-            name: measure.Runner(of[-1].step, of[-1].compiled, problem.params, problem.batch)
-            for name, of in builds.items()
+    last = {name: of[-1] for name, of in builds.items()}
+    seconds = measure.interleaved(
+        last, problem.params, problem.batch, BASE, rounds, functools.partial(done, "running")
+    )
+    measured = {
+        name: {
+            "reference": steps.reference(name),
+            "cost": measure.compiled_cost(last[name].compiled)._asdict(),
+            "state_bytes": measure.state_bytes(last[name].step.init(problem.params)),
+            "trace_seconds": min(built.trace_seconds for built in builds[name]),
+            "compile_seconds": min(built.compile_seconds for built in builds[name]),
+            "seconds": seconds[name],
         }
-        seconds = measure.interleaved(runners, BASE, rounds, functools.partial(done, "running"))
-    results = {
-        name: StepResult(
-            reference=reference,
-            cost=measure.compiled_cost(builds[name][-1].compiled),
-            state_bytes=measure.state_bytes(builds[name][-1].step.init(problem.params)),
-            trace_seconds=min(build.trace_seconds for build in builds[name]),
-            compile_seconds=min(build.compile_seconds for build in builds[name]),
-            seconds=seconds[name],
-        )
-        for name, (_, reference) in measured.items()
+        for name in names
     }
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
-    return ModelResult(batch_size, parameters, results)
+    return {
+        "batch_size": batch_size,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(problem.params)),
+        "steps": report.with_ratios(measured),
+    }
 
 
 def _environment() -> dict[str, Any]:

@@ -22,6 +22,7 @@ FRACTION = 0.125
 """Share of the batch on which ``part`` takes its ascent gradient."""
 
 Loss = Callable[[optax.Params, Any], jax.Array]
+Perturb = Callable[[optax.Params, Any], optax.Params]
 
 
 class Step(NamedTuple):
@@ -36,54 +37,58 @@ def sgd(loss: Loss) -> Step:
 
     def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
         value, grads = jax.value_and_grad(loss)(params, batch)
-        params, momentum = descend(params, momentum, grads)
-        return params, momentum, value
+        return *descend(params, momentum, grads), value
 
     return Step(zeros, step)
 
 
 def sam(loss: Loss, rho: float = RHO) -> Step:
     """SAM: ε = ρ g/‖g‖."""
-    return _with_sharp_gradient(loss, lambda params, grads: along(params, grads, rho))
+    return _with_both_gradients(loss, lambda params, grads: along(params, grads, rho))
 
 
 def asam(loss: Loss, rho: float = 0.5, eta: float = 0.01) -> Step:
     """ASAM: ε = ρ T² g/‖T g‖, T = |w| + η for weights and 1 for biases."""
 
-    def perturb(params: optax.Params, grads: Any) -> optax.Params:
-        bias = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "bias", params)
-        scaled = jax.tree.map(
-            lambda w, g, b: g if b else (jnp.abs(w) + eta) * g, params, grads, bias
-        )
-        scale = rho / guarded_norm(scaled)
-        return jax.tree.map(
-            lambda w, s, b: w + scale * (s if b else (jnp.abs(w) + eta) * s), params, scaled, bias
-        )
+    def scaling(path: Any, w: jax.Array) -> jax.Array:
+        return jnp.ones_like(w) if path[-1].key == "bias" else jnp.abs(w) + eta
 
-    return _with_sharp_gradient(loss, perturb)
+    def perturb(params: optax.Params, grads: Any) -> optax.Params:
+        return scaled(params, grads, jax.tree_util.tree_map_with_path(scaling, params), rho)
+
+    return _with_both_gradients(loss, perturb)
 
 
 def fisher_sam(loss: Loss, rho: float = RHO, eta: float = 1.0) -> Step:
     """Fisher SAM: ε = ρ T² g/‖T g‖ with T² = 1/(1 + η g²)."""
 
     def perturb(params: optax.Params, grads: Any) -> optax.Params:
-        scaled = jax.tree.map(lambda g: g * jax.lax.rsqrt(1 + eta * g**2), grads)
-        scale = rho / guarded_norm(scaled)
-        return jax.tree.map(
-            lambda w, g, s: w + scale * s * jax.lax.rsqrt(1 + eta * g**2), params, grads, scaled
-        )
+        scaling = jax.tree.map(lambda g: jax.lax.rsqrt(1 + eta * g**2), grads)
+        return scaled(params, grads, scaling, rho)
 
-    return _with_sharp_gradient(loss, perturb)
+    return _with_both_gradients(loss, perturb)
 
 
-def _with_sharp_gradient(loss: Loss, perturb: Callable[[optax.Params, Any], optax.Params]) -> Step:
-    """What methods without a state do: descend along the gradient at the perturbed params."""
+def gsam(loss: Loss, rho: float = RHO, alpha: float = 0.4) -> Step:
+    """GSAM: g_s − α g_⊥ with g_⊥ = g − ⟨g, g_s⟩/‖g_s‖² g_s."""
+
+    def combine(grads: Any, sharp: Any) -> Any:
+        products = jax.tree.map(lambda g, s: jnp.sum(g * s), grads, sharp)
+        share = jax.tree.reduce(jnp.add, products) / guarded_norm(sharp) ** 2
+        return jax.tree.map(lambda g, s: s - alpha * (g - share * s), grads, sharp)
+
+    return _with_both_gradients(loss, lambda params, grads: along(params, grads, rho), combine)
+
+
+def _with_both_gradients(
+    loss: Loss, perturb: Perturb, combine: Callable[[Any, Any], Any] = lambda grads, sharp: sharp
+) -> Step:
+    """The step of methods without a state: along the gradient at the perturbed params."""
 
     def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
         value, grads = jax.value_and_grad(loss)(params, batch)
         sharp = jax.grad(loss)(perturb(params, grads), batch)
-        params, momentum = descend(params, momentum, sharp)
-        return params, momentum, value
+        return *descend(params, momentum, combine(grads, sharp)), value
 
     return Step(zeros, step)
 
@@ -101,8 +106,8 @@ def fsam(loss: Loss, rho: float = 0.1, sigma: float = 1.0, lmbda: float = 0.9) -
         ema = jax.tree.map(
             lambda g, m: jnp.where(count == 0, g, lmbda * m + (1 - lmbda) * g), grads, ema
         )
-        perturbed = along(params, residual, rho)
-        params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
+        sharp = jax.grad(loss)(along(params, residual, rho), batch)
+        params, momentum = descend(params, momentum, sharp)
         return params, (ema, count + 1, momentum), value
 
     return Step(init, step)
@@ -111,83 +116,55 @@ def fsam(loss: Loss, rho: float = 0.1, sigma: float = 1.0, lmbda: float = 0.9) -
 def rsam(loss: Loss, rho: float = RHO, gamma: float = 0.1, lmbda: float = 2.0) -> Step:
     """R-SAM: ĝ = ∇L(w + δ), ε along δ/‖δ‖ + λĝ/‖ĝ‖, with δ drawn by ``jax.random.normal``."""
 
-    def init(params: optax.Params) -> Any:
-        return jax.random.key(0), zeros(params)
-
-    def noise(key: jax.Array, params: optax.Params) -> Any:
-        leaves, structure = jax.tree.flatten(params)
-        keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
-
-        def draw(w: jax.Array, key: jax.Array) -> jax.Array:
-            axes = tuple(range(w.ndim - 1)) if w.ndim > 1 else None
-            rms = jnp.sqrt(jnp.mean(jnp.square(w), axis=axes, keepdims=True))
-            return gamma * rms * jax.random.normal(key, w.shape, w.dtype)
-
-        return jax.tree.map(draw, params, keys)
+    def draw(w: jax.Array, key: jax.Array) -> jax.Array:
+        axes = tuple(range(w.ndim - 1)) if w.ndim > 1 else None
+        rms = jnp.sqrt(jnp.mean(jnp.square(w), axis=axes, keepdims=True))
+        return gamma * rms * jax.random.normal(key, w.shape, w.dtype)
 
     def step(params: optax.Params, state: Any, batch: Any) -> Any:
         key, momentum = state
         key, noise_key = jax.random.split(key)
-        delta = noise(noise_key, params)
-        start = jax.tree.map(jnp.add, params, delta)
-        grads = jax.grad(loss)(start, batch)
+        leaves, structure = jax.tree.flatten(params)
+        keys = jax.tree.unflatten(structure, list(jax.random.split(noise_key, len(leaves))))
+        delta = jax.tree.map(draw, params, keys)
+        grads = jax.grad(loss)(jax.tree.map(jnp.add, params, delta), batch)
         by_delta, by_grads = 1 / guarded_norm(delta), lmbda / guarded_norm(grads)
         direction = jax.tree.map(lambda d, g: by_delta * d + by_grads * g, delta, grads)
-        perturbed = along(params, direction, rho)
-        params, momentum = descend(params, momentum, jax.grad(loss)(perturbed, batch))
+        sharp = jax.grad(loss)(along(params, direction, rho), batch)
+        params, momentum = descend(params, momentum, sharp)
         return params, (key, momentum), None
 
-    return Step(init, step)
+    return Step(lambda params: (jax.random.key(0), zeros(params)), step)
 
 
-def gsam(loss: Loss, alpha: float = 0.4) -> Step:
-    """GSAM: g_s − α g_⊥ with g_⊥ = g − ⟨g, g_s⟩/‖g_s‖² g_s."""
-
-    def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        sharp = jax.grad(loss)(along(params, grads, RHO), batch)
-        norm = guarded_norm(sharp)
-        products = jax.tree.map(lambda g, s: jnp.sum(g * s), grads, sharp)
-        share = jax.tree.reduce(jnp.add, products) / norm**2
-        gap = jax.tree.map(lambda g, s: s - alpha * (g - share * s), grads, sharp)
-        params, momentum = descend(params, momentum, gap)
-        return params, momentum, value
-
-    return Step(zeros, step)
-
-
-def part(loss: Loss) -> Step:
+def part(loss: Loss, rho: float = RHO, fraction: float = FRACTION) -> Step:
     """SAM whose ascent gradient is that of evenly spaced examples."""
 
     def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
-        few = jax.tree.map(lambda leaf: leaf[:: round(1 / FRACTION)], batch)
+        few = jax.tree.map(lambda leaf: leaf[:: round(1 / fraction)], batch)
         grads = jax.grad(loss)(params, few)
-        sharp = jax.grad(loss)(along(params, grads, RHO), batch)
-        params, momentum = descend(params, momentum, sharp)
-        return params, momentum, None
+        sharp = jax.grad(loss)(along(params, grads, rho), batch)
+        return *descend(params, momentum, sharp), None
 
     return Step(zeros, step)
 
 
-def momentum(loss: Loss, decay: float = 0.9) -> Step:
+def momentum(loss: Loss, rho: float = RHO, decay: float = 0.9) -> Step:
     """The gradient at w + ρ m/‖m‖, m ← β m + (1 − β) g."""
-
-    def init(params: optax.Params) -> Any:
-        return zeros(params), zeros(params)
 
     def step(params: optax.Params, state: Any, batch: Any) -> Any:
         ema, momentum = state
-        value, grads = jax.value_and_grad(loss)(along(params, ema, RHO), batch)
+        value, grads = jax.value_and_grad(loss)(along(params, ema, rho), batch)
         ema = jax.tree.map(lambda m, g: decay * m + (1 - decay) * g, ema, grads)
         params, momentum = descend(params, momentum, grads)
         return params, (ema, momentum), value
 
-    return Step(init, step)
+    return Step(lambda params: (zeros(params), zeros(params)), step)
 
 
 _METHODS = sgd, sam, asam, fsam, rsam, gsam, fisher_sam, part, momentum
 HANDWRITTEN: dict[str, Callable[[Loss], Step]] = {step.__name__: step for step in _METHODS}
-"""By the method's name in the registry."""
+"""By the method's name in the registry; their arguments are its hyperparameters."""
 
 
 def zeros(params: optax.Params) -> Any:
@@ -205,6 +182,13 @@ def along(params: optax.Params, direction: Any, rho: float) -> optax.Params:
     """W + ρ d/‖d‖."""
     scale = rho / guarded_norm(direction)
     return jax.tree.map(lambda w, d: w + scale * d, params, direction)
+
+
+def scaled(params: optax.Params, grads: Any, scaling: Any, rho: float) -> optax.Params:
+    """W + ρ T² g/‖T g‖."""
+    products = jax.tree.map(jnp.multiply, scaling, grads)
+    scale = rho / guarded_norm(products)
+    return jax.tree.map(lambda w, t, tg: w + scale * t * tg, params, scaling, products)
 
 
 def descend(params: optax.Params, momentum: Any, grads: Any) -> tuple[optax.Params, Any]:

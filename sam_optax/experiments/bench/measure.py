@@ -16,19 +16,12 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = ", re.MULTILINE)
 
 
 class CompiledCost(NamedTuple):
-    """Counts that the compiler gives for a program; the same on every run.
-
-    Attributes:
-      flops: floating-point operations.
-      bytes_accessed: memory traffic as the compiler models it.
-      temp_bytes: memory held in addition to arguments and results.
-      instructions: instructions of the optimized program, which compile time grows with.
-    """
+    """Counts that the compiler gives for a program; the same on every run."""
 
     flops: float
-    bytes_accessed: float
-    temp_bytes: int
-    instructions: int
+    bytes_accessed: float  # memory traffic as the compiler models it
+    temp_bytes: int  # held in addition to arguments and results
+    instructions: int  # of the optimized program, which compile time grows with
 
 
 def jit(step: Step) -> Any:
@@ -56,14 +49,7 @@ def state_bytes(state: Any) -> int:
 
 
 class Build(NamedTuple):
-    """A step built from nothing.
-
-    Attributes:
-      step: the step.
-      compiled: the step compiled.
-      trace_seconds: time to trace and lower it.
-      compile_seconds: time to compile it.
-    """
+    """A step built from nothing, and the time to trace and to compile it."""
 
     step: Step
     compiled: jax.stages.Compiled
@@ -94,13 +80,12 @@ def no_compilation_cache() -> Iterator[None]:
         jax.config.update(option, before)
 
 
-class Runner:
-    """A compiled step with its own params and state."""
+class _Runner:
+    """A compiled step with its own params and state, copied because the step donates them."""
 
-    def __init__(self, step: Step, compiled: Any, params: optax.Params, batch: Any):
-        self._compiled, self._batch = compiled, batch
-        # Copies, because the step donates them.
-        self._carry = jax.tree.map(lambda w: w.copy(), params), step.init(params)
+    def __init__(self, built: Build, params: optax.Params, batch: Any):
+        self._compiled, self._batch = built.compiled, batch
+        self._carry = jax.tree.map(lambda w: w.copy(), params), built.step.init(params)
 
     def _run(self, steps: int) -> None:
         params, state = self._carry
@@ -117,18 +102,25 @@ class Runner:
 
 
 def interleaved(
-    runners: Mapping[str, Runner], base: str, rounds: int, done: Callable[[float], None]
+    builds: Mapping[str, Build],
+    params: optax.Params,
+    batch: Any,
+    base: str,
+    rounds: int,
+    done: Callable[[float], None],
 ) -> dict[str, list[float]]:
-    """Seconds per step of each runner in each round.
+    """Seconds per step in each round.
 
     The load of the machine drifts, so only times of one round are comparable; a round starts
-    with another runner each time, so that the neighbours in time change as well. All run the
-    same number of steps, enough for the runner ``base`` to be busy for a while. ``done`` is called
-    with the seconds of each block.
+    with another step each time, so that the neighbours in time change as well. All run equally
+    often, enough for the step ``base`` to be busy for a while. ``done`` gets each block's seconds.
     """
-    names = list(runners)
+    times: dict[str, list[float]] = {name: [] for name in builds}
+    if not rounds:
+        return times
+    runners = {name: _Runner(built, params, batch) for name, built in builds.items()}
+    names = list(builds)
     steps = max(2, round(_BLOCK_SECONDS / runners[base].seconds(2)))
-    times: dict[str, list[float]] = {name: [] for name in names}
     for i in range(rounds):
         shift = i % len(names)
         for name in names[shift:] + names[:shift]:

@@ -14,22 +14,13 @@ from sam_optax.experiments.networks.vit import VisionTransformer
 
 CLASSES = 10
 IMAGE_SHAPE = (28, 28, 1)
-MLP_WIDTH = 1024
-MLP_LAYERS = 4
-DEEP_WIDTH = 32
 
 
 class Problem(NamedTuple):
-    """A network with its loss and one batch of random data.
-
-    Attributes:
-      params: initial params.
-      losses: ``losses(params, batch)``, one for each example.
-      batch: the examples and labels.
-    """
+    """A network with its loss and one batch of random data."""
 
     params: optax.Params
-    losses: Callable[[optax.Params, Any], jax.Array]
+    losses: Callable[[optax.Params, Any], jax.Array]  # (params, batch) -> one for each example
     batch: Any
 
     def loss(self, params: optax.Params, batch: Any) -> jax.Array:
@@ -39,12 +30,12 @@ class Problem(NamedTuple):
 
 def mlp(batch_size: int) -> Problem:
     """Four 1024 × 1024 layers with biases, regression: small batches are bound by memory."""
-    return _dense(batch_size, MLP_WIDTH, MLP_LAYERS)
+    return _dense(batch_size, width=1024, layers=4)
 
 
 def deep(batch_size: int, leaves: int) -> Problem:
     """Kernels and biases of 32 × 32 layers in a number of leaves: slow to build."""
-    return _dense(batch_size, DEEP_WIDTH, leaves // 2)
+    return _dense(batch_size, width=32, layers=leaves // 2)
 
 
 def _dense(batch_size: int, width: int, layers: int) -> Problem:
@@ -86,10 +77,8 @@ def _image_classifier(model: nn.Module, batch_size: int) -> Problem:
         logits = model.apply({"params": params}, x, train=True)
         return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
-    params = jax.jit(functools.partial(model.init, train=True))(jax.random.key(0), images[:1])[
-        "params"
-    ]
-    return Problem(params, losses, (images, labels))
+    init = jax.jit(functools.partial(model.init, train=True))
+    return Problem(init(jax.random.key(0), images[:1])["params"], losses, (images, labels))
 
 
 def cnn(batch_size: int) -> Problem:
@@ -101,3 +90,18 @@ def vit(batch_size: int, blocks: int = 4) -> Problem:
     """A vision transformer of blocks of width 64 on 28 × 28 images in 4 × 4 patches."""
     model = VisionTransformer(CLASSES, width=64, depth=blocks, heads=4, patch=4)
     return _image_classifier(model, batch_size)
+
+
+class Model(NamedTuple):
+    """A network of the benchmark and its usual batch size."""
+
+    make: Callable[[int], Problem]
+    batch_size: int
+
+
+MODELS = {
+    "mlp": Model(mlp, 256),
+    "mlp-small-batch": Model(mlp, 32),
+    "cnn": Model(cnn, 64),
+    "vit": Model(vit, 32),
+}

@@ -1,7 +1,8 @@
 """The steps to measure: the library's, those by hand, and optax.contrib.sam."""
 
+import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from sam_optax.experiments.bench.models import Problem
 from sam_optax.experiments.methods import method, registry
 
 BASE = "sgd"
+CONTRIB = "optax.contrib.sam"
 SAM_BY_HAND = "sam by hand"
 DEFAULT = ("sam", "asam", "fsam", "rsam")
 METHODS = {
@@ -31,48 +33,29 @@ METHODS = {
         {},
     ),
 }
-# As the hand-written steps have them. For other methods the registry's values are as good: no cost
-# depends on ρ.
-_HYPERPARAMETERS: dict[str, dict[str, float]] = {
-    "sam": {"rho": RHO},
-    "asam": {"rho": 0.5, "eta": 0.01},
-    "fsam": {"rho": 0.1, "sigma": 1.0, "lmbda": 0.9},
-    "rsam": {"rho": RHO, "gamma": 0.1, "lmbda": 2.0},
-    "gsam": {"rho_max": RHO, "rho_min": RHO, "alpha": 0.4},
-    "fisher_sam": {"rho": RHO, "eta": 1.0},
-    "part": {"rho": RHO, "fraction": handwritten.FRACTION},
-    "momentum": {"rho": RHO, "decay": 0.9},
-}
 
 
-class Measured(NamedTuple):
-    """A step to measure.
-
-    Attributes:
-      make: builds the step for a problem.
-      reference: name of the hand-written step that it is compared with.
-    """
-
-    make: Callable[[Problem], Step]
-    reference: str
-
-
-def steps(methods: Iterable[str]) -> dict[str, Measured]:
+def steps(methods: Iterable[str]) -> list[str]:
     """The steps to measure for some methods, in the order to show them."""
-    names = [BASE, f"{BASE} by hand", SAM_BY_HAND, "optax.contrib.sam"]
+    names = [BASE, f"{BASE} by hand", SAM_BY_HAND, CONTRIB]
     for name in methods:
         names += [name, f"{name} by hand"] if name in HANDWRITTEN else [name]
-    return {name: _measured(name) for name in dict.fromkeys(names)}
+    return list(dict.fromkeys(names))
 
 
-def _measured(name: str) -> Measured:
-    if name == "optax.contrib.sam":
-        return Measured(lambda problem: optax_contrib_step(problem.loss), SAM_BY_HAND)
+def reference(name: str) -> str:
+    """The hand-written step that a step is compared with."""
     of = name.removesuffix(" by hand")
-    reference = f"{of} by hand" if of in HANDWRITTEN else SAM_BY_HAND
-    if name != of:
-        return Measured(lambda problem: HANDWRITTEN[of](problem.loss), reference)
-    return Measured(lambda problem: library(name)(problem.losses), reference)
+    return f"{of} by hand" if of in HANDWRITTEN else SAM_BY_HAND
+
+
+def make(name: str, problem: Problem) -> Step:
+    """Builds a step for a problem."""
+    if name == CONTRIB:
+        return optax_contrib_step(problem.loss)
+    if name == reference(name):
+        return HANDWRITTEN[name.removesuffix(" by hand")](problem.loss)
+    return library(name)(problem.losses)
 
 
 def base_tx() -> optax.GradientTransformation:
@@ -81,13 +64,12 @@ def base_tx() -> optax.GradientTransformation:
 
 
 def library(name: str) -> Callable[[Loss], Step]:
-    """The library's step of a method, as the experiments take it.
+    """The library's step of a method, as the experiments take it, from the losses of the examples.
 
-    It is made from the losses of the examples; their mean is enough for methods that do not choose
-    among examples.
+    Their mean is enough for methods that do not choose among examples.
     """
     chosen = registry.METHODS[BASE] if name == BASE else METHODS[name]
-    variant = chosen.variant(**_HYPERPARAMETERS.get(name, {}))
+    variant = chosen.variant(**_hyperparameters(name))
     schedule = optax.constant_schedule(handwritten.LEARNING_RATE)
     tx = variant.transformation(method.Base(base_tx(), schedule), jax.random.key(0))
 
@@ -105,6 +87,17 @@ def library(name: str) -> Callable[[Loss], Step]:
         return Step(tx.init, step)
 
     return of_losses
+
+
+def _hyperparameters(name: str) -> dict[str, Any]:
+    """Those of the hand-written step; else the registry's are as good: no cost depends on ρ."""
+    if name not in HANDWRITTEN:
+        return {}
+    _, *parameters = inspect.signature(HANDWRITTEN[name]).parameters.values()
+    found = {parameter.name: parameter.default for parameter in parameters}
+    if name == "gsam":  # by hand its radius does not follow the learning rate
+        found["rho_max"] = found["rho_min"] = found.pop("rho")
+    return found
 
 
 def optax_contrib_step(loss: Loss) -> Step:
