@@ -22,7 +22,7 @@ from rich.console import Console
 
 import sam_optax
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting import json_file
+from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import versions
 from sam_optax.experiments.reporting.table import ruled
@@ -48,7 +48,7 @@ class Collectives:
         if not self.devices or min(self.devices) < 1 or WIDTH % math.lcm(*self.devices):
             given = " ".join(map(str, self.devices))
             raise UserError(f"--devices {given}: use divisors of {WIDTH}, such as 8 64 512.")
-        json_file.check(self.out)
+        output.check_file(self.out)
 
 
 def run(options: Collectives) -> None:
@@ -61,7 +61,7 @@ def run(options: Collectives) -> None:
             rows += _in_another_process(devices)
             progress.done(f"for {devices} devices", time.perf_counter() - start)
     if options.out is not None:
-        json_file.write(options.out, {"versions": versions(), "steps": rows})
+        output.write_json(options.out, {"versions": versions(), "steps": rows})
     table = ruled()
     sent = [key for key in rows[0] if any(row[key] != 0 for row in rows)]
     for i, heading in enumerate(sent):

@@ -13,11 +13,9 @@ from sam_optax.experiments.options.describe import describe, shared_settings
 from sam_optax.experiments.options.options import Compare, Train
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.reporting import results, table
-from sam_optax.experiments.reporting.collect import collect
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.settings import print_settings
 from sam_optax.experiments.training import devices, identity, restore
 from sam_optax.experiments.training.task import Task
 from sam_optax.experiments.training.train import Outcome, Training, train
@@ -53,7 +51,7 @@ def run(options: Compare | Train) -> None:
     description = describe(options, resolved, dataset, full, place.count)
     task = restore.task_of(description, dataset)
     if options.dry_run:
-        print_settings(_stdout(), description)
+        table.print_settings(_stdout(), description)
         return
     for note in description["notes"]:
         _say(note)
@@ -178,7 +176,7 @@ class _Run:
             self.outcomes = train(training, progress, checkpoints, live)
         variables = next(iter(self.outcomes.values())).variables["params"]
         parameters = sum(leaf.size for leaf in jax.tree.leaves(variables)) // len(task.seeds)
-        return collect(self._description, parameters, self.outcomes)
+        return results.collect(self._description, parameters, self.outcomes)
 
 
 def _finished(out: Path, run_identity: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from sam_optax import analysis
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting import json_file
+from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import number, versions
 from sam_optax.experiments.reporting.table import ruled
@@ -78,7 +78,7 @@ class Ranks:
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
                 raise UserError(f"--{flag} {getattr(self, name)}: use an integer of at least 1.")
-        json_file.check(self.out)
+        output.check_file(self.out)
 
 
 def run(options: Ranks) -> None:
@@ -119,7 +119,7 @@ def run(options: Ranks) -> None:
         "measures": rows,
     }
     if options.out is not None:
-        json_file.write(options.out, content)
+        output.write_json(options.out, content)
     ranges = (f"{x[fine].min():.3g} to {x[fine].max():.3g}" for x in (losses[0], gap))
     heading = (
         f"{printable(options.dataset)}: {fine.sum()} networks ({(~fine).sum()} diverged), "

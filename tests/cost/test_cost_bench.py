@@ -12,7 +12,7 @@ from sam_optax.experiments.bench import report
 from sam_optax.experiments.bench.measure import CompiledCost
 from sam_optax.experiments.bench.models import Model, Problem
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting import json_file
+from sam_optax.experiments.reporting import output
 
 pytestmark = pytest.mark.slow
 
@@ -107,8 +107,8 @@ def test_unusable_files_are_found_before_measuring(tmp_path):
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     out = tmp_path / "bench.json"
-    json_file.write(out, {"old": 1})
+    output.write_json(out, {"old": 1})
     with pytest.raises(TypeError):
-        json_file.write(out, {"new": object()})
+        output.write_json(out, {"new": object()})
     assert json.loads(out.read_text()) == {"old": 1}
     assert list(tmp_path.iterdir()) == [out]

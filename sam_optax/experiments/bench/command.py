@@ -15,7 +15,7 @@ from sam_optax.experiments.bench import measure, models, report, steps
 from sam_optax.experiments.bench.models import MODELS, Model
 from sam_optax.experiments.bench.steps import BASE, DEFAULT, METHODS
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting import json_file
+from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import versions
 
@@ -64,7 +64,7 @@ class Bench:
                 raise UserError(f"--{option.replace('_', '-')} must be at least 1, got {value}.")
         if self.leaves is not None and (self.leaves < 2 or self.leaves % 2):
             raise UserError(f"--leaves must be an even number from 2 on, got {self.leaves}.")
-        json_file.check(self.out)
+        output.check_file(self.out)
 
 
 def run(options: Bench) -> None:
@@ -88,7 +88,7 @@ def run(options: Bench) -> None:
             results[name] = measure_model(model, options, rounds, progress.done)
         if options.out is not None:
             content = {"environment": environment, "options": given, "models": results}
-            json_file.write(options.out, content)
+            output.write_json(options.out, content)
         report.print_tables(console, name, results[name])
     if options.out is not None:
         console.print(f"Wrote {options.out}")

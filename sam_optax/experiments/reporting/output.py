@@ -1,9 +1,10 @@
 """Files that appear complete or not at all."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import filelock
 
@@ -16,9 +17,6 @@ class OutputDirectory:
     Entering creates it with its parents, proves that it can be written to, before any work whose
     results would be lost, and removes what killed processes left unfinished. Leaving with an
     exception removes the directories that entering created if they are still empty.
-
-    Raises:
-      UserError: (on entering or writing) the directory cannot be created or written to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,12 +82,25 @@ class OutputDirectory:
         )
 
 
-def replace_files(files: Mapping[Path, bytes]) -> None:
-    """Writes all files beside their targets first, then renames them in the order given.
+def check_file(path: Path | None) -> None:
+    """Raises :class:`UserError`, before any work, if a file of ``--out`` cannot be written."""
+    if path is not None and not path.parent.is_dir():
+        raise UserError(f"--out: {path.parent} is not a folder.")
+    if path is not None and path.is_dir():
+        raise UserError(f"--out: {path} is a folder, not a file.")
 
-    Raises:
-      OSError: one cannot be written.
-    """
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a file of ``--out`` in one piece: an interrupt leaves the old one or the new one."""
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    try:
+        replace_files({path: text.encode()})
+    except OSError as error:
+        raise UserError(f"--out: cannot write {path}: {error.strerror}.") from error
+
+
+def replace_files(files: Mapping[Path, bytes]) -> None:
+    """Writes all files beside their targets first, then renames them in the order given."""
     partials = {target: _partial(target) for target in files}
     try:
         for target, content in files.items():

@@ -14,11 +14,14 @@ import zlib
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
+
+if TYPE_CHECKING:
+    from sam_optax.experiments.training.train import Outcome
 
 FORMAT = "sam_optax.experiment"
 FORMAT_VERSION = 1
@@ -71,6 +74,62 @@ def summary(values: np.ndarray) -> dict[str, float | None]:
     }
 
 
+def collect(
+    description: Mapping[str, Any], parameters: int, outcomes: Mapping[str, "Outcome"]
+) -> dict[str, Any]:
+    """The results of a run from what became of its methods; NaN becomes ``None``.
+
+    A seed has diverged if its final training loss is not finite; summaries are over the others.
+    """
+    seeds = description["seeds"]
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        **description,
+        "parameters": parameters,
+        "units": UNITS,
+        "versions": versions(),
+        "methods": [
+            {**method, **_of_method(method, seeds, outcomes[method["name"]])}
+            for method in description["methods"]
+        ],
+    }
+
+
+def _of_method(method: Mapping[str, Any], seeds: list[int], outcome: "Outcome") -> dict[str, Any]:
+    accuracy = outcome.curves["test_accuracy"]
+    finals = {
+        "test_accuracy": accuracy[-1],
+        "best_test_accuracy": np.nanmax(accuracy, axis=0),
+        "train_loss": outcome.curves["train_loss"][-1],
+        "sharpness": outcome.sharpness,
+    }
+    finite = np.isfinite(finals["train_loss"])
+    seconds = float(np.median(outcome.seconds))
+    examples = method["steps_per_epoch"] * method["batch_size"] * len(seeds)
+    return {
+        "step_cost": number(outcome.cost),
+        "epoch_seconds": seconds,
+        "compile_seconds": outcome.compile_seconds,
+        "examples_per_second": examples / seconds,
+        "diverged": int(np.sum(~finite)),
+        "summary": {key: summary(values[finite]) for key, values in finals.items()},
+        "seeds": [
+            {
+                "seed": seed,
+                "diverged": not finite[i].item(),
+                **{key: number(values[i]) for key, values in finals.items()},
+                "best_epoch": int(np.nanargmax(accuracy[:, i])) + 1,
+                "curves": {
+                    name: [number(value) for value in values[:, i]]
+                    for name, values in outcome.curves.items()
+                },
+            }
+            for i, seed in enumerate(seeds)
+        ],
+    }
+
+
 def to_json(results: Mapping[str, Any]) -> bytes:
     """All of the results. What is not text in a path becomes an escape, as JSON writes it."""
     text = json.dumps(results, indent=1, allow_nan=False, ensure_ascii=False)
@@ -78,11 +137,7 @@ def to_json(results: Mapping[str, Any]) -> bytes:
 
 
 def from_json(path: Path) -> dict[str, Any] | None:
-    """Reads what :func:`to_json` wrote; ``None`` if there is nothing of the kind.
-
-    Raises:
-      UserError: another version of sam_optax wrote it.
-    """
+    """What :func:`to_json` wrote, if it is there; another version's raises :class:`UserError`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -129,11 +184,7 @@ def params_to_npz(params: Mapping[str, Mapping[int, Any]]) -> bytes:
 
 
 def load_params(path: str | Path) -> dict[str, dict[int, Any]]:
-    """Reads what :func:`params_to_npz` wrote.
-
-    Raises:
-      UserError: the file is damaged.
-    """
+    """Reads what :func:`params_to_npz` wrote; a damaged file raises :class:`UserError`."""
     import flax.traverse_util
 
     methods: dict[str, dict[int, dict[str, Any]]] = {}

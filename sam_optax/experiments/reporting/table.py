@@ -43,9 +43,29 @@ def print_results(console: Console, results: Mapping[str, Any]) -> None:
     console.print(Text("\n" + legend), style="dim")
 
 
-def ruled() -> Table:
+def print_settings(console: Console, description: Mapping[str, Any]) -> None:
+    """Prints what would be trained, where each value is from, and the notes."""
+    table = ruled("setting", "value", "from")
+    rows = [("", name, setting) for name, setting in description["settings"].items()]
+    for method in description["methods"]:
+        prefix, sources = f"{method['name']}: ", method["sources"]
+        rows += [(prefix, name, setting) for name, setting in method["settings"].items()]
+        rows += [
+            (prefix, name, {"value": value, "source": sources[name]})
+            for name, value in method["hyperparameters"].items()
+        ]
+    for prefix, name, setting in rows:
+        cells = prefix + words.named(name), words.plain(setting["value"]), setting["source"]
+        table.add_row(*(Text(words.printable(cell)) for cell in cells))
+    console.print(table)
+    for note in description["notes"]:
+        console.print(Text(note), soft_wrap=True)
+
+
+def ruled(*columns: str) -> Table:
     """An empty table, with a rule below its headings and no frame."""
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    look: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
+    return Table(*columns, **look, padding=(0, 1, 0, 0))
 
 
 def _comparison(results: Mapping[str, Any], best: bool) -> Summary:
