@@ -73,13 +73,9 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a subcommand.
+    """Runs a subcommand of the arguments, those of the process by default.
 
-    Args:
-      argv: arguments, without the program's name. Default: the process's.
-
-    Returns:
-      The exit code: 0, 2 after a mistake of the user, 130 after an interrupt.
+    The exit code is 0, 2 after a mistake of the user, 130 after an interrupt.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from rich.console import Console
@@ -51,157 +51,126 @@ def run(options: Compare | Train) -> None:
     description = describe(options, resolved, dataset, full, place.count)
     task = restore.task_of(description, dataset)
     if options.dry_run:
-        table.print_settings(_stdout(), description)
+        table.print_settings(_console(), description)
         return
     for note in description["notes"]:
         _say(note)
     run = _Run(options, task, description, place)
     if options.out is None or jax.process_index():
-        _run_along(run, options, identity.of(description))
+        _run_along(run)
         return
     import matplotlib  # noqa: F401  (before the training, as it might not be installed)
 
     with OutputDirectory(options.out) as out:
-        _run_into(out, run, options, identity.of(description))
+        _run_into(out, run)
 
 
-def _run_along(run: "_Run", options: Compare, run_identity: Mapping[str, Any]) -> None:
+class _Run(NamedTuple):
+    """A training, from the task to its results."""
+
+    options: Compare
+    task: Task
+    description: Mapping[str, Any]
+    place: devices.Devices
+
+    def train(
+        self, checkpoints: "Checkpoints | None", live: Live | None = None
+    ) -> tuple[dict[str, Any], dict[str, Outcome]]:
+        """Trains: the results, and what became of each method."""
+        options, task = self.options, self.task
+        # A comparison without SGD still tells costs in steps of SGD; one method is not compared.
+        timed = len(task.entries) > 1 and options.preset is None
+        every = options.checkpoint_every if checkpoints else 0
+        epochs = max(entry.recipe.epochs for entry in task.entries.values())
+        pieces = work(task, None, every, timed)
+        with Progress(_console(stderr=True), pieces, epochs=epochs) as progress:
+            training = Training(task, self.place, timed, watch=options.out is not None)
+            outcomes = train(training, progress, checkpoints, live)
+        variables = next(iter(outcomes.values())).variables["params"]
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(variables)) // len(task.seeds)
+        return results.collect(self.description, parameters, outcomes), outcomes
+
+
+def _run_along(run: _Run) -> None:
     """A run without files, or another process's part in a run with them."""
     checkpoints = None
-    if options.out is not None:  # all processes write a checkpoint together
-        checkpoints, finished = _begin(options.out, options, run_identity)
+    if run.options.out is not None:  # all processes write a checkpoint together
+        checkpoints, finished = _begin(run.options.out, run)
         if finished:
             return
-    found = run.train(checkpoints)
+    found, _ = run.train(checkpoints)
     if checkpoints:
         checkpoints.finish()
-    table.print_results(_stdout(), found)
+    table.print_results(_console(), found)
     _fail_if_all_diverged(found)
 
 
-def _run_into(
-    out: OutputDirectory, run: "_Run", options: Compare, run_identity: Mapping[str, Any]
-) -> None:
-    checkpoints, finished = _begin(out.path, options, run_identity)
+def _run_into(out: OutputDirectory, run: _Run) -> None:
+    checkpoints, finished = _begin(out.path, run)
     if finished:
         return
     done = checkpoints.epoch if checkpoints else 0
-    with Live(out.path, options.tensorboard, done) as live:
+    with Live(out.path, run.options.tensorboard, done) as live:
         try:
-            found = run.train(checkpoints, live)
+            found, outcomes = run.train(checkpoints, live)
         except KeyboardInterrupt:
             if checkpoints and checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
                 _say(f"{there}; --resume continues from it.")
             raise
     try:
-        params = results.params_to_npz(_by_seed(run.task, run.outcomes))
+        params = {
+            name: {
+                seed: jax.tree.map(lambda leaf, i=i: leaf[i], outcome.variables)
+                for i, seed in enumerate(run.task.seeds)
+            }
+            for name, outcome in outcomes.items()
+        }
         out.write(
             {
-                "params.npz": params,
+                "params.npz": results.params_to_npz(params),
                 "results.csv": results.to_csv(found),
                 "results.json": results.to_json(found),
             }
         )
     finally:  # where either fails, a full disk or a closed pipe, there is still the other
-        table.print_results(_stdout(), found)
-    _draw(out, found)
+        table.print_results(_console(), found)
+    from sam_optax.experiments.reporting import figures, html  # take their time
+
+    drawn = figures.all_figures(found)
+    out.write({**drawn, "report.html": html.html_page(found, drawn)})
     if checkpoints:
         checkpoints.finish()
-    _stdout().print(Text(f"\nThe results are in {out.path}."), soft_wrap=True)
+    _console().print(Text(f"\nThe results are in {out.path}."), soft_wrap=True)
     _fail_if_all_diverged(found)
 
 
-def _begin(
-    out: Path, options: Compare, run_identity: Mapping[str, Any]
-) -> tuple["Checkpoints | None", bool]:
+def _begin(out: Path, run: _Run) -> tuple["Checkpoints | None", bool]:
     """The run's checkpoints, if it is to have any, and whether it was finished before.
 
     The table of a finished run is printed.
     """
+    options, run_identity = run.options, identity.of(run.description)
     if not (options.resume or options.checkpoint_every or (out / CHECKPOINT).exists()):
         return None, False
     from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
 
-    path, every = out / CHECKPOINT, options.checkpoint_every
-    found = Checkpoints(path, every, run_identity, results.versions())
+    found = Checkpoints(
+        out / CHECKPOINT, options.checkpoint_every, run_identity, results.versions()
+    )
     if not options.resume:
         found.refuse()
     elif note := found.find():
         _say(note)
     if options.resume and not found.epoch:
-        if _finished(out, run_identity):
+        if before := results.from_json(out / "results.json"):
+            identity.check_results(out, identity.of(before), run_identity)
+            table.print_results(_console(), before)
+            text = f"\nThis run is finished: its results are in {out}."
+            _console().print(Text(text), soft_wrap=True)
             return None, True
         _say(f"There is no checkpoint in {out}: starting from the beginning.")
     return found, False
-
-
-def _draw(out: OutputDirectory, found: Mapping[str, Any]) -> None:
-    from sam_optax.experiments.reporting import figures, html  # take their time
-
-    drawn = figures.all_figures(found)
-    out.write({**drawn, "report.html": html.html_page(found, drawn)})
-
-
-class _Run:
-    """A training, from the task to its results.
-
-    Attributes:
-      task: what is trained.
-      outcomes: what became of each method, after :meth:`train`.
-    """
-
-    def __init__(
-        self,
-        options: Compare,
-        task: Task,
-        description: Mapping[str, Any],
-        place: devices.Devices,
-    ) -> None:
-        self._options, self.task, self._description = options, task, description
-        self._place = place
-        self.outcomes: dict[str, Outcome] = {}
-
-    def train(self, checkpoints: Any = None, live: Live | None = None) -> dict[str, Any]:
-        """Trains, and returns the results."""
-        options, task = self._options, self.task
-        # A comparison without SGD still tells costs in steps of SGD; one method is not compared.
-        timed = len(task.entries) > 1 and options.preset is None
-        every = options.checkpoint_every if checkpoints else 0
-        pieces = work(task, None, every, timed)
-        epochs = max(entry.recipe.epochs for entry in task.entries.values())
-        console = Console(stderr=True, highlight=False, quiet=bool(jax.process_index()))
-        with Progress(console, pieces, epochs=epochs) as progress:
-            training = Training(task, self._place, timed, watch=options.out is not None)
-            self.outcomes = train(training, progress, checkpoints, live)
-        variables = next(iter(self.outcomes.values())).variables["params"]
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(variables)) // len(task.seeds)
-        return results.collect(self._description, parameters, self.outcomes)
-
-
-def _finished(out: Path, run_identity: Mapping[str, Any]) -> bool:
-    """Whether the run has been finished before; its results are printed then.
-
-    Raises:
-      UserError: the results are of another run.
-    """
-    found = results.from_json(out / "results.json")
-    if found is None:
-        return False
-    identity.check_results(out, identity.of(found), run_identity)
-    table.print_results(_stdout(), found)
-    _stdout().print(Text(f"\nThis run is finished: its results are in {out}."), soft_wrap=True)
-    return True
-
-
-def _by_seed(task: Task, outcomes: Mapping[str, Outcome]) -> dict[str, dict[int, Any]]:
-    return {
-        name: {
-            seed: jax.tree.map(lambda leaf, i=i: leaf[i], outcome.variables)
-            for i, seed in enumerate(task.seeds)
-        }
-        for name, outcome in outcomes.items()
-    }
 
 
 def _fail_if_all_diverged(found: Mapping[str, Any]) -> None:
@@ -209,10 +178,9 @@ def _fail_if_all_diverged(found: Mapping[str, Any]) -> None:
         raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
 
 
-def _stdout() -> Console:
-    return Console(highlight=False, quiet=bool(jax.process_index()))
+def _console(stderr: bool = False) -> Console:
+    return Console(stderr=stderr, highlight=False, quiet=bool(jax.process_index()))
 
 
 def _say(message: str) -> None:
-    console = Console(stderr=True, highlight=False, quiet=bool(jax.process_index()))
-    console.print(Text(message), soft_wrap=True)
+    _console(stderr=True).print(Text(message), soft_wrap=True)

@@ -1,9 +1,4 @@
-"""How the methods are built, and what else their steps take.
-
-A builder is called as ``(base, key, **hyperparameters)`` and returns the optimizer; arguments of a
-step are made by ``(step, **hyperparameters)``: see
-:class:`~sam_optax.experiments.methods.method.Method`.
-"""
+"""How the methods of the registry are built, and what else their steps take."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -23,19 +23,12 @@ class Option(NamedTuple):
 
 
 class Base(NamedTuple):
-    """What every method is built around.
-
-    Attributes:
-      tx: the base optimizer.
-      learning_rate: the schedule in it.
-      info: whether states keep the last step in numbers.
-      groups: groups of the batch with perturbations of their own; ``None`` for one of all.
-    """
+    """What every method is built around: the base optimizer, and how it is watched and grouped."""
 
     tx: optax.GradientTransformation
-    learning_rate: optax.Schedule
-    info: bool = False
-    groups: int | None = None
+    learning_rate: optax.Schedule  # that of tx
+    info: bool = False  # whether states keep the last step in numbers
+    groups: int | None = None  # of the batch, with perturbations of their own
 
     def sharp(
         self,
@@ -54,22 +47,16 @@ class Base(NamedTuple):
 class Step:
     """What a training step has at hand.
 
-    Attributes:
-      losses_fn: ``(params, batch) -> losses``, one for each example.
-      value_and_grad_fn: ``params -> ((loss, aux), grads)`` on the step's batch; with groups
-        ``(params, i)``, on one of them.
-      params: the params before the step.
-      batch: the step's examples and labels, as the network sees them.
-      key: a PRNG key for this step.
-      data: all examples and labels of the training set, not augmented.
+    ``value_and_grad_fn`` is ``params -> ((loss, aux), grads)`` on the step's batch; with groups
+    ``(params, i)``, on one of them.
     """
 
-    losses_fn: Callable[[Any, Any], jax.Array]
+    losses_fn: Callable[[Any, Any], jax.Array]  # (params, batch) -> one for each example
     value_and_grad_fn: Callable[..., Any]
     params: Any
-    batch: Any
+    batch: Any  # examples and labels, as the network sees them
     key: jax.Array
-    data: Any
+    data: Any  # the training set, not augmented
 
     def grad_fn(self, batch: Any) -> Callable[[Any], Any]:
         """The gradient of the mean loss of some examples."""
@@ -91,34 +78,22 @@ class Step:
         return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), index)[0]
 
 
-def _nothing(step: Step, **options: Any) -> dict[str, Any]:
-    del step, options
-    return {}
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
     """A method, with the hyperparameters that suit the default task of the command.
 
-    Attributes:
-      title: what it is, in a few words.
-      build: ``(base, key, **options) -> optimizer``; a :func:`sam_optax.sharpness_aware`, or the
-        base optimizer.
-      options: the hyperparameters; NAME is the option ``--METHOD.NAME`` of the command line.
-      gradients: what a step costs, in gradients on a batch.
-      arguments: ``(step, **options) -> `` what its ``update`` takes beside ``grad_fn``, or in its
-        place.
-      needs_data: whether a step needs all training examples at hand.
-      groups: whether groups of a batch can have perturbations of their own: not those of methods
-        that look at the whole batch, or along past gradients.
+    ``build(base, key, **options)`` is a :func:`sam_optax.sharpness_aware` or the base optimizer;
+    ``arguments(step, **options)`` is what its ``update`` takes beside ``grad_fn``, or in its place.
     """
 
     title: str
     build: Callable[..., optax.GradientTransformation]
-    options: Mapping[str, Option]
-    gradients: float = 2.0
-    arguments: Callable[..., dict[str, Any]] = _nothing
-    needs_data: bool = False
+    options: Mapping[str, Option]  # NAME is --METHOD.NAME on the command line
+    gradients: float = 2.0  # of a batch, in a step
+    arguments: Callable[..., dict[str, Any]] = lambda step, **options: {}
+    needs_data: bool = False  # whether a step needs all training examples at hand
+    # Whether groups of a batch can have perturbations of their own: not those of methods that look
+    # at the whole batch, or along past gradients.
     groups: bool = True
 
     def variant(self, **changes: Any) -> "Variant":
@@ -140,11 +115,10 @@ class Variant(NamedTuple):
     def update(
         self, tx: optax.GradientTransformation, state: optax.OptState, step: Step
     ) -> tuple[Any, optax.OptState, tuple[Any, Any] | None]:
-        """A training step.
+        """A training step: ``(params, state, (loss, aux))``.
 
-        Returns:
-          ``(params, state, (loss, aux))``. Loss and aux are those of the first pass; ``None`` in
-          their place where a method has gradients of its own.
+        Loss and aux are those of the first pass; ``None`` in their place where a method has
+        gradients of its own.
         """
         if not isinstance(state, sam_optax.SharpnessAwareState):
             first, grads = step.value_and_grad_fn(step.params)
@@ -158,11 +132,7 @@ class Variant(NamedTuple):
         return optax.apply_updates(step.params, updates), state, first
 
     def look(self, base: Base, key: jax.Array, state: optax.OptState, step: Step) -> Any:
-        """A training step in numbers, which is not taken.
-
-        Returns:
-          :class:`sam_optax.StepInfo`, or ``None`` for the base optimizer.
-        """
+        """The :class:`sam_optax.StepInfo` of a step that is not taken, if there is one."""
         if not isinstance(state, sam_optax.SharpnessAwareState):
             return None
         tx = self.transformation(base._replace(info=True), key)

@@ -13,13 +13,8 @@ from sam_optax.experiments.reporting.results import number
 class Live:
     """``metrics.jsonl``, a line for each epoch of each method and seed.
 
-    Args:
-      out: the directory, which exists.
-      tensorboard: whether to write ``tensorboard/METHOD/seed_SEED``, too.
-      epochs: those of an earlier process that a checkpoint has kept; lines on later ones go.
-
-    Raises:
-      UserError: (on entering or adding) a file cannot be written.
+    Of an earlier process, lines on the ``epochs`` that a checkpoint has kept stay. On request
+    ``tensorboard/METHOD/seed_SEED`` is written, too.
     """
 
     def __init__(self, out: Path, tensorboard: bool = False, epochs: int = 0) -> None:

@@ -28,16 +28,12 @@ class Estimate:
 
     A kind that has been measured costs its recent mean. One that has not costs its prior times
     the rate of what has. Compilation is not a piece: it is over before the first one starts.
-
-    Attributes:
-      finished: pieces of each kind that are done, also by an earlier process.
-      remaining: seconds left, or ``None`` before the first piece is done.
     """
 
     def __init__(self, work: Work) -> None:
         self._work = dict(work)
-        self.finished = dict.fromkeys(work, 0.0)
-        self.remaining: float | None = None
+        self.finished = dict.fromkeys(work, 0.0)  # pieces, also those of an earlier process
+        self.remaining: float | None = None  # seconds, once a piece is done
         recent = collections.deque[tuple[float, float]]
         self._recent = {kind: recent(maxlen=_RECENT) for kind in work}
 
@@ -63,12 +59,8 @@ class Estimate:
 class Progress:
     """A bar on a terminal and in a notebook; elsewhere a line at each phase and now and then.
 
-    Args:
-      console: where to; standard error, so that the table alone is on standard output.
-      work: the pieces to come.
-      phase: what is done, in a word or two.
-      epochs: pieces of each kind, if they are epochs: the text counts them, and the kind
-        ``"sharpness"`` is a phase of its own. Otherwise it names the kind and counts all pieces.
+    The text names the kind of a piece and counts all pieces; with ``epochs`` it counts these,
+    and the kind ``"sharpness"`` is a phase of its own.
     """
 
     def __init__(
