@@ -40,35 +40,30 @@ SCALE = Allowed(lambda value: 0 < value <= 1, "use a number in (0, 1]")
 
 
 def option(
-    help: str,
     default: Any = None,
     allowed: Allowed | None = None,
-    metavar: str | None = None,
     hint: str = "",
+    metavar: str | None = None,
+    help: str | None = None,
     **metadata: Any,
 ) -> Any:
-    """A field with what tyro shows of it: ``hint`` where there is no default."""
+    """A field that shows ``hint`` where it has no default.
+
+    Its docstring is its help, unless that has several lines, which tyro would show as such.
+    """
     shown = hint if default is None else None
     arg = tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint=shown)
     return dataclasses.field(default=default, metadata={"arg": arg, "allowed": allowed, **metadata})
 
 
-def setting(
-    help: str,
-    default: Any,
-    allowed: Allowed | None = None,
-    metavar: str | None = None,
-    text: str | None = None,
-    **metadata: Any,
-) -> Any:
+def setting(default: Any, allowed: Allowed | None = None, text: str = "", **given: Any) -> Any:
     """An option that a preset may set: the field is ``None`` where it is not given.
 
     ``unmentioned`` is the value where a preset says nothing, if it is not the default.
     """
     text = text or (f"{default:g}" if isinstance(default, float) else str(default))
-    metavar = metavar or _METAVARS[type(default)]
-    hint = f"(default: {text}, or the preset's)"
-    return option(help, None, allowed, metavar, hint, otherwise=default, **metadata)
+    given = {"metavar": _METAVARS.get(type(default)), "otherwise": default, **given}
+    return option(None, allowed, f"(default: {text}, or the preset's)", **given)
 
 
 def annotated(hint: Any, field: Any) -> Any:

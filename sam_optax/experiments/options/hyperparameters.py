@@ -13,7 +13,7 @@ def _group(name: str, method: Method) -> type:
     fields = []
     for option, (default, help) in method.options.items():
         values: Any = tuple[type(default), ...]  # type: ignore[misc]
-        field = setting(help, default)
+        field = setting(default, help=help)
         fields.append((option, annotated(values | None, field), field))
     title = f"{name.title().replace('_', '')}Options"
     return dataclasses.make_dataclass(title, fields, frozen=True)

