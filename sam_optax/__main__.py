@@ -8,68 +8,23 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 _PROG = "python -m sam_optax"
-_EXTRA = frozenset(
-    {
-        "filelock",
-        "flax",
-        "jinja2",
-        "matfree",
-        "matplotlib",
-        "mlxtend",
-        "orbax",
-        "rich",
-        "scipy",
-        "sklearn",
-        "tensorboardX",
-        "tyro",
-    }
-)
-
-
-class _Command(NamedTuple):
-    """A subcommand: ``module.run(options)``, with the options of the dataclass ``module.NAME``."""
-
-    module: str
-    options: str
-    summary: str
-
-
-# Modules are imported only when their command is given.
+# Packages of the extra "experiments".
+_EXTRA = {"filelock", "flax", "jinja2", "matfree", "matplotlib", "mlxtend"}
+_EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX", "tyro"}
 _COMMANDS = {
-    "compare": _Command(
-        "sam_optax.experiments.compare",
-        "Compare",
-        "train SGD and sharpness-aware methods on the same data and compare them",
-    ),
-    "train": _Command(
-        "sam_optax.experiments.compare",
-        "Train",
-        "train one network by one method, in a paper's setting or yours",
-    ),
-    "analyze": _Command(
-        "sam_optax.experiments.analyze",
-        "Analyze",
-        "measure how flat the networks are that a run has trained",
-    ),
-    "ranks": _Command(
-        "sam_optax.experiments.ranks",
-        "Ranks",
-        "measure which sharpness ranks networks by their generalization gap",
-    ),
-    "bench": _Command(
-        "sam_optax.experiments.bench.command",
-        "Bench",
-        "measure what a training step of each method costs",
-    ),
-    "collectives": _Command(
-        "sam_optax.experiments.collectives",
-        "Collectives",
-        "count what a sharded step sends between devices",
-    ),
+    "compare": "train SGD and sharpness-aware methods on the same data and compare them",
+    "train": "train one network by one method, in a paper's setting or yours",
+    "analyze": "measure how flat the networks are that a run has trained",
+    "ranks": "measure which sharpness ranks networks by their generalization gap",
+    "bench": "measure what a training step of each method costs",
+    "collectives": "count what a sharded step sends between devices",
 }
+# Of sam_optax.experiments, where it does not have the command's name. Each is imported only when
+# its command is given; `run(options)` takes the dataclass of the command's name, as in `Compare`.
+_MODULES = {"train": "compare", "bench": "bench.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,14 +73,13 @@ def _run(name: str, arguments: list[str]) -> int:
 
     from sam_optax.experiments.errors import UserError
 
-    command = _COMMANDS[name]
-    module = importlib.import_module(command.module)
+    module = importlib.import_module(f"sam_optax.experiments.{_MODULES.get(name, name)}")
     messages = io.StringIO()
     try:
         # tyro draws a box around a mistake; one line is easier to read in a log.
         with contextlib.redirect_stderr(messages):
             options: Any = tyro.cli(
-                getattr(module, command.options),
+                getattr(module, name.title()),
                 prog=f"{_PROG} {name}",
                 args=[*map(_expanded, arguments)],
             )
@@ -168,7 +122,7 @@ def _silence() -> None:
 
 def _help() -> str:
     width = max(map(len, _COMMANDS))
-    commands = "\n".join(f"  {n:{width}}  {c.summary}" for n, c in _COMMANDS.items())
+    commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in _COMMANDS.items())
     return (
         f"usage: {_PROG} COMMAND [options]\n\ncommands:\n{commands}\n\n"
         f"{_PROG} COMMAND --help lists a command's options."
