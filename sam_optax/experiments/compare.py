@@ -1,6 +1,7 @@
 """The commands ``compare`` and ``train``: what each method is worth on the same data."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,13 +57,13 @@ def run(options: Compare | Train) -> None:
     for note in description["notes"]:
         _say(note)
     run = _Run(options, task, description, place)
-    if options.out is None or jax.process_index():
-        _run_along(run)
+    if options.out is None or jax.process_index():  # one process writes for all
+        _train_and_write(run, None)
         return
     import matplotlib  # noqa: F401  (before the training, as it might not be installed)
 
     with OutputDirectory(options.out) as out:
-        _run_into(out, run)
+        _train_and_write(run, out)
 
 
 class _Run(NamedTuple):
@@ -91,26 +92,16 @@ class _Run(NamedTuple):
         return results.collect(self.description, parameters, outcomes), outcomes
 
 
-def _run_along(run: _Run) -> None:
-    """A run without files, or another process's part in a run with them."""
-    checkpoints = None
-    if run.options.out is not None:  # all processes write a checkpoint together
-        checkpoints, finished = _begin(run.options.out, run)
-        if finished:
+def _train_and_write(run: _Run, out: OutputDirectory | None) -> None:
+    """Trains and prints the table, after the files are written and before anything is drawn."""
+    path = run.options.out
+    checkpoints = _checkpoints(run, path) if path else None  # all processes write them
+    if path and checkpoints and not checkpoints.epoch and run.options.resume:
+        if _finished(run, path):
             return
-    found, _ = run.train(checkpoints)
-    if checkpoints:
-        checkpoints.finish()
-    table.print_results(_console(), found)
-    _fail_if_all_diverged(found)
-
-
-def _run_into(out: OutputDirectory, run: _Run) -> None:
-    checkpoints, finished = _begin(out.path, run)
-    if finished:
-        return
+        _say(f"There is no checkpoint in {path}: starting from the beginning.")
     done = checkpoints.epoch if checkpoints else 0
-    with Live(out.path, run.options.tensorboard, done) as live:
+    with Live(out.path, run.options.tensorboard, done) if out else nullcontext() as live:
         try:
             found, outcomes = run.train(checkpoints, live)
         except KeyboardInterrupt:
@@ -119,68 +110,78 @@ def _run_into(out: OutputDirectory, run: _Run) -> None:
                 _say(f"{there}; --resume continues from it.")
             raise
     try:
-        params = {
-            name: {
-                seed: jax.tree.map(lambda leaf, i=i: leaf[i], outcome.variables)
-                for i, seed in enumerate(run.task.seeds)
-            }
-            for name, outcome in outcomes.items()
-        }
-        out.write(
-            {
-                "params.npz": results.params_to_npz(params),
-                "results.csv": results.to_csv(found),
-                "results.json": results.to_json(found),
-            }
-        )
+        if out:
+            out.write(_files(run.task, found, outcomes))
     finally:  # where either fails, a full disk or a closed pipe, there is still the other
         table.print_results(_console(), found)
-    from sam_optax.experiments.reporting import figures, html  # take their time
-
-    drawn = figures.all_figures(found)
-    out.write({**drawn, "report.html": html.html_page(found, drawn)})
+    if out:
+        _draw(out, found)
     if checkpoints:
         checkpoints.finish()
-    _console().print(Text(f"\nThe results are in {out.path}."), soft_wrap=True)
-    _fail_if_all_diverged(found)
+    if out:
+        _print(f"\nThe results are in {out.path}.")
+    if all(method["diverged"] == len(found["seeds"]) for method in found["methods"]):
+        raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
 
 
-def _begin(out: Path, run: _Run) -> tuple["Checkpoints | None", bool]:
-    """The run's checkpoints, if it is to have any, and whether it was finished before.
-
-    The table of a finished run is printed.
-    """
-    options, run_identity = run.options, identity.of(run.description)
-    if not (options.resume or options.checkpoint_every or (out / CHECKPOINT).exists()):
-        return None, False
+def _checkpoints(run: _Run, out: Path) -> "Checkpoints | None":
+    """The run's checkpoints, if it is to have any."""
+    options, path = run.options, out / CHECKPOINT
+    if not (options.resume or options.checkpoint_every or path.exists()):
+        return None
     from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
 
-    found = Checkpoints(
-        out / CHECKPOINT, options.checkpoint_every, run_identity, results.versions()
-    )
+    run_identity = identity.of(run.description)
+    found = Checkpoints(path, options.checkpoint_every, run_identity, results.versions())
     if not options.resume:
         found.refuse()
     elif note := found.find():
         _say(note)
-    if options.resume and not found.epoch:
-        if before := results.from_json(out / "results.json"):
-            identity.check_results(out, identity.of(before), run_identity)
-            table.print_results(_console(), before)
-            text = f"\nThis run is finished: its results are in {out}."
-            _console().print(Text(text), soft_wrap=True)
-            return None, True
-        _say(f"There is no checkpoint in {out}: starting from the beginning.")
-    return found, False
+    return found
 
 
-def _fail_if_all_diverged(found: Mapping[str, Any]) -> None:
-    if all(method["diverged"] == len(found["seeds"]) for method in found["methods"]):
-        raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
+def _finished(run: _Run, out: Path) -> bool:
+    """Whether the run has been finished before; its table is printed then."""
+    found = results.from_json(out / "results.json")
+    if found is None:
+        return False
+    identity.check_results(out, identity.of(found), identity.of(run.description))
+    table.print_results(_console(), found)
+    _print(f"\nThis run is finished: its results are in {out}.")
+    return True
+
+
+def _files(
+    task: Task, found: Mapping[str, Any], outcomes: Mapping[str, Outcome]
+) -> dict[str, bytes]:
+    params = {
+        name: {
+            seed: jax.tree.map(lambda leaf, i=i: leaf[i], outcome.variables)
+            for i, seed in enumerate(task.seeds)
+        }
+        for name, outcome in outcomes.items()
+    }
+    return {
+        "params.npz": results.params_to_npz(params),
+        "results.csv": results.to_csv(found),
+        "results.json": results.to_json(found),
+    }
+
+
+def _draw(out: OutputDirectory, found: Mapping[str, Any]) -> None:
+    from sam_optax.experiments.reporting import figures, html  # take their time
+
+    drawn = figures.all_figures(found)
+    out.write({**drawn, "report.html": html.html_page(found, drawn)})
 
 
 def _console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, quiet=bool(jax.process_index()))
 
 
+def _print(message: str, stderr: bool = False) -> None:
+    _console(stderr).print(Text(message), soft_wrap=True)
+
+
 def _say(message: str) -> None:
-    _console(stderr=True).print(Text(message), soft_wrap=True)
+    _print(message, stderr=True)
