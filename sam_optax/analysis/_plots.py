@@ -1,16 +1,21 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
 """Figures of the measures: spectrum, stability and rank correlation."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from sam_optax.analysis import _style
 from sam_optax.analysis._density import SpectralDensity
 from sam_optax.analysis._rank import kendall_tau
 from sam_optax.analysis._stability import GradientStability
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot_spectrum(

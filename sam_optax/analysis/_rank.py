@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 
 class RankStatistics(NamedTuple):
@@ -143,6 +142,8 @@ def rank_statistics(
 
 
 def _tau(measure: np.ndarray, gap: np.ndarray) -> float:
+    from scipy import stats  # takes a second to import
+
     if len(measure) < 2 or np.ptp(measure) == 0 or np.ptp(gap) == 0:
         return math.nan
     return float(stats.kendalltau(measure, gap).statistic)

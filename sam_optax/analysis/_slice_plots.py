@@ -1,14 +1,18 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
 """Figures of slices through the loss."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.colors import BoundaryNorm
-from matplotlib.figure import Figure
 
 from sam_optax.analysis import _style
 from sam_optax.analysis._landscape import LossLine, LossPlane
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot_lines(
@@ -80,6 +84,8 @@ def plot_planes(
       ...     alphas, alphas)
       >>> figure = analysis.plot_planes({"a bowl": plane})
     """
+    from matplotlib.colors import BoundaryNorm
+
     values = np.concatenate([np.ravel(plane.values) for plane in planes.values()])
     values = values[np.isfinite(values)]
     low, high = float(values.min()), float(values.max() if ceiling is None else ceiling)

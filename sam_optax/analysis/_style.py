@@ -1,10 +1,12 @@
 """How figures look: readable at the width of a notebook, and without telling colours apart."""
 
-import io
-from typing import Any
+from __future__ import annotations
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # matplotlib takes a second to import: only where something is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette (grey for black). Line styles and markers repeat the distinction.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
@@ -14,17 +16,10 @@ SEQUENTIAL = "cividis"
 """Lightness grows with the value, for every kind of colour vision."""
 
 
-class NotebookFigure(Figure):
-    """A figure that notebooks show without pyplot."""
-
-    def _repr_png_(self) -> bytes:
-        file = io.BytesIO()
-        self.savefig(file, format="png", dpi=110)
-        return file.getvalue()
-
-
-def figure(width: float = 8.0, height: float = 4.0) -> NotebookFigure:
+def figure(width: float = 8.0, height: float = 4.0) -> Figure:
     """An empty figure, of a size in inches."""
+    from sam_optax.analysis._notebook_figure import NotebookFigure
+
     return NotebookFigure(figsize=(width, height), layout="constrained")
 
 

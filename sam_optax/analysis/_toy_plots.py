@@ -1,22 +1,25 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
 """Figures 1 and 3 of the ASAM paper."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 import sam_optax
 from sam_optax._internal import hyperparameters as hp
 from sam_optax.analysis import _style
 from sam_optax.analysis._sharpness import adaptive_sharpness, sharpness
 from sam_optax.analysis._toy import PAPER_STARTS, toy_loss, toy_trajectory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _BEFORE, _AFTER = (1.0, 1.0), (3.0, 1 / 3)
 """w and w' = A w with A = diag(3, 1/3), the points of figure 1."""
@@ -48,6 +51,8 @@ def plot_regions(rho: float = 0.3) -> Figure:
       Kwon et al., `ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of
       Deep Neural Networks <https://arxiv.org/abs/2102.11600>`_, 2021.
     """
+    from matplotlib.lines import Line2D
+
     hp.check("rho", rho, lower=1e-6, upper=1, schedule=False)
     figure = _style.figure(10.0, 3.1)
     panels = figure.subplots(1, 3, sharex=True, sharey=True)
@@ -132,6 +137,8 @@ def plot_trajectories(
       Kwon et al., `ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of
       Deep Neural Networks <https://arxiv.org/abs/2102.11600>`_, 2021, section 5.1.
     """
+    from matplotlib.lines import Line2D
+
     if methods is None:
         methods = {
             "SAM, ρ = 0.05": sam_optax.sam(0.05),

@@ -63,3 +63,18 @@ print(*sorted({"matfree", "scipy.stats", "matplotlib", "sam_optax.analysis"} & s
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == []
+
+
+def test_matplotlib_is_imported_when_something_is_drawn():
+    """Nor is scipy.stats before a rank is asked for: each takes a second."""
+    program = """
+import sys
+from sam_optax import analysis
+print(*sorted({"matplotlib", "scipy.stats"} & set(sys.modules)))
+analysis.plot_ranks({"sharpness": [1.0, 2.0, 4.0]}, [0.1, 0.3, 0.2])
+print(*sorted({"matplotlib", "scipy.stats"} & set(sys.modules)))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines() == ["", "matplotlib scipy.stats"]
