@@ -1,6 +1,8 @@
 """Sphinx configuration. The build has no warnings: ``python -m sphinx -W -b html docs OUT``."""
 
 import re
+import tomllib
+from pathlib import Path
 
 import sam_optax
 
@@ -14,6 +16,16 @@ html_theme = "furo"
 html_title = f"sam_optax {version}"
 html_copy_source = False
 pygments_style = "tango"
+
+# The repository's address is named in one place, pyproject.toml. Until it is, pages have no links
+# to their source.
+_project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+if _address := _project.get("urls", {}).get("Repository"):
+    html_theme_options = {
+        "source_repository": _address,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
@@ -36,6 +48,12 @@ def _plain_defaults(app, what, name, obj, options, signature, return_annotation)
     return signature, return_annotation
 
 
+def _without_empty_last_lines(app, docname, source):
+    """Drops the empty line that doctest needs at the end of a block of code."""
+    source[0] = source[0].replace("\n\n```\n", "\n```\n")
+
+
 def setup(app):
     """Registers what this file defines."""
     app.connect("autodoc-process-signature", _plain_defaults)
+    app.connect("source-read", _without_empty_last_lines)

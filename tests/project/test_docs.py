@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -87,6 +88,56 @@ def test_examples_run(page):
     result = doctest.DocTestRunner(optionflags=flags).run(test, out=report.append)
     assert result.attempted > 0
     assert result.failed == 0, "".join(report)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "reference/index.rst"])
+def test_pages_say_first_whom_they_are_for(page):
+    first = (DOCS / page).read_text().split("\n\n")[1]
+    assert re.search(r"\b[Ff]or (those|readers|anyone)\b", first), first
+
+
+def test_links_of_the_readme_lead_somewhere():
+    """Their targets are files, and what follows # is a heading of the page."""
+    targets = re.findall(r"\]\(([^):]+)\)", (ROOT / "README.md").read_text())
+    assert "docs/images/overview.png" in targets
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        assert (ROOT / path).is_file(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.MULTILINE)
+            assert anchor in [heading.lower().replace(" ", "-") for heading in headings], target
+
+
+def test_readers_see_no_address_that_is_not_known():
+    """It is named in pyproject.toml alone, so nothing here can disagree with it."""
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    for path in pages:
+        assert not re.search(r"\bOWNER\b|github\.com/[\w.-]+/sam_optax", path.read_text()), path
+
+
+def test_the_figure_on_the_front_page_is_drawn_from_results(tmp_path):
+    def results(*methods):
+        seeds = [{"curves": {"test_accuracy": [a, 0.9]}, "test_accuracy": 0.9} for a in (0.5, 0.6)]
+        found = [
+            {
+                "method": name,
+                "seeds": [{**run, "diverged": False} for run in seeds],
+                "step_cost": 1.0,
+                "hyperparameters": {"rho": 0.5},
+            }
+            for name in methods
+        ]
+        return json.dumps({"methods": found})
+
+    for run, methods in {"compare": ("sgd", "rsam"), "frontier": ("sgd", "sam", "part")}.items():
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "results.json").write_text(results(*methods))
+    figure = tmp_path / "overview.png"
+    script = [sys.executable, str(DOCS / "images" / "overview.py")]
+    subprocess.run([*script, tmp_path / "compare", tmp_path / "frontier", figure], check=True)
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    for path in (DOCS / "images").glob("*.png"):
+        assert path.stat().st_size < 100_000
 
 
 def test_recipes_name_sections_that_exist():
