@@ -83,6 +83,35 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def _is_core(path: pathlib.Path) -> bool:
+    """Whether a path is in a package of the core, or in the folder of tests that has its name.
+
+    What lies there imports jax, optax and chex, and skips what needs more.
+    """
+    top, folder, *_ = (*path.relative_to(ROOT).parts, "", "")
+    package = {"sam_optax": folder, "tests": f"_{folder}"}.get(top, "")
+    is_package = package.startswith("_") and (ROOT / "sam_optax" / package).is_dir()
+    return is_package or (top, folder) == ("tests", "golden")
+
+
+class _CoreAlone:
+    """Does not even import the other files, which may need the extras."""
+
+    @staticmethod
+    def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
+        above = collection_path in (ROOT, ROOT / "sam_optax", ROOT / "tests")
+        return None if above or _is_core(collection_path) else True
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """``-m core`` and ``-m "core and …"`` collect the core's files alone."""
+    if config.option.markexpr.split()[:1] == ["core"]:
+        config.pluginmanager.register(_CoreAlone())
+
+
 CONFORMANCE = pathlib.Path(__file__).parent / "conformance"
 # What the cases are that a marker does not name.
 OTHERS = {"fast": "slow", "sample": "exhaustive"}
@@ -100,6 +129,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     unused: set[tuple[str, str]] = set()
     used: set[tuple[str, str]] = set()
     for item in items:
+        if _is_core(item.path):
+            item.add_marker("core")
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         name = parameters.get("name")
         if item.path.parent == CONFORMANCE and isinstance(name, str) and name in rare:
