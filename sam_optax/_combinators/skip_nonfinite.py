@@ -13,11 +13,10 @@ from sam_optax._internal.devices import AxisName
 
 def all_finite(tree: Any, axis_name: AxisName | None = None) -> jax.Array:
     """Whether every element of every inexact leaf is finite, on all devices of the axis."""
-    finite = jnp.asarray(True)
-    for leaf in trees.largest_first(trees.inexact_leaves(tree)):
-        if jnp.size(leaf):  # NaN is larger than anything
-            finite &= jnp.isfinite(jnp.max(jnp.abs(leaf)))
-    return devices.all_true(finite, axis_name)
+    # NaN is larger than anything.
+    leaves = [leaf for leaf in trees.largest_first(trees.inexact_leaves(tree)) if jnp.size(leaf)]
+    bad = [(~jnp.isfinite(jnp.max(jnp.abs(leaf)))).astype(jnp.int32) for leaf in leaves]
+    return devices.all_true(trees.sum_scalars(bad, jnp.int32) == 0, axis_name)
 
 
 def norm_is_finite(tree: Any, axis_name: AxisName | None = None) -> jax.Array:

@@ -99,9 +99,10 @@ def collect(
 ) -> StepInfo:
     """The step in numbers."""
     dtype = seen.eps_norm.dtype
+    angle = vectors.angle(ascent_grads, grads, axis_name)
     return StepInfo(
-        ascent_norm=vectors.norm(ascent_grads, axis_name).astype(dtype),
-        sharp_norm=vectors.norm(grads, axis_name).astype(dtype),
-        cosine=vectors.cosine_or_zero(ascent_grads, grads, axis_name).astype(dtype),
+        ascent_norm=angle.norm_a.astype(dtype),
+        sharp_norm=angle.norm_b.astype(dtype),
+        cosine=angle.cosine.astype(dtype),
         **seen._asdict(),
     )

@@ -57,10 +57,8 @@ def _threshold(ranks: Any, among: Any, k: jax.Array) -> jax.Array:
 
 
 def _count(marked: Any) -> jax.Array:
-    total = jnp.zeros((), jnp.uint32)
-    for leaf in trees.largest_first(jax.tree.leaves(marked)):
-        total += jnp.sum(leaf, dtype=jnp.uint32)
-    return total
+    leaves = trees.largest_first(jax.tree.leaves(marked))
+    return trees.sum_scalars([jnp.sum(leaf, dtype=jnp.uint32) for leaf in leaves], jnp.uint32)
 
 
 def everywhere(tree: Any, value: bool) -> Any:

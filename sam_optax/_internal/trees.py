@@ -1,12 +1,17 @@
 """Leaf-wise arithmetic that keeps dtypes and passes everything else through."""
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+
+# Scalars that are added up in one kernel.
+_SCALARS = 32
 
 
 def is_inexact(leaf: Any) -> bool:
@@ -61,6 +66,19 @@ def largest_first(leaves: Iterable[Any]) -> list[Any]:
     own.
     """
     return sorted(leaves, key=jnp.size, reverse=True)
+
+
+def sum_scalars(terms: Sequence[jax.Array], dtype: Any) -> jax.Array:
+    """The sum of scalars of one dtype: of at most 32 in their order, of more in groups.
+
+    XLA for CPUs makes one kernel of a sum of any number of scalars, in a time that grows with the
+    square of their number: a third of the compile time of a tree of 600 leaves. It does not fuse
+    sorting, so a group is added up in ascending order.
+    """
+    while len(terms) > _SCALARS:
+        groups = [terms[i : i + _SCALARS] for i in range(0, len(terms), _SCALARS)]
+        terms = [jnp.sum(lax.sort(jnp.stack(group)), dtype=dtype) for group in groups]
+    return functools.reduce(jnp.add, terms, jnp.zeros((), dtype))
 
 
 def promote(a: Any, b: Any) -> np.dtype:

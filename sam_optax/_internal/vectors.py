@@ -46,14 +46,16 @@ def total(
     terms: Sequence[jax.Array], dtype: np.dtype, axis_name: AxisName | None = None
 ) -> jax.Array:
     """The sum of all elements of all arrays, which may be sharded over an axis of devices."""
-    result = sharded = jnp.zeros((), dtype)
+    whole: list[jax.Array] = []
+    sharded: list[jax.Array] = []
     for term in trees.largest_first(terms):
         part = jnp.sum(term, dtype=term.dtype).astype(dtype)
-        if axis_name is None or is_replicated(term, axis_name):
-            result = result + part
-        else:
-            sharded = sharded + part
-    return result if axis_name is None else result + lax.psum(sharded, axis_name)
+        replicated = axis_name is None or is_replicated(term, axis_name)
+        (whole if replicated else sharded).append(part)
+    result = trees.sum_scalars(whole, dtype)
+    if axis_name is None:
+        return result
+    return result + lax.psum(trees.sum_scalars(sharded, dtype), axis_name)
 
 
 def times(x: jax.Array, *factors: chex.Numeric) -> jax.Array:
@@ -242,12 +244,28 @@ def add(a: Any, b: Any) -> Any:
     return jax.tree.map(jnp.add, widened(a), widened(b))
 
 
+class Angle(NamedTuple):
+    """Two trees' norms, and the cosine of the angle between them: 0 if either is zero."""
+
+    norm_a: jax.Array
+    norm_b: jax.Array
+    cosine: jax.Array
+
+
+def angle(a: Any, b: Any, axis_name: AxisName | None = None) -> Angle:
+    """‖a‖, ‖b‖ and ⟨a, b⟩/(‖a‖ ‖b‖)."""
+    norm_a, norm_b = norm(a, axis_name), norm(b, axis_name)
+    length_a, length_b = (jnp.where(x > 0, x, 1) for x in (norm_a, norm_b))
+    if squares_overflow(a) or squares_overflow(b):
+        value = inner(scale(a, 1 / length_a), scale(b, 1 / length_b), axis_name)
+    else:
+        value = inner(a, b, axis_name) / length_a / length_b
+    return Angle(norm_a, norm_b, jnp.clip(value, -1, 1))
+
+
 def cosine_or_zero(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
     """⟨a, b⟩/(‖a‖ ‖b‖), 0 if either is zero."""
-    length = norm(a, axis_name)
-    relative = norm(b, axis_name) / jnp.where(length > 0, length, 1)
-    value = jnp.clip(coefficient(a, b, axis_name) * relative, -1, 1)
-    return jnp.where(length > 0, value, 0)
+    return angle(a, b, axis_name).cosine
 
 
 def cosine(a: Any, b: Any) -> jax.Array:
