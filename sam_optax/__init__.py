@@ -20,6 +20,7 @@ from sam_optax._internal.hyperparameters import ScheduleState
 from sam_optax._perturbations.asam import asam
 from sam_optax._perturbations.fisher_sam import fisher_sam
 from sam_optax._perturbations.fsam import fsam
+from sam_optax._perturbations.limit_rise import LimitRiseState, limit_rise
 from sam_optax._perturbations.low_pass import low_pass
 from sam_optax._perturbations.momentum_start import MomentumStartState, momentum_start
 from sam_optax._perturbations.perturb_only import perturb_only
@@ -65,6 +66,7 @@ __all__ = [  # noqa: RUF022
     "Perturbation",
     "as_perturbation",
     "bias_leaves",
+    "limit_rise",
     "momentum_start",
     "perturb_only",
     "perturbation_survival",
@@ -96,6 +98,7 @@ __all__ = [  # noqa: RUF022
     "AlternatingState",
     "FirstPassState",
     "FullGradientState",
+    "LimitRiseState",
     "MomentumStartState",
     "PerturbationSurvival",
     "RandomMaskState",

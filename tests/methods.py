@@ -86,6 +86,13 @@ METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "random_only_fsam": lambda rho: sam_optax.random_start(
         sam_optax.perturb_only(sam_optax.fsam(rho), _mask), key=KEY
     ),
+    "limited": lambda rho: sam_optax.limit_rise(sam_optax.sam(rho), 0.1),
+    "limited_rsam": lambda rho: sam_optax.limit_rise(
+        sam_optax.rsam(rho, key=KEY), optax.linear_schedule(0.1, 0.01, 5)
+    ),
+    "momentum_limited": lambda rho: sam_optax.momentum_start(
+        sam_optax.limit_rise(sam_optax.asam(rho), 0.1)
+    ),
     "scale": optax.scale,
     "by_hand": lambda rho: optax.chain(optax.contrib.normalize(), optax.scale(rho)),
 }

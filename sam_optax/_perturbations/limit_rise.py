@@ -1,0 +1,110 @@
+"""LE-SAM's radius: a perturbation whose linearized rise of the loss is bounded."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import trees, vectors
+from sam_optax._internal.devices import AxisName
+from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
+
+
+class LimitRiseState(NamedTuple):
+    """State of :func:`sam_optax.limit_rise`.
+
+    Attributes:
+      inner_state: state of the perturbation.
+      schedule: :class:`~sam_optax.ScheduleState` if ``tau`` is a schedule, else
+        ``optax.EmptyState``.
+    """
+
+    inner_state: optax.OptState
+    schedule: Any
+
+
+def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparameter) -> Perturbation:
+    r"""Shortens ε where the loss would rise by more than ``tau`` along it, to first order.
+
+    .. math::
+        \varepsilon = \min\left(1, \frac{\tau}{\langle g, \varepsilon_0 \rangle}\right)
+        \varepsilon_0, \qquad \varepsilon_0 = \mathrm{perturbation}(g),
+
+    with g the ascent gradient; ε₀ stays as it is where ⟨g, ε₀⟩ ≤ τ. ``limit_rise(sam(rho), tau)``
+    has the radius min(ρ, τ/‖g‖) and is LE-SAM: a budget in units of the loss in place of one in
+    units of the weights. Large gradients, early in training or on hard batches, get a short ε.
+
+    Around :func:`rsam` and other random starts, ⟨g, ε₀⟩ is the rise from the start. With
+    ``ascent_steps`` each step has the budget.
+
+    Args:
+      perturbation: any perturbation that is not ``momentum_start`` or ``low_pass``, whose ε is
+        known before the gradient: put ``limit_rise`` inside of those,
+        ``momentum_start(limit_rise(sam(rho), tau))``. Its radius ρ is the largest.
+      tau: budget τ > 0, in units of the loss, or an optax schedule of it. LE-SAM lets it decay to
+        0 over the last epochs.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation`, with a start if ``perturbation`` has one. It costs one
+      inner product.
+
+    Raises:
+      ValueError: ``tau`` ≤ 0, or the start of ``perturbation`` is its perturbed point.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> method = sam_optax.limit_rise(sam_optax.sam(rho=1.0), tau=0.2)
+      >>> for g in (jnp.array([0.1]), jnp.array([4.0])):
+      ...     eps, _ = method.update(g, method.init(g), g)
+      ...     print(eps)
+      [1.]
+      [0.05]
+
+    References:
+      Wang et al., `Fix the Loss, Not the Radius: Rethinking the Adversarial Perturbation of
+      Sharpness-Aware Minimization <https://arxiv.org/abs/2605.10183>`_, 2026.
+    """
+    hp.check("tau", tau, lower=0, lower_allowed=False)
+    inner = as_perturbation(perturbation)
+    if inner.single_pass:
+        raise ValueError(
+            "perturbation is at its perturbed point before there is a gradient (momentum_start, "
+            "low_pass): put limit_rise inside, as in momentum_start(limit_rise(sam(), tau))."
+        )
+
+    def init_fn(params: optax.Params) -> LimitRiseState:
+        return LimitRiseState(inner.init(params), hp.init_schedules(tau))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: LimitRiseState,
+        params: optax.Params | None = None,
+        *,
+        ascent_grads: optax.Updates | None = None,
+        training_step: chex.Numeric | None = None,
+        norm_axis_name: AxisName | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, LimitRiseState]:
+        step = hp.step_of(state.schedule, training_step)
+        grads = updates if ascent_grads is None else ascent_grads
+        given = {"training_step": training_step, "norm_axis_name": norm_axis_name, **extra}
+        given = {name: value for name, value in given.items() if value is not None}
+        eps, inner_state = inner.update(
+            updates, state.inner_state, params, ascent_grads=grads, **given
+        )
+        rise = vectors.inner(grads, eps, norm_axis_name)
+        budget = jnp.asarray(hp.evaluate(tau, step)).astype(rise.dtype)
+        share = jnp.where(rise > budget, budget / jnp.where(rise > budget, rise, 1), 1)
+        eps = trees.map_inexact(
+            lambda e: trees.cast_like(vectors.times(trees.widen(e), share), e), eps
+        )
+        return eps, LimitRiseState(inner_state, hp.advance(state.schedule, step))
+
+    def start_fn(params: optax.Params, state: LimitRiseState, **extra: Any) -> optax.Params:
+        return inner.start_fn(params, state.inner_state, **extra)
+
+    return Perturbation(
+        init_fn, update_fn, start_fn if inner.has_start else None, state_type=LimitRiseState
+    )

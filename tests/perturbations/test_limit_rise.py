@@ -1,0 +1,101 @@
+"""LE-SAM's radius against its formula and its limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_same, leaves, vector
+
+import sam_optax
+
+GRADS = {"a": jnp.array([3.0, -4.0]), "b": jnp.array([[0.1, 0.2], [0.0, -0.3]])}
+PARAMS = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([[0.5, -0.2], [0.3, 1.0]])}
+
+
+def displacement(method, grads=GRADS, **extra):
+    eps, _ = method.update(grads, method.init(PARAMS), PARAMS, **extra)
+    return eps
+
+
+@pytest.mark.parametrize(("tau", "rho"), [(0.2, 1.0), (0.2, 0.01), (5.0, 2.0)])
+def test_around_sam_it_is_le_sam(tau, rho):
+    """ρ_t = min(σ/‖g‖, ρ_max), ε = ρ_t g/‖g‖ (section 4 of the paper)."""
+    g = vector(GRADS)
+    expected = min(tau / np.linalg.norm(g), rho) * g / np.linalg.norm(g)
+    found = displacement(sam_optax.limit_rise(sam_optax.sam(rho), tau))
+    np.testing.assert_allclose(vector(found), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "method", [sam_optax.asam(1.0), sam_optax.fisher_sam(1.0), sam_optax.sam(1.0, p=1)]
+)
+def test_the_linearized_rise_is_the_budget(method):
+    eps = displacement(sam_optax.limit_rise(method, 0.3))
+    assert vector(GRADS) @ vector(eps) == pytest.approx(0.3, rel=1e-5)
+    direction = vector(displacement(method))
+    np.testing.assert_allclose(
+        vector(eps) * np.linalg.norm(direction) / np.linalg.norm(vector(eps)), direction, rtol=1e-5
+    )
+
+
+def test_within_the_budget_nothing_changes():
+    method = sam_optax.asam(0.1)
+    assert_same(displacement(sam_optax.limit_rise(method, 100.0)), displacement(method))
+
+
+def test_a_descent_direction_has_no_limit():
+    down = optax.scale(-1.0)
+    assert_same(displacement(sam_optax.limit_rise(down, 0.01)), displacement(down))
+
+
+def test_the_gradient_is_the_one_the_step_has_evaluated():
+    """In a chain a piece before it may have changed what it is given."""
+    halved = optax.chain(optax.scale(0.5), sam_optax.limit_rise(optax.scale(1.0), 0.3))
+    method = sam_optax.as_perturbation(halved)
+    moved, _ = method.perturb_fn(PARAMS, GRADS, method.init(PARAMS))
+    eps = vector(moved) - vector(PARAMS)
+    assert vector(GRADS) @ eps == pytest.approx(0.3, rel=1e-4)
+
+
+def test_at_a_zero_gradient_it_is_zero_and_not_nan():
+    zero = jax.tree.map(jnp.zeros_like, GRADS)
+    assert all(
+        np.all(leaf == 0)
+        for leaf in leaves(displacement(sam_optax.limit_rise(sam_optax.sam(1.0), 0.1), zero))
+    )
+
+
+def test_the_budget_follows_a_schedule():
+    method = sam_optax.limit_rise(sam_optax.sam(1.0), lambda step: 0.1 * (step + 1))
+    state = method.init(PARAMS)
+    for budget in (0.1, 0.2, 0.3):
+        eps, state = jax.jit(method.update)(GRADS, state, PARAMS)
+        assert vector(GRADS) @ vector(eps) == pytest.approx(budget, rel=1e-5)
+
+
+def test_a_random_start_stays():
+    rsam = sam_optax.rsam(1.0, key=0)
+    limited = sam_optax.limit_rise(rsam, 1e-3)
+    start = limited.start_fn(PARAMS, limited.init(PARAMS))
+    assert_same(start, rsam.start_fn(PARAMS, rsam.init(PARAMS)))
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), limited)
+    tx.update(None, tx.init(PARAMS), PARAMS, grad_fn=lambda p: p)
+
+
+def test_inside_momentum_start():
+    method = sam_optax.momentum_start(sam_optax.limit_rise(sam_optax.sam(1.0), 0.1), 0.0)
+    _, state = method.update(GRADS, method.init(PARAMS), PARAMS)
+    eps, _ = method.update(GRADS, state, PARAMS)
+    assert vector(GRADS) @ vector(eps) == pytest.approx(0.1, rel=1e-5)
+
+
+@pytest.mark.parametrize("tau", [0.0, -1.0])
+def test_a_budget_that_is_not_positive_is_refused(tau):
+    with pytest.raises(ValueError, match=f"tau .*{tau}"):
+        sam_optax.limit_rise(sam_optax.sam(), tau)
+
+
+def test_a_start_that_is_the_perturbed_point_is_refused():
+    with pytest.raises(ValueError, match="put limit_rise inside"):
+        sam_optax.limit_rise(sam_optax.momentum_start(sam_optax.sam()), 0.1)
