@@ -7,7 +7,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,16 +20,16 @@ from rich.text import Text
 
 from sam_optax import analysis
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.finished import dataset_losses, open_run
 from sam_optax.experiments.reporting import palette
 from sam_optax.experiments.reporting.figures import png
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.results import from_json, load_params, number
+from sam_optax.experiments.reporting.results import number
 from sam_optax.experiments.reporting.table import ruled
 from sam_optax.experiments.reporting.words import counted, printable, variation
-from sam_optax.experiments.training import measures
-from sam_optax.experiments.training.restore import restore
-from sam_optax.experiments.training.task import Task, noisy_labels
+from sam_optax.experiments.training.measures import MEASURED
+from sam_optax.experiments.training.task import noisy_labels
 
 ADAPTIVE: dict[str, Any] = {"normalization": "elementwise", "eta": 0.0, "bias_mask": None}
 """How adaptive sharpness is measured: as ASAM trains, biases not normalized, but with η = 0.
@@ -82,17 +82,10 @@ class Analyze:
 
 def run(options: Analyze) -> None:
     """Measures, writes files into the run's directory and prints a table."""
-    found = from_json(options.run_dir / "results.json")
-    params_file = options.run_dir / "params.npz"
-    if found is None or not params_file.is_file():
-        raise UserError(
-            f"{options.run_dir}: holds no results.json and params.npz of a finished run; train one "
-            "with compare --out or train --out."
-        )
-    networks = load_params(params_file)
-    task = restore(found)
+    found, task, networks = open_run(options.run_dir)
     seeds = task.seeds[: options.seeds]
-    loss = _loss(task, seeds)
+    losses = dataset_losses(task, task.dataset.train)
+    labels = dict(zip(seeds, noisy_labels(task, seeds), strict=True))
     with OutputDirectory(options.run_dir) as out:
         work = {name: (1.0, len(seeds)) for name in networks}
         methods = []
@@ -101,46 +94,20 @@ def run(options: Analyze) -> None:
                 measured = []
                 for seed in seeds:
                     start = time.perf_counter()
-                    values = _measure(loss(seed, of[seed]), of[seed]["params"], options)
+                    loss = losses(labels[seed], of[seed])
+                    values = _measure(loss, of[seed]["params"], options)
                     measured.append({"seed": seed, **values})
                     progress.done(name, time.perf_counter() - start)
                 methods.append({"name": name, "seeds": measured})
         try:
             out.write(_files(found, options, methods))
-            drawn = {n: (loss(seeds[0], of[seeds[0]]), of[seeds[0]]) for n, of in networks.items()}
+            first = {name: of[seeds[0]] for name, of in networks.items()}
+            drawn = {name: (losses(labels[seeds[0]], v), v) for name, v in first.items()}
             out.write(_figures(found, drawn))
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
             _print(found, options, methods)
     path = printable(str(options.run_dir))
     Console(highlight=False).print(Text(f"\nThe files are in {path}."), soft_wrap=True)
-
-
-def _loss(task: Task, seeds: tuple[int, ...]) -> Callable[[int, Any], analysis.DatasetLoss]:
-    """``(seed, variables) -> `` the loss on the training set, with the labels that were trained on.
-
-    It is a function of the params. BatchNorm's statistics are part of the data, so that one program
-    serves all networks.
-    """
-    x, index = measures.measured(task.dataset.train)
-    labels = noisy_labels(task, seeds)[:, index]
-    data = jax.tree.map(jnp.asarray, measures.blocks(x, labels))
-    weights = data.weight.sum(axis=1)
-    losses = measures.example_losses(task)
-
-    def mean(params: Any, batch: tuple[measures.Blocks, Any]) -> jax.Array:
-        block, statistics = batch
-        found = losses(measures.variables(params, statistics), (block.x, block.y))
-        return jnp.sum(block.weight * found) / jnp.sum(block.weight)
-
-    def of(seed: int, variables: Any) -> analysis.DatasetLoss:
-        statistics = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (len(weights), *leaf.shape)),
-            variables.get("batch_stats", {}),
-        )
-        blocks = data._replace(y=data.y[seeds.index(seed)])
-        return analysis.DatasetLoss(mean, (blocks, statistics), weights=weights)
-
-    return of
 
 
 def _measure(loss: analysis.DatasetLoss, params: Any, options: Analyze) -> dict[str, Any]:
@@ -200,7 +167,7 @@ def _print(found: Mapping[str, Any], options: Analyze, methods: list[dict[str, A
     residuals = [x for x in residuals if x is not None]
     worst = f"; residuals at most {max(residuals):.1g} of λ₁" if residuals else ""
     examples = found["dataset"]["train_examples"]
-    some = f"{measures.MEASURED:,} examples of " if examples > measures.MEASURED else ""
+    some = f"{MEASURED:,} examples of " if examples > MEASURED else ""
     legend = [
         f"all on {some}the training set, with the labels trained on; mean ± deviation of "
         f"{counted(len(methods[0]['seeds']), 'seed')}",

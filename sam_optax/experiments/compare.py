@@ -17,9 +17,9 @@ from sam_optax.experiments.reporting import results, table
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.training import devices, identity, restore
-from sam_optax.experiments.training.task import Task
-from sam_optax.experiments.training.train import Outcome, Training, train
+from sam_optax.experiments.training import devices, identity
+from sam_optax.experiments.training.task import Task, load_dataset, task_of
+from sam_optax.experiments.training.train import Outcome, Training
 from sam_optax.experiments.training.work import work
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ def run(options: Compare | Train) -> None:
     count = options.devices if options.devices or options.preset or options.distributed else 1
     place = devices.choose(count)
     shared = {name: found.value for name, found in shared_settings(options, resolved).items()}
-    everything = restore.load_dataset(shared)
+    everything = load_dataset(shared)
     full = {"train": len(everything.train.y), "test": len(everything.test.y)}
     dataset = everything.some(options.scale)
     description = describe(options, resolved, dataset, full, place.count)
-    task = restore.task_of(description, dataset)
+    task = task_of(description, dataset)
     if options.dry_run:
         table.print_settings(_console(), description)
         return
@@ -86,7 +86,7 @@ class _Run(NamedTuple):
         pieces = work(task, None, every, timed)
         with Progress(_console(stderr=True), pieces, epochs=epochs) as progress:
             training = Training(task, self.place, timed, watch=options.out is not None)
-            outcomes = train(training, progress, checkpoints, live)
+            outcomes = training.run(progress, checkpoints, live)
         variables = next(iter(outcomes.values())).variables["params"]
         parameters = sum(leaf.size for leaf in jax.tree.leaves(variables)) // len(task.seeds)
         return results.collect(self.description, parameters, outcomes), outcomes
@@ -145,7 +145,9 @@ def _finished(run: _Run, out: Path) -> bool:
     found = results.from_json(out / "results.json")
     if found is None:
         return False
-    identity.check_results(out, identity.of(found), identity.of(run.description))
+    remedy = "Choose another --out, or leave out --resume to replace them."
+    theirs, ours = identity.of(found), identity.of(run.description)
+    identity.check(theirs, ours, f"{out} holds the results of", remedy)
     table.print_results(_console(), found)
     _print(f"\nThis run is finished: its results are in {out}.")
     return True

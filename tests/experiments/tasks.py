@@ -14,8 +14,9 @@ from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.hyperparameters import Hyperparameters
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
-from sam_optax.experiments.training import devices, restore, step
-from sam_optax.experiments.training.train import Training, train
+from sam_optax.experiments.training import devices, step
+from sam_optax.experiments.training.task import task_of
+from sam_optax.experiments.training.train import Training
 
 
 class Flat(nn.Module):
@@ -86,7 +87,7 @@ def make(dataset, *methods, model=None, count=1, hyperparameters=None, **options
     given = Compare(methods=methods, hyperparameters=Hyperparameters(**groups), **options)
     full = {"train": len(dataset.train.y), "test": len(dataset.test.y)}
     description = describe(given, resolve(given), dataset, full, count)
-    task = restore.task_of(description, dataset)
+    task = task_of(description, dataset)
     if isinstance(model, str):
         return task
     dtype = jnp.dtype(given.dtype)
@@ -119,7 +120,7 @@ class Silent:
 def run(task, count=1, listener=None, checkpoints=None, timed=False, watch=False):
     """What becomes of each method."""
     training = Training(task, devices.choose(count), timed, watch)
-    return train(training, listener or Silent(), checkpoints)
+    return training.run(listener or Silent(), checkpoints)
 
 
 def begin(task, name, seed=0):

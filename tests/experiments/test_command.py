@@ -15,7 +15,7 @@ import pytest
 from sam_optax.__main__ import main
 from sam_optax.experiments import compare
 from sam_optax.experiments.reporting import results
-from sam_optax.experiments.training.train import train as real_train
+from sam_optax.experiments.training.train import Training as RealTraining
 
 PICTURES = {"curves.png", "bars.png", "steps.png", "report.html"}
 RESULTS = {"results.json", "results.csv", "params.npz"}
@@ -386,7 +386,7 @@ def test_an_interrupt_leaves_whole_files_or_none(
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
-    place = {"training": (compare, "train"), "writing": (results, "to_csv")}
+    place = {"training": (compare, "Training"), "writing": (results, "to_csv")}
     monkeypatch.setattr(*place.get(moment, (compare, "_draw")), interrupt)
     out = tmp_path / "new"
     assert main(small(archive, "--methods", "sgd", "--out", str(out))) == 130
@@ -466,4 +466,4 @@ def test_the_command_imports_what_is_asked_for_alone():
 
 
 def test_the_trainer_of_these_tests_takes_the_place_of_the_real_one():
-    assert compare.train is real_train
+    assert compare.Training is RealTraining

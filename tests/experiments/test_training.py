@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import tasks
+from jax.flatten_util import ravel_pytree
 
 import sam_optax
 from sam_optax.experiments.collectives import collectives
@@ -18,7 +19,7 @@ from sam_optax.experiments.methods.registry import DEFAULT, METHODS
 from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.networks.wide_resnet import WideResNet
-from sam_optax.experiments.training import devices, evaluation, measures, runner, task, work
+from sam_optax.experiments.training import devices, evaluation, feed, measures, runner, task, work
 from sam_optax.experiments.training import train as training
 
 EPOCHS, BATCH = 2, 12
@@ -218,7 +219,8 @@ def test_mapped_seeds_are_seeds_in_turn_and_each_alone(small, outcomes, monkeypa
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(training, "_SMALL", 0 if few else 2**24)
     chosen = some(small, "sgd", "rsam")
-    assert len(training.Training(chosen, devices.choose(1), False, False).runners) == 2 + 2 * few
+    (sgd, _) = training.Training(chosen, devices.choose(1), False, False).runners
+    assert len(sgd.states) == 1 + few
     found = tasks.run(chosen)
     for name, outcome in found.items():
         close(outcome.curves, {k: outcomes[name].curves[k] for k in outcome.curves}, 1e-4)
@@ -237,8 +239,9 @@ def test_a_long_epoch_goes_by_in_stretches(small, outcomes, monkeypatch):
 
 
 def test_every_epoch_visits_an_example_at_most_once(small):
-    recipe = small.entries["sgd"].recipe
-    first, second = (task.batch_indices(small, recipe, small.seeds, e) for e in range(2))
+    first, second = (
+        np.stack([feed.order(40, BATCH, seed, epoch) for seed in small.seeds]) for epoch in range(2)
+    )
     assert first.shape == (2, 3, BATCH)
     for seed in range(2):
         assert len(np.unique(first[seed])) == 36
@@ -257,17 +260,14 @@ def test_exactly_the_share_of_the_labels_is_wrong_and_each_seed_has_its_own(smal
 
 def test_cost_is_the_median_ratio_after_the_warm_up():
     def cost(times, reference, steps=1):
-        pair = (
-            (SimpleNamespace(seconds=times, steps=steps),),
-            (SimpleNamespace(seconds=reference, steps=1),),
+        return training.relative_cost(
+            SimpleNamespace(seconds=times, steps=steps), SimpleNamespace(seconds=reference, steps=1)
         )
-        return training.relative_cost(*pair)
 
     assert cost([9, 4, 6, 60], [1, 2, 2, 3]) == pytest.approx(3)
     assert cost([3], [2]) == pytest.approx(1.5)
     assert cost([9, 2, 4], [1, 1]) == pytest.approx(2)
     assert cost([9, 4], [1, 1], steps=2) == pytest.approx(2)  # of a step, not of an epoch
-    assert np.isnan(training.relative_cost((SimpleNamespace(seconds=[1], steps=1),), ()))
 
 
 @slow
@@ -320,7 +320,7 @@ def program(count, **options):
     found = training.Training(small, devices.choose(count), False, False)
     (one,) = found.runners
     one.compile(False)
-    return one._program._stretch.as_text()
+    return one.program.as_text()
 
 
 @slow
@@ -361,16 +361,15 @@ def test_each_process_loads_its_share(monkeypatch):
 
 
 def first_pass(small, state, x, y, params):
-    """Loss, new statistics and gradient, as a user would write them."""
+    """New statistics and gradient, as a user would write them."""
 
     def loss_and_stats(params):
         variables = measures.variables(params, state.batch_stats)
         logits, new = small.model.apply(variables, x, train=True, mutable=["batch_stats"])
         return optax.softmax_cross_entropy(logits, y).mean(), new.get("batch_stats", {})
 
-    value_and_grad = jax.jit(jax.value_and_grad(loss_and_stats, has_aux=True))
-    (loss, stats), grads = value_and_grad(params)
-    return loss, stats, grads
+    grads, stats = jax.jit(jax.grad(loss_and_stats, has_aux=True))(params)
+    return stats, grads
 
 
 def sharp_point(params, grads, rho):
@@ -379,10 +378,7 @@ def sharp_point(params, grads, rho):
 
 
 def stepped(small, name, *keys):
-    """State, batch as the network sees it without augmentation, new state and loss.
-
-    With several keys, a pair of the latter for each.
-    """
+    """State, batch as the network sees it without augmentation, and the new state for each key."""
     step, first, method_key = tasks.begin(small, name)
     state = jax.jit(first)()
     x, y = (part[:16] for part in small.dataset.train)
@@ -390,7 +386,7 @@ def stepped(small, name, *keys):
     run = jax.jit(lambda key: step(method_key, state, (x, y), key, data))
     found = [run(jax.random.key(key)) for key in keys or (7,)]
     x = augmentation.normalize(x, small.dataset.mean, small.dataset.std)
-    return state, (x, jax.nn.one_hot(y, 3)), *(found if keys else found[0])
+    return state, (x, jax.nn.one_hot(y, 3)), *found
 
 
 PLAIN = {"weight_decay": 0.0, "lr": 0.1, "hyperparameters": {"sam": {"rho": (0.05,)}}}
@@ -400,13 +396,12 @@ PLAIN = {"weight_decay": 0.0, "lr": 0.1, "hyperparameters": {"sam": {"rho": (0.0
 def test_a_step_is_that_of_the_library_on_the_first_pass_s_statistics():
     """Case 20 of the collected mistakes: the second pass leaves the running statistics alone."""
     small = tasks.make(tasks.images(), "sam", label_smoothing=0.1, **PLAIN)
-    state, (x, _), new, loss = stepped(small, "sam")
+    state, (x, _), new = stepped(small, "sam")
     y = augmentation.smooth(small.dataset.train.y[:16], 3, 0.1)
-    value, stats, grads = first_pass(small, state, x, y, state.params)
-    _, _, sharp = first_pass(small, state, x, y, sharp_point(state.params, grads, 0.05))
+    stats, grads = first_pass(small, state, x, y, state.params)
+    _, sharp = first_pass(small, state, x, y, sharp_point(state.params, grads, 0.05))
     close(new.params, jax.tree.map(lambda w, g: w - 0.1 * g, state.params, sharp))
     close(new.batch_stats, stats)
-    np.testing.assert_allclose(loss, value, rtol=1e-6)
     assert jax.tree.leaves(stats)
 
 
@@ -414,10 +409,9 @@ def test_a_step_is_that_of_the_library_on_the_first_pass_s_statistics():
 @pytest.mark.parametrize("name", ["esam", "sam_full"])
 def test_gradients_of_a_method_s_own_leave_the_statistics_of_a_pass_at_the_params(name):
     small = tasks.make(tasks.images(), name, weight_decay=0.0)
-    state, (x, y), new, loss = stepped(small, name)
-    value, stats, _ = first_pass(small, state, x, y, state.params)
+    state, (x, y), new = stepped(small, name)
+    stats, _ = first_pass(small, state, x, y, state.params)
     close(new.batch_stats, stats)
-    np.testing.assert_allclose(loss, value, rtol=1e-5)
 
 
 @slow
@@ -427,7 +421,7 @@ def test_a_step_is_a_hand_written_loop_over_the_groups(norm):
     groups = 4
     model = tasks.Flat(norm=norm)
     small = tasks.make(tasks.images(), "sam", model=model, m=4, mixup=0.3, crop=1, **PLAIN)
-    state, _, new, loss = stepped(small, "sam")
+    state, _, new = stepped(small, "sam")
     keys = jax.random.split(jax.random.fold_in(jax.random.key(7), 1), 4)
     x = augmentation.crop(keys[0], jnp.asarray(small.dataset.train.x[:16]), 1)
     x = augmentation.normalize(x, small.dataset.mean, small.dataset.std)
@@ -436,13 +430,12 @@ def test_a_step_is_a_hand_written_loop_over_the_groups(norm):
     found = []
     for i in range(groups):
         part = x[i::groups], y[i::groups]
-        value, stats, grads = first_pass(small, state, *part, state.params)
+        stats, grads = first_pass(small, state, *part, state.params)
         point = sharp_point(state.params, grads, 0.05)
-        found.append((value, stats, first_pass(small, state, *part, point)[2]))
-    value, stats, sharp = jax.tree.map(lambda *leaves: sum(leaves) / groups, *found)
+        found.append((stats, first_pass(small, state, *part, point)[1]))
+    stats, sharp = jax.tree.map(lambda *leaves: sum(leaves) / groups, *found)
     close(new.params, jax.tree.map(lambda w, g: w - 0.1 * g, state.params, sharp))
     close(new.batch_stats, stats)
-    np.testing.assert_allclose(loss, value, rtol=1e-6)
     assert bool(new.batch_stats) == norm
 
 
@@ -465,11 +458,12 @@ def test_augmentation_changes_with_the_step_and_is_the_same_for_both_passes():
     none = {"sam": {"rho": (0.0,)}}
     small = tasks.make(tasks.images(), "sgd", "sam", hyperparameters=none, **options)
     _, _, *sgd = stepped(small, "sgd", 1, 1, 2)
-    assert sgd[0][1] == sgd[1][1] != sgd[2][1]
+    first, again, another = (ravel_pytree(state.params)[0] for state in sgd)
+    equal(first, again)
+    assert np.any(first != another)
     _, _, sam = stepped(small, "sam", 1)
-    close(
-        sam[0].params, sgd[0][0].params
-    )  # with radius 0, if the second pass sees what the first has seen
+    # With radius 0, if the second pass sees what the first has seen.
+    close(sam.params, sgd[0].params)
 
 
 @slow
@@ -491,10 +485,9 @@ def traced(small, name):
     state = jax.eval_shape(first)
     shape = (small.entries[name].recipe.batch_size, *small.dataset.shape)
     batch = jnp.zeros(shape, jnp.uint8), jnp.zeros(shape[0], jnp.int32)
-    new, loss = jax.eval_shape(step, key, state, batch, key, small.dataset.train)
+    new = jax.eval_shape(step, key, state, batch, key, small.dataset.train)
     same = lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype)
     assert jax.tree.all(jax.tree.map(same, new, state))
-    assert loss.shape == ()
 
 
 @slow

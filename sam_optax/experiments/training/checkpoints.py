@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -18,10 +19,9 @@ import orbax.checkpoint as ocp
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.training import identity
-from sam_optax.experiments.training.snapshots import Snapshot
 
 FORMAT = "sam_optax.checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _DAMAGED = "it is damaged: its contents have changed since it was written"
 
 
@@ -50,46 +50,35 @@ class Checkpoints:
       versions: of the libraries, by name.
 
     Attributes:
-      path: the directory of the checkpoints.
-      every: as given.
       epoch: epochs that the checkpoint of this run has done; 0 without one.
     """
 
     def __init__(
         self, path: Path, every: int, run: Mapping[str, Any], versions: Mapping[str, str]
     ) -> None:
-        self.path = path.absolute()
-        self.every = every
-        self.epoch = 0
+        self.path, self.every, self.epoch = path.absolute(), every, 0
         self._run, self._versions = run, versions
-        self._manager: ocp.CheckpointManager | None = None
-        self._record: dict[str, Any] = {}
-        self._arrays = ""
+        self._found: dict[str, Any] = {}
 
-    def _open(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
-            state, run = ocp.StandardCheckpointHandler(), ocp.JsonCheckpointHandler()
-            handlers: Any = {"state": state, "run": run}
-            self._manager = ocp.CheckpointManager(
-                self.path, options=options, item_handlers=handlers
-            )
-        return self._manager
+    @functools.cached_property
+    def _manager(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
+        handlers: Any = {
+            "state": ocp.StandardCheckpointHandler(),
+            "run": ocp.JsonCheckpointHandler(),
+        }
+        return ocp.CheckpointManager(self.path, options=options, item_handlers=handlers)
 
     def refuse(self) -> None:
         """Raises :class:`UserError` if there is a checkpoint, which a new run would replace."""
-        if self.path.exists() and self._open().latest_step() is not None:
+        if self.path.exists() and self._manager.latest_step() is not None:
             raise UserError(
                 f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
                 "continue that run, remove the directory to start again, or choose another --out."
             )
 
-    @_quietly()
     def find(self) -> str | None:
-        """Looks for a checkpoint.
-
-        Returns:
-          What the user should know about it, if anything.
+        """Looks for a checkpoint; returns what the user should know about it, if anything.
 
         Raises:
           UserError: it is damaged, of another version of the format, or of another run.
@@ -101,64 +90,48 @@ class Checkpoints:
                     "continue with that version, or remove it to start again."
                 )
             return None
-        try:
-            epoch = self._open().latest_step()
+        with self._reading():
+            epoch = self._manager.latest_step()
             if epoch is None:
                 return None
-            restored = self._open().restore(
-                epoch, args=ocp.args.Composite(run=ocp.args.JsonRestore())
-            )
-            run = restored["run"]
+            arguments = ocp.args.Composite(run=ocp.args.JsonRestore())
+            run = self._manager.restore(epoch, args=arguments)["run"]
             kind = run["format"], run["format_version"]
-        except Exception as error:  # whatever Orbax and its file formats make of damaged files
-            raise self._unusable(f"it cannot be read ({_line(error)})") from error
         if kind != (FORMAT, FORMAT_VERSION):
             raise self._unusable(f"it is of another format, {kind[0]} {kind[1]}")
         if run.pop("sha256", "") != _sha256(json.dumps(run).encode()):
             raise self._unusable(_DAMAGED)
-        identity.check_checkpoint(self.path, run["identity"], self._run)
-        self.epoch, self._record, self._arrays = epoch, run["record"], run["arrays"]
-        then = run["versions"]
-        changed = [
-            f"{k} {then.get(k)} (now {v})" for k, v in self._versions.items() if then.get(k) != v
-        ]
+        remedy = "Give the same ones, choose another --out, or remove the directory to start again."
+        identity.check(run["identity"], self._run, f"{self.path} is of", remedy)
+        self.epoch, self._found = epoch, run
+        then, now = run["versions"], self._versions
+        changed = [f"{k} {then.get(k)} (now {v})" for k, v in now.items() if then.get(k) != v]
         note = (
             f"The checkpoint was written with {', '.join(changed)}: the numbers may differ a "
             "little from those of an uninterrupted run."
         )
         return note if changed else None
 
-    @_quietly()
-    def restore(self, like: dict[str, Any]) -> Snapshot:
-        """The snapshot that :meth:`find` has found.
+    def restore(self, like: Any) -> tuple[dict[str, Any], Any]:
+        """Record and arrays of the checkpoint that :meth:`find` has found.
 
-        Args:
-          like: states with the structure, shapes, dtypes and shardings to expect.
-
-        Raises:
-          UserError: it has others.
+        The arrays must have the structure, shapes and dtypes of ``like``, and get its shardings.
         """
-        flat, structure = jax.tree.flatten(like)
-        names = _names(like)
         expected = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            for name, leaf in zip(names, map(_plain, flat), strict=True)
+            for name, leaf in _by_path(like).items()
         }
-        try:
-            item = self._open().item_metadata(self.epoch)["state"]
-            stored = getattr(item, "tree", item)
-            self._compare(stored, expected)
-            restored = self._open().restore(
-                self.epoch, args=ocp.args.Composite(state=ocp.args.StandardRestore(expected))
-            )["state"]
-        except UserError:
-            raise
-        except Exception as error:  # as above
-            raise self._unusable(f"it cannot be read ({_line(error)})") from error
-        if _sha256(*(restored[name] for name in names)) != self._arrays:
+        with self._reading():
+            item = self._manager.item_metadata(self.epoch)["state"]
+            self._compare(getattr(item, "tree", item), expected)
+            arguments = ocp.args.Composite(state=ocp.args.StandardRestore(expected))
+            restored = self._manager.restore(self.epoch, args=arguments)["state"]
+        leaves = [restored[name] for name in expected]
+        if _sha256(*leaves) != self._found["arrays"]:
             raise self._unusable(_DAMAGED)
-        leaves = [_like(restored[name], leaf) for name, leaf in zip(names, flat, strict=True)]
-        return Snapshot(self.epoch, self._record, jax.tree.unflatten(structure, leaves))
+        flat, structure = jax.tree.flatten(like)
+        arrays = jax.tree.unflatten(structure, map(_as, leaves, flat))
+        return self._found["record"], arrays
 
     def _compare(self, stored: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         for name in stored.keys() ^ expected.keys():
@@ -173,42 +146,51 @@ class Checkpoints:
                 )
 
     @_quietly()
-    def save(self, snapshot: Snapshot) -> None:
-        """Writes a checkpoint in the place of the previous one.
+    def save(self, epoch: int, record: dict[str, Any], arrays: Any) -> None:
+        """Writes a checkpoint in the place of the previous one: arrays and plain data.
 
         Raises:
           UserError: it cannot be written; the previous one is still there.
         """
-        leaves = map(_plain, jax.tree.leaves(snapshot.arrays))
-        state = dict(zip(_names(snapshot.arrays), leaves, strict=True))
+        state = _by_path(arrays)
         run = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "identity": self._run,
             "versions": self._versions,
-            "record": snapshot.record,
+            "record": record,
             "arrays": _sha256(*state.values()),
         }
         run["sha256"] = _sha256(json.dumps(run).encode())
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(run))
         try:
-            self._open().save(snapshot.epoch, args=items)
+            self._manager.save(epoch, args=items)
         except (OSError, ValueError) as error:  # tensorstore's full disk is a ValueError
             then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
             raise UserError(
                 f"--checkpoint-every: {self.path} cannot be written ({_line(error)}). Put that "
                 f"right; --resume will {then}."
             ) from error
-        self.epoch = snapshot.epoch
+        self.epoch = epoch
 
     def finish(self) -> None:
         """Removes the checkpoint, after the results have been written."""
-        if self._manager is not None:
+        if "_manager" in self.__dict__:
             self._manager.close()
         if not jax.process_index():
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def _unusable(self, why: object) -> UserError:
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            with _quietly():
+                yield
+        except UserError:
+            raise
+        except Exception as error:  # whatever Orbax and its file formats make of damaged files
+            raise self._unusable(f"it cannot be read ({_line(error)})") from error
+
+    def _unusable(self, why: str) -> UserError:
         return UserError(
             f"--resume: {self.path} cannot be used: {why}. Remove it to start again, or choose "
             "another --out."
@@ -223,18 +205,16 @@ def _sha256(*parts: Any) -> str:
     return digest.hexdigest()
 
 
-def _names(tree: Any) -> list[str]:
-    """A name for each leaf: its path."""
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    return [jax.tree_util.keystr(path) for path in paths]
+def _by_path(tree: Any) -> dict[str, jax.Array]:
+    """The leaves by their paths, typed keys as the integers in them."""
+    return {
+        jax.tree_util.keystr(path): jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
 
 
-def _plain(leaf: jax.Array) -> jax.Array:
-    """Typed keys as the integers in them."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _like(restored: jax.Array, leaf: jax.Array) -> jax.Array:
+def _as(restored: jax.Array, leaf: jax.Array) -> jax.Array:
+    """What was restored, as a key if the leaf is one."""
     impl = jax.random.key_impl(leaf) if _is_key(leaf) else None
     return jax.random.wrap_key_data(restored, impl=impl) if impl else restored
 

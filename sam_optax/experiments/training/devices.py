@@ -1,7 +1,8 @@
-"""Which devices share the batches, and how arrays lie on them."""
+"""Which devices share the batches, and how arrays and seeds lie on them."""
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,11 +14,7 @@ from sam_optax.experiments.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The devices of a run; all processes' together.
-
-    Attributes:
-      mesh: one axis, ``"batch"``.
-    """
+    """The devices of a run, those of all processes: a mesh with one axis, ``"batch"``."""
 
     mesh: Mesh
 
@@ -26,14 +23,10 @@ class Devices:
         """How many there are."""
         return self.mesh.size
 
-    @property
-    def whole(self) -> NamedSharding:
-        """Gives each device the whole array."""
-        return NamedSharding(self.mesh, PartitionSpec())
-
-    def split(self, axis: int) -> NamedSharding:
-        """Lays an axis of an array over the devices."""
-        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, "batch"))
+    def sharding(self, axis: int | None = None) -> NamedSharding:
+        """Lays an axis of an array over the devices, or gives each of them the whole array."""
+        spec = () if axis is None else (*[None] * axis, "batch")
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def rows(self, batch_size: int) -> slice:
         """The part of each batch that this process has to load."""
@@ -41,34 +34,19 @@ class Devices:
         return slice(jax.process_index() * share, (jax.process_index() + 1) * share)
 
     def put(self, tree: Any, axis: int | None = None) -> Any:
-        """Arrays that every process has, on the devices: whole, or with an axis laid over them."""
+        """Arrays that every process has, on the devices: see :meth:`sharding`."""
         if self.count == 1:
             return jax.device_put(tree, self.mesh.devices.flat[0])
-        sharding = self.whole if axis is None else self.split(axis)
-        if jax.process_count() == 1:
-            return jax.device_put(tree, sharding)
-
-        def place(leaf: Any) -> jax.Array:
-            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                impl = jax.random.key_impl(leaf)
-                return jax.random.wrap_key_data(place(jax.random.key_data(leaf)), impl=impl)
-            leaf = np.asarray(leaf)
-            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
-
-        return jax.tree.map(place, tree)
+        make, sharding = jax.make_array_from_process_local_data, self.sharding(axis)
+        return jax.tree.map(lambda leaf: make(sharding, leaf, leaf.shape), tree)
 
     def put_rows(self, rows: Any) -> Any:
         """Arrays of which this process has its :meth:`rows`."""
-        split = self.split(0)
-        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(split, leaf), rows)
+        return jax.make_array_from_process_local_data(self.sharding(0), rows)
 
 
 def connect() -> None:
-    """Finds the other processes; before anything else touches JAX.
-
-    Raises:
-      UserError: they do not answer, or nothing says who they are.
-    """
+    """Finds the other processes; before anything else touches JAX."""
     try:
         # JAX itself looks for the address in the environment, and not for the others.
         number, count = (
@@ -84,14 +62,7 @@ def connect() -> None:
 
 
 def choose(count: int | None) -> Devices:
-    """The devices of all processes, or some of this one's.
-
-    Args:
-      count: how many; ``None`` for all.
-
-    Raises:
-      UserError: there are not so many, or other processes take part.
-    """
+    """So many devices of this process; with ``None`` those of all processes."""
     devices = jax.devices()
     if count is not None:
         if jax.process_count() > 1:
@@ -102,3 +73,18 @@ def choose(count: int | None) -> Devices:
             )
         devices = devices[:count]
     return Devices(Mesh(np.array(devices), ("batch",)))
+
+
+def over_seeds(f: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """``f`` for ``count`` seeds, an axis in front of every argument.
+
+    Accelerators want the seeds batched. On a CPU batched matrix products gain nothing, and
+    batched convolutions are two to four times as slow, so there the seeds take turns.
+    """
+    if count == 1:
+        return lambda *args: jax.tree.map(
+            lambda leaf: leaf[None], f(*jax.tree.map(lambda leaf: leaf[0], args))
+        )
+    if jax.default_backend() == "cpu":
+        return lambda *args: jax.lax.map(lambda one: f(*one), args)
+    return jax.vmap(f)

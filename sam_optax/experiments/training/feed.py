@@ -1,4 +1,4 @@
-"""Batches of images that stay on disk, decoded ahead in threads while the devices compute."""
+"""The order of examples; and batches of images on disk, decoded ahead while devices compute."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -21,43 +21,26 @@ def order(examples: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def train_batches(
-    dataset: Dataset, batch_size: int, seed: int, epoch: int, start: int, rows: slice
+    dataset: Dataset, batch_size: int, seed: int, epoch: int, rows: slice
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The batches of an epoch; the order and the random crops follow from seed and epoch alone.
+    """An epoch of this process's ``rows`` of each batch, cropped at random by seed and epoch.
 
-    Args:
-      dataset: its training examples stay on disk.
-      batch_size: examples in a batch of all processes; what is left over stays unused.
-      seed: of order and crops.
-      epoch: from 0.
-      start: the first step that is wanted; nothing before it is decoded.
-      rows: this process's part of each batch.
-
-    Yields:
-      Images, uint8, (rows, size, size, 3), and their indices in the training set, int32, (rows,).
+    Images are uint8, (rows, size, size, 3), and come with their indices, int32, (rows,).
     """
     source: Any = dataset.train.x
-    batches = order(len(source), batch_size, seed, epoch)[start:, rows]
 
     def example(i: np.int32) -> tuple[np.ndarray, np.int32]:
         return source.image(int(i), np.random.default_rng([seed, 3, epoch, int(i)])), i
 
-    return _ahead(batches, example)
+    return _ahead(order(len(source), batch_size, seed, epoch)[:, rows], example)
 
 
 def test_batches(
     examples: Examples, batch_size: int, rows: slice
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """All examples in batches of one size, the last one filled up.
+    """This process's ``rows`` of batches of all examples: images, labels, and weights.
 
-    Args:
-      examples: images that stay on disk.
-      batch_size: examples in a batch of all processes.
-      rows: this process's part of each batch.
-
-    Yields:
-      Images, uint8, (rows, size, size, 3), labels, int32, and weights, float32: 1 for an example
-      and 0 for filling.
+    The last batch is filled up with examples of weight 0; the others weigh 1.
     """
     source: Any = examples.x
     n = len(source)

@@ -1,6 +1,5 @@
-"""What is measured of trained networks: loss, accuracy and sharpness over many examples."""
+"""What is measured of a network, on how many examples: cross entropies and right answers."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,43 +20,30 @@ _MEMORY = 2**28
 
 
 class Blocks(NamedTuple):
-    """A set of examples in blocks of equal size, the last one filled up.
+    """Examples in blocks of equal size, the last one filled up with some of weight 0."""
 
-    Attributes:
-      x: (blocks, size, …).
-      y: int32 labels, (blocks, size), or (seeds, blocks, size).
-      weight: float32, (blocks, size): 1 for an example, 0 for filling.
-    """
-
-    x: Any
-    y: Any
-    weight: Any
+    x: Any  # (blocks, size, …)
+    y: Any  # int32, (blocks, size) or (seeds, blocks, size)
+    weight: Any  # float32, (blocks, size)
 
 
-def blocks(x: np.ndarray, y: np.ndarray, devices: int = 1) -> Blocks:
-    """Arranges examples (n, …) and labels (n,) or (seeds, n); devices share each block."""
-    n = len(x)
+def in_blocks(n: int, devices: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Which of n examples are in each block, and their weights; devices share each block."""
     count = -(-n // BLOCK)
     size = -(-n // (count * devices)) * devices
-    index = np.arange(count * size)
-    weight = (index < n).astype(np.float32).reshape(count, size)
-    index = np.minimum(index, n - 1)
-    return Blocks(
-        x[index].reshape(count, size, *x.shape[1:]),
-        y[..., index].reshape(*y.shape[:-1], count, size),
-        weight,
-    )
+    index = np.arange(count * size).reshape(count, size)
+    return np.minimum(index, n - 1), (index < n).astype(np.float32)
 
 
-def measured(train: Examples) -> tuple[np.ndarray, np.ndarray]:
-    """The training examples that are measured, (n, …), and their places in the training set.
+def measured(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
+    """The examples of a set that are measured, (n, …), and their places in it.
 
     All of them up to ``MEASURED``, else a draw that is the same in every run.
     """
-    count, x = min(len(train.y), MEASURED), train.x
+    count, x = min(len(examples.y), MEASURED), examples.x
     if not isinstance(x, np.ndarray):
         count = min(count, max(1, _MEMORY // (3 * x.size**2)))
-    index = np.arange(len(train.y))
+    index = np.arange(len(examples.y))
     if count < len(index):
         index = np.sort(np.random.default_rng(0).permutation(len(index))[:count])
     if isinstance(x, np.ndarray):
@@ -82,33 +68,25 @@ def losses(
 ) -> tuple[jax.Array, Any]:
     """Cross entropies in nats, and BatchNorm's statistics after the pass.
 
-    Args:
-      task: for network and data.
-      variables: ``params``, and ``batch_stats`` if there is BatchNorm.
-      batch: examples, and labels (n,) or distributions of labels (n, classes).
-      train: whether examples are normalized by the statistics of the batch.
+    Labels are (n,), or distributions (n, classes). With ``train``, BatchNorm normalizes by the
+    statistics of the batch.
     """
     x, y = batch
-    logits, new = _logits(task, variables, x, train)
+    logits, batch_stats = _logits(task, variables, x, train)
     if y.ndim == 1:
-        found = optax.softmax_cross_entropy_with_integer_labels(logits, y)
-    else:
-        found = optax.softmax_cross_entropy(logits, y)
-    return found, new.get("batch_stats", {})
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y), batch_stats
+    return optax.softmax_cross_entropy(logits, y), batch_stats
 
 
 def _logits(task: Task, variables: Any, x: jax.Array, train: bool = False) -> tuple[Any, Any]:
     x = ready(task.dataset, x)
+    new: Any = {}
     if train and "batch_stats" in variables:
         logits, new = task.model.apply(variables, x, train=True, mutable=["batch_stats"])
     else:
-        logits, new = task.model.apply(variables, x, train=train), {}
-    return jnp.asarray(logits, jnp.promote_types(logits.dtype, jnp.float32)), new
-
-
-def example_losses(task: Task) -> Callable[[Any, tuple[Any, Any]], jax.Array]:
-    """``(variables, (x, y)) -> losses`` of a trained network, in evaluation mode."""
-    return lambda variables, batch: losses(task, variables, batch)[0]
+        logits = task.model.apply(variables, x, train=train)
+    wide = jnp.asarray(logits, jnp.promote_types(logits.dtype, jnp.float32))
+    return wide, new.get("batch_stats", {})
 
 
 def total_loss(task: Task, variables: Any, block: Blocks) -> jax.Array:

@@ -1,16 +1,18 @@
-"""One method on its way, from one seed or several at once: epochs, timed."""
+"""One method on its way, from all seeds: its compiled steps, and its epochs, timed."""
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from sam_optax.experiments.training import feed, measures
-from sam_optax.experiments.training.devices import Devices
-from sam_optax.experiments.training.program import Program
-from sam_optax.experiments.training.task import Entry, Task, batch_indices, keys, noisy_labels
+from sam_optax.experiments.training import feed, measures, step
+from sam_optax.experiments.training.devices import Devices, over_seeds
+from sam_optax.experiments.training.step import State
+from sam_optax.experiments.training.task import EPOCHS, METHOD, Entry, Task, key, noisy_labels
 
 STRETCH = 2.0
 """Seconds of training between two looks at the clock, roughly."""
@@ -18,140 +20,175 @@ STEPS = 20
 """Steps between two looks where several processes must agree on them, or batches are fed."""
 
 
+class Source:
+    """Where the steps of all methods take their examples from: the devices, or the disk.
+
+    ``groups`` are the seeds that are trained at once; from the disk, one at a time.
+    """
+
+    def __init__(self, task: Task, groups: list[tuple[int, ...]], place: Devices) -> None:
+        self.task, self.groups, self.place = task, groups, place
+        self.resident = isinstance(task.dataset.train.x, np.ndarray)
+        self._labels = [noisy_labels(task, seeds) for seeds in groups]
+        if self.resident:
+            self._x, self._labels = place.put((task.dataset.train.x, self._labels))
+
+    def labels(self, group: int) -> Any:
+        """(seeds, examples), on the devices; ``None`` where they come with the batches."""
+        return self._labels[group] if self.resident else None
+
+    def epoch(self, group: int, batch_size: int, epoch: int) -> tuple[Iterator[Any], Any]:
+        """What each call for a step takes: all examples again, or a batch with its labels.
+
+        In the former case with the examples of each step, (seeds, steps, batch_size).
+        """
+        seeds, dataset = self.groups[group], self.task.dataset
+        if self.resident:
+            orders = [feed.order(len(dataset.train.y), batch_size, s, epoch) for s in seeds]
+            return itertools.repeat(self._x), self.place.put(np.stack(orders), 2)
+        rows, labels = self.place.rows(batch_size), self._labels[group][0]
+        batches = feed.train_batches(dataset, batch_size, seeds[0], epoch, rows)
+        return (self.place.put_rows((x, labels[index])) for x, index in batches), None
+
+
 class Runner:
     """A method on its way.
 
     Args:
       name: of the method in this run.
-      task: what is trained on.
       entry: the method.
-      seeds: those that are trained at once.
-      program: what is compiled, of runners of this method that differ in their seeds alone.
-      x: all examples on the devices, or ``None`` where batches are fed.
-      place: the devices.
+      source: where its examples are from.
+      looped: whether a stretch of steps is one program; else it is a call for each step.
 
     Attributes:
-      state: the training, an axis of seeds in front of every leaf.
-      seconds: of each epoch, training steps alone.
+      states: the training of each group of seeds, an axis of seeds in front of every leaf.
+      curve: what was measured after each epoch, by name, (seeds,) each.
+      seconds: of each epoch of all seeds, training steps alone.
     """
 
-    def __init__(
-        self,
-        name: str,
-        task: Task,
-        entry: Entry,
-        seeds: tuple[int, ...],
-        program: Program,
-        x: Any,
-        place: Devices,
-    ) -> None:
-        self.name, self.entry, self.seeds = name, entry, seeds
+    def __init__(self, name: str, entry: Entry, source: Source, looped: bool) -> None:
+        self.name, self.entry, self._source, self._looped = name, entry, source, looped
+        self.steps = source.task.steps_per_epoch(entry.recipe)
+        self.states: list[State] = []
+        self.curve: list[dict[str, np.ndarray]] = []
         self.seconds: list[float] = []
-        self.steps = task.steps_per_epoch(entry.recipe)
-        self._task, self._program, self._x, self._place = task, program, x, place
-        self._keys = place.put(keys(seeds, 1))
-        self._labels = noisy_labels(task, seeds)
-        if x is not None:
-            self._labels = place.put(self._labels)
-        self.state: Any = None
+        self.compile_seconds = 0.0
+        self.program: Any = None
+        self._look_program: Any = None
+        self._seeds = source.place.put([np.array(seeds, np.int32) for seeds in source.groups])
+        self._count = len(source.groups[0])
+        self._step = step.train_step(source.task, entry)
+        self._numbers = step.look(source.task, entry)
 
     @property
-    def compile_seconds(self) -> float:
-        """Of the training steps."""
-        return self._program.compile_seconds
+    def variables(self) -> list[dict[str, Any]]:
+        """What the networks of each group are applied with."""
+        return [measures.variables(state.params, state.batch_stats) for state in self.states]
 
     @property
-    def variables(self) -> dict[str, Any]:
-        """What the networks are applied with."""
-        return measures.variables(self.state.params, self.state.batch_stats)
+    def diverged(self) -> bool:
+        """Whether all seeds have."""
+        return bool(self.curve) and bool(np.isnan(self.curve[-1]["train_loss"]).all())
 
-    def start(self, variables: Any) -> None:
-        """Takes the initial variables, an axis of seeds in front."""
-        self.state = self._program.init(self._keys, variables)
+    def start(self, variables: list[Any]) -> None:
+        """Takes the initial variables of each group."""
+
+        def one(seed: jax.Array, variables: Any) -> State:
+            return step.init(self._source.task, self.entry, key(seed, METHOD), variables)
+
+        init = self._jit(over_seeds(one, self._count))
+        variables = jax.tree.map(jnp.copy, variables)  # what is donated is used up
+        self.states = [init(*pair) for pair in zip(self._seeds, variables, strict=True)]
 
     def compile(self, watch: bool) -> None:
-        """Compiles a stretch of an epoch, and with ``watch`` a look at a step, unless it is."""
-        per_seed = self.state, self._keys, self._epoch_keys(0)
-        if self._x is None:
-            rows = next(self._batches(0))
-            self._program.compile_fed(*rows, np.int32(0), *per_seed)
-            return
-        arguments = *per_seed, self._labels, self._indices(0)
-        self._program.compile_stretch(self._x, np.int32(0), np.int32(1), *arguments)
+        """Compiles the steps, and with ``watch`` a look at one."""
+        begin = time.perf_counter()
+        calls, *per_seed = self._arguments(0, 0)
+        x, zero, one = next(calls), np.int32(0), np.int32(1)
+        steps = self._jit(self._steps, donate_argnums=4)
+        self.program = steps.lower(x, zero, one, zero, self.states[0], *per_seed).compile()
+        self.compile_seconds = time.perf_counter() - begin
         if watch:
-            self._program.compile_look(self._x, *self._look_arguments(0))
+            numbers = self._jit(self._look).lower(x, zero, self.states[0], *per_seed)
+            self._look_program = numbers.compile()
 
     def run_epoch(self, epoch: int, tick: Callable[[float, float], None]) -> None:
-        """Trains for an epoch and takes the time.
+        """Trains for an epoch (from 0) and takes the time.
 
-        Args:
-          epoch: from 0; decides the order of examples and all other draws.
-          tick: is told ``(seconds, share)`` of each part of the epoch that is done.
+        ``tick`` is told ``(seconds, share)`` of each part of the epoch that is done.
         """
-        per_seed = self._keys, self._epoch_keys(epoch)
-        if self._x is None:
-            spent = self._feed(epoch, per_seed, tick)
-        else:
-            spent = self._stretches((*per_seed, self._labels, self._indices(epoch)), tick)
+        spent, total = 0.0, self.steps * len(self.states)
+        for group in range(len(self.states)):
+            calls, *per_seed = self._arguments(group, epoch)
+            state, done = self.states[group], 0
+            while done < self.steps:
+                stop = min(self.steps, done + self._stretch(group * self.steps + done, spent))
+                bounds = [done, stop] if self._looped else range(done, stop + 1)
+                start = time.perf_counter()
+                for i, j in itertools.pairwise(map(np.int32, bounds)):
+                    state = self.program(next(calls), i, j, np.int32(epoch), state, *per_seed)
+                jax.block_until_ready(state)
+                seconds = time.perf_counter() - start
+                tick(seconds, (stop - done) / total)
+                done, spent = stop, spent + seconds
+            self.states[group] = state
         self.seconds.append(spent)
 
-    def _stretches(self, per_seed: tuple[Any, ...], tick: Callable[[float, float], None]) -> float:
-        done, spent = 0, 0.0
-        while done < self.steps:
-            stop = min(self.steps, done + self._next(done, spent))
-            start = time.perf_counter()
-            bounds = np.int32(done), np.int32(stop)
-            self.state, _ = jax.block_until_ready(
-                self._program.stretch(self._x, *bounds, self.state, *per_seed)
-            )
-            seconds = time.perf_counter() - start
-            tick(seconds, (stop - done) / self.steps)
-            done, spent = stop, spent + seconds
-        return spent
+    def look(self, epoch: int) -> list[dict[str, np.ndarray]]:
+        """A step on the epoch's first batch in numbers, of each group, if they are watched."""
+        if self._look_program is None:
+            return []
+        found = []
+        for group, state in enumerate(self.states):
+            calls, *per_seed = self._arguments(group, epoch)
+            numbers = self._look_program(next(calls), np.int32(epoch), state, *per_seed)
+            found.append(jax.device_get(numbers))
+        return found
 
-    def _next(self, done: int, spent: float) -> int:
-        """Steps of the next stretch: about ``STRETCH`` seconds of them."""
-        if jax.process_count() > 1:
+    def _arguments(self, group: int, epoch: int) -> tuple[Any, ...]:
+        """What :meth:`Source.epoch` gives for each call; seeds, labels and indices of all."""
+        calls, indices = self._source.epoch(group, self.entry.recipe.batch_size, epoch)
+        return calls, self._seeds[group], self._source.labels(group), indices
+
+    def _stretch(self, done: int, spent: float) -> int:
+        """Steps until the next look at the clock: about ``STRETCH`` seconds of them."""
+        if jax.process_count() > 1 or not self._source.resident:
             return STEPS
         if done:
             return max(1, int(STRETCH * done / spent))
         if self.seconds:
-            return max(1, int(STRETCH * self.steps / self.seconds[-1]))
+            return max(1, int(STRETCH * self.steps * len(self.states) / self.seconds[-1]))
         return 1
 
-    def _feed(
-        self, epoch: int, per_seed: tuple[Any, ...], tick: Callable[[float, float], None]
-    ) -> float:
-        start = last = time.perf_counter()
-        told = 0
-        for i, rows in enumerate(self._batches(epoch)):
-            self.state, loss = self._program.fed(*rows, np.int32(i), self.state, *per_seed)
-            if (i + 1) % STEPS == 0 or i + 1 == self.steps:
-                jax.block_until_ready(loss)
-                now = time.perf_counter()
-                tick(now - last, (i + 1 - told) / self.steps)
-                last, told = now, i + 1
-        return last - start
+    def _jit(self, f: Callable[..., Any], **options: Any) -> Any:
+        place = self._source.place
+        whole = place.sharding() if place.count > 1 else None
+        return jax.jit(f, out_shardings=whole, **options)
 
-    def _batches(self, epoch: int) -> Any:
-        """The batches of an epoch on the devices."""
-        (seed,), size = self.seeds, self.entry.recipe.batch_size
-        rows = self._place.rows(size)
-        dataset = self._task.dataset
-        for x, index in feed.train_batches(dataset, size, seed, epoch, 0, rows):
-            yield self._place.put_rows((x, self._labels[0][index]))
+    def _steps(self, x: Any, start: Any, stop: Any, epoch: Any, *per_seed: Any) -> State:
+        """Steps ``start`` to ``stop`` of an epoch; traced, so that one program serves all."""
 
-    def look(self, epoch: int) -> dict[str, np.ndarray]:
-        """A step on the epoch's first batch in numbers, by name; empty if it is not watched."""
-        return jax.device_get(self._program.look(self._x, *self._look_arguments(epoch)))
+        def one(state: State, seed: Any, labels: Any, indices: Any) -> State:
+            method_key, epoch_key = key(seed, METHOD), key(seed, EPOCHS + epoch)
 
-    def _look_arguments(self, epoch: int) -> tuple[Any, ...]:
-        first = self._indices(epoch)[:, 0]
-        return self.state, self._keys, self._epoch_keys(epoch), self._labels, first
+            def body(i: Any, state: State) -> State:
+                batch = x if indices is None else (x[indices[i]], labels[indices[i]])
+                step_key = jax.random.fold_in(epoch_key, i)
+                return self._step(method_key, state, batch, step_key, self._data(x, labels))
 
-    def _epoch_keys(self, epoch: int) -> Any:
-        return self._place.put(keys(self.seeds, 2 + epoch))
+            if not self._looped:
+                return body(start, state)
+            return jax.lax.fori_loop(start, stop, body, state)
 
-    def _indices(self, epoch: int) -> Any:
-        found = batch_indices(self._task, self.entry.recipe, self.seeds, epoch)
-        return self._place.put(found, 2)
+        return over_seeds(one, self._count)(*per_seed)
+
+    def _look(self, x: Any, epoch: Any, *per_seed: Any) -> dict[str, jax.Array]:
+        def one(state: State, seed: Any, labels: Any, indices: Any) -> dict[str, jax.Array]:
+            method_key, epoch_key = key(seed, METHOD), key(seed, EPOCHS + epoch)
+            batch = x[indices[0]], labels[indices[0]]
+            return self._numbers(method_key, state, batch, epoch_key, self._data(x, labels))
+
+        return over_seeds(one, self._count)(*per_seed)
+
+    def _data(self, x: Any, labels: Any) -> Any:
+        return (x, labels) if self.entry.variant.method.needs_data else None

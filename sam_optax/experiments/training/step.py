@@ -1,4 +1,4 @@
-"""The training step of one seed: ``(state, batch) -> (state, loss)``."""
+"""The training step of one seed: ``(state, batch) -> state``, and a look at one in numbers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,13 +13,7 @@ from sam_optax.experiments.training.task import Entry, Recipe, Task
 
 
 class State(NamedTuple):
-    """A training between two steps.
-
-    Attributes:
-      params: of the network.
-      opt_state: of the optimizer.
-      batch_stats: BatchNorm's running statistics; empty without BatchNorm.
-    """
+    """A training between two steps; without BatchNorm ``batch_stats`` is empty."""
 
     params: Any
     opt_state: Any
@@ -33,23 +27,20 @@ def init(task: Task, entry: Entry, key: jax.Array, variables: Any) -> State:
     return State(params, tx.init(params), variables.get("batch_stats", {}))
 
 
-def train_step(task: Task, entry: Entry) -> Callable[..., tuple[State, jax.Array]]:
-    """The step: ``(key, state, batch, step_key, data) -> (state, loss)``.
+def train_step(task: Task, entry: Entry) -> Callable[..., State]:
+    """The step: ``(key, state, batch, step_key, data) -> state``.
 
-    The loss is that of the first pass (NaN where a method has gradients of its own and there is no
-    BatchNorm, whose statistics need a pass at the params).
+    BatchNorm's statistics are those of the first pass, or of one more pass at the params where a
+    method has gradients of its own.
     """
 
-    def step(
-        key: jax.Array, state: State, batch: Any, step_key: jax.Array, data: Any
-    ) -> tuple[State, jax.Array]:
+    def step(key: jax.Array, state: State, batch: Any, step_key: jax.Array, data: Any) -> State:
         tx = entry.variant.transformation(task.base(entry.recipe), key)
         this = _step(task, entry, state, batch, step_key, data)
         params, opt_state, first = entry.variant.update(tx, state.opt_state, this)
         if first is None and state.batch_stats:
             first = _loss(task, entry.recipe, state, this.batch, state.params)
-        loss, batch_stats = (jnp.nan, state.batch_stats) if first is None else first
-        return State(params, opt_state, batch_stats), jnp.asarray(loss, jnp.float32)
+        return State(params, opt_state, state.batch_stats if first is None else first[1])
 
     return step
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -9,34 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from sam_optax.experiments.data.dataset import Dataset
+from sam_optax.experiments.data.dataset import Dataset, load
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.methods.method import Base, Variant
-from sam_optax.experiments.training import feed
+from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.networks import registry
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a method is trained.
-
-    Attributes:
-      epochs: passes over the training set.
-      batch_size: examples in a step; what is left over at the end of an epoch stays unused in it.
-      m: examples that share one perturbation, a divisor of the batch size.
-      optimizer: ``"sgd"`` or ``"adamw"``.
-      lr: learning rate after the warm-up.
-      schedule: what follows it, ``"cosine"`` or ``"constant"``.
-      warmup_steps: steps in which the learning rate rises from 0.
-      momentum: of sgd; β₁ of adamw.
-      nesterov: whether momentum is Nesterov's.
-      weight_decay: added to the gradient (sgd) or decoupled (adamw).
-      clip: largest norm of the sharp gradient; 0 for any.
-      label_smoothing: share of the label that all classes get.
-      crop: pixels of padding before the random crop.
-      flip: whether half of the images are mirrored.
-      cutout: side of the square that is cut out.
-      mixup: α of mixup.
-    """
+    """How a method is trained: the values of the options with the same names."""
 
     epochs: int
     batch_size: int
@@ -92,14 +75,8 @@ class Entry:
 class Task:
     """What all methods of a run are trained on.
 
-    Attributes:
-      dataset: the examples, with clean labels.
-      model: the network.
-      seeds: each has its own initialization, label noise, order of examples and R-SAM key, which
-        are the same for all methods.
-      label_noise: share of the training labels that is corrupted.
-      sharpness_rho: radius at which sharpness is measured, for all methods.
-      entries: what is trained, by name.
+    Each seed has its own initialization, label noise, order of examples and R-SAM noise, which
+    are the same for all methods. The labels of ``dataset`` are clean.
     """
 
     dataset: Dataset
@@ -125,16 +102,43 @@ def noisy_labels(task: Task, seeds: tuple[int, ...]) -> np.ndarray:
     return np.stack([corrupt(y, task.label_noise, classes, rng) for rng in rngs])
 
 
-def batch_indices(task: Task, recipe: Recipe, seeds: tuple[int, ...], epoch: int) -> np.ndarray:
-    """The examples of each step of an epoch, (seeds, steps, batch_size)."""
-    n = len(task.dataset.train.y)
-    return np.stack([feed.order(n, recipe.batch_size, seed, epoch) for seed in seeds])
+INITIALIZATION, METHOD, EPOCHS = range(3)
 
 
-def keys(seeds: tuple[int, ...], purpose: int) -> jax.Array:
-    """One PRNG key for each seed.
+def key(seed: Any, purpose: Any) -> jax.Array:
+    """A seed's key for its initialization, its method's own draws, or the steps of an epoch.
 
-    Purpose 0 is the initialization, 1 the method's own randomness, 2 + i what the steps of epoch i
-    draw outside of it.
+    The steps of epoch i (from 0) have the purpose ``EPOCHS`` + i.
     """
-    return jnp.stack([jax.random.fold_in(jax.random.key(seed), purpose) for seed in seeds])
+    return jax.random.fold_in(jax.random.key(seed), purpose)
+
+
+def load_dataset(settings: Mapping[str, Any]) -> Dataset:
+    """All examples of the data set that settings (values by name) describe."""
+    options = ("image_column", "label_column", "test_split", "image_size")
+    return load(settings["dataset"], **{name: settings.get(name) for name in options})
+
+
+def values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they are in results, without where they are from."""
+    return {name: found["value"] for name, found in settings.items()}
+
+
+def task_of(description: Mapping[str, Any], dataset: Dataset) -> Task:
+    """The task that the description of a run describes, on the examples in use."""
+    settings = values(description["settings"])
+    dtype = jnp.dtype(settings["dtype"])
+    entries = {}
+    for method in description["methods"]:
+        own = {**settings, **values(method["settings"])}
+        recipe = Recipe(**{name: own[name] for name in Recipe.__dataclass_fields__})
+        variant = Variant(METHODS[method["method"]], method["hyperparameters"])
+        entries[method["name"]] = Entry(method["method"], variant, recipe)
+    return Task(
+        dataset=dataset,
+        model=registry.build(settings["model"], dataset.shape, dataset.classes, dtype),
+        seeds=tuple(description["seeds"]),
+        label_noise=settings["label_noise"],
+        sharpness_rho=settings["sharpness_rho"],
+        entries=entries,
+    )

@@ -7,31 +7,22 @@ on.
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sam_optax import StepInfo
 from sam_optax.experiments.networks.small import CNN, MLP
-from sam_optax.experiments.training import snapshots
-from sam_optax.experiments.training.devices import Devices
+from sam_optax.experiments.training import work
+from sam_optax.experiments.training.devices import Devices, over_seeds
 from sam_optax.experiments.training.evaluation import Evaluation
-from sam_optax.experiments.training.program import Program, over_seeds
-from sam_optax.experiments.training.runner import Runner
-from sam_optax.experiments.training.snapshots import Checkpointer
-from sam_optax.experiments.training.task import Entry, Task, keys
-from sam_optax.experiments.training.work import (
-    REFERENCE,
-    REFERENCE_ROUNDS,
-    TIMED,
-    Listener,
-    Recorder,
-    reference,
-    work,
-)
+from sam_optax.experiments.training.runner import Runner, Source
+from sam_optax.experiments.training.task import INITIALIZATION, Entry, Task, key
+
+if TYPE_CHECKING:
+    from sam_optax.experiments.training.checkpoints import Checkpoints
 
 _SMALL = 2**24
 """Params of all seeds together up to which an accelerator trains them at once."""
@@ -63,168 +54,160 @@ class Outcome:
 
 
 class Training:
-    """Runners of all methods and seeds, and what they share.
+    """The runners of all methods, and what measures their networks.
 
-    Args:
-      task: what is trained.
-      place: the devices.
-      timed: whether the reference is trained for its time if it is not among the methods.
-      watch: whether a step after every epoch is looked at in numbers.
+    With ``timed`` the reference is trained for its time if it is not among the methods; with
+    ``watch`` a step after every epoch is looked at in numbers.
     """
 
     def __init__(self, task: Task, place: Devices, timed: bool, watch: bool) -> None:
-        self.task, self._place = task, place
-        resident = isinstance(task.dataset.train.x, np.ndarray)
-        self._watch = watch and resident
+        self.task = task
         example = jnp.zeros((1, *task.dataset.shape), jnp.float32)
 
-        def init(key: jax.Array) -> Any:
-            return task.model.init(key, example, train=False)
+        def init(seed: jax.Array) -> Any:
+            return task.model.init(key(seed, INITIALIZATION), example, train=False)
 
-        shapes = jax.eval_shape(init, jax.random.key(0))
+        shapes = jax.eval_shape(init, 0)
         size = sum(leaf.size for leaf in jax.tree.leaves(shapes)) * len(task.seeds)
+        resident = isinstance(task.dataset.train.x, np.ndarray)
         if jax.default_backend() == "cpu":
             # What is inside of a loop runs on fewer threads there: several convolutions take up to
             # 16 times as long. Small networks gain more by one call for an epoch of all seeds.
-            looped = isinstance(task.model, MLP | CNN)
-            mapped = resident and looped
+            looped = resident and isinstance(task.model, MLP | CNN)
+            mapped = looped
         else:
-            looped, mapped = True, resident and size <= _SMALL
-        groups = [task.seeds] if mapped else [(seed,) for seed in task.seeds]
-        count = len(groups[0])
-        x = place.put(task.dataset.train.x) if resident else None
-        chosen = dict(task.entries)
-        if timed and (entry := reference(task)):
-            chosen[TIMED] = entry
-        self.runners = []
-        for name, entry in chosen.items():
-            program = Program(task, entry, count, place, looped)
-            self.runners += [
-                Runner(name, task, entry, seeds, program, x, place) for seeds in groups
-            ]
-        self.evaluation = Evaluation(task, count, place)
-        initial = jax.jit(over_seeds(init, count))
-        for seeds in groups:
-            variables = place.put(initial(keys(seeds, 0)))
-            for runner in self.runners:
-                if runner.seeds == seeds:
-                    runner.start(variables)
-        self.curves: dict[tuple[str, int], list[dict[str, np.ndarray]]] = {
-            (runner.name, runner.seeds[0]): [] for runner in self.runners
+            looped, mapped = resident, resident and size <= _SMALL
+        groups = [task.seeds]
+        if not mapped:
+            groups = [(seed,) for seed in task.seeds]
+        source = Source(task, groups, place)
+        self._watch, self._groups = watch and resident, groups
+        entries = {**task.entries, **(work.reference(task) if timed else {})}
+        self.runners = [Runner(name, e, source, looped) for name, e in entries.items()]
+        self._evaluation = Evaluation(task, len(groups[0]), place)
+        initial = jax.jit(over_seeds(init, len(groups[0])))
+        variables = [place.put(initial(np.array(seeds, np.int32))) for seeds in groups]
+        for runner in self.runners:
+            runner.start(variables)
+
+    def run(
+        self,
+        listener: work.Listener,
+        checkpoints: "Checkpoints | None" = None,
+        recorder: work.Recorder | None = None,
+    ) -> dict[str, Outcome]:
+        """Trains every method from every seed, from the checkpoint on if there is one."""
+        self._compile(listener)
+        every, first = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
+        if checkpoints and first:
+            timed = len(self.runners) > len(self.task.entries)
+            pieces = work.work(self.task, first, every, timed)
+            listener.resumed({kind: count for kind, (_, count) in pieces.items()})
+            self._resume(*checkpoints.restore(self._arrays()))
+        epochs = max(entry.recipe.epochs for entry in self.task.entries.values())
+        for epoch in range(first, epochs):
+            turn = epoch % len(self.runners)  # no method always comes first
+            for runner in self.runners[turn:] + self.runners[:turn]:
+                self._run_epoch(runner, epoch, listener, recorder)
+            if checkpoints and every and (epoch + 1) % every == 0:
+                start = time.perf_counter()
+                checkpoints.save(epoch + 1, self._record(), self._arrays())
+                listener.done("checkpoint", time.perf_counter() - start)
+        return {
+            runner.name: self._outcome(runner, listener)
+            for runner in self.runners
+            if runner.name in self.task.entries
         }
 
-    def compile(self, listener: Listener) -> None:
+    def _compile(self, listener: work.Listener) -> None:
         """Compiles everything, before anything is timed."""
-        first = self.runners[0]
-        programs: dict[str, Callable[[], None]] = {}
-        for runner in self.runners:
-            watch = self._watch and runner.name in self.task.entries
-            programs.setdefault(runner.name, lambda r=runner, w=watch: r.compile(w))  # type: ignore[misc]
-        programs["evaluation"] = lambda: self.evaluation.warm_up(first.variables, first.seeds)
-        for number, (what, compile_program) in enumerate(programs.items(), 1):
-            listener.compiling(what, number, len(programs))
-            compile_program()
+        count = len(self.runners) + 1
+        for number, runner in enumerate(self.runners, 1):
+            listener.compiling(runner.name, number, count)
+            runner.compile(self._watch and runner.name in self.task.entries)
+        listener.compiling("evaluation", count, count)
+        self._evaluation.after_epoch(self.runners[0].variables[0], self._groups[0])
 
-    def run_epoch(self, epoch: int, listener: Listener, recorder: Recorder | None) -> None:
-        """Takes every runner through an epoch (from 0) and measures it."""
-        turn = epoch % len(self.runners)  # no method always comes first
-        for runner in self.runners[turn:] + self.runners[:turn]:
-            kept = runner.name in self.task.entries
-            curve = self.curves[runner.name, runner.seeds[0]]
-            rounds = runner.entry.recipe.epochs if kept else REFERENCE_ROUNDS
-            if epoch >= rounds or (curve and np.isnan(curve[-1]["train_loss"]).all()):
-                continue
-            share = len(runner.seeds) / len(self.task.seeds)
+    def _run_epoch(
+        self,
+        runner: Runner,
+        epoch: int,
+        listener: work.Listener,
+        recorder: work.Recorder | None,
+    ) -> None:
+        kept = runner.name in self.task.entries
+        rounds = runner.entry.recipe.epochs if kept else work.REFERENCE_ROUNDS
+        if epoch >= rounds or runner.diverged:
+            return
+        runner.run_epoch(epoch, lambda *part: listener.done(runner.name, *part))
+        if not kept:
+            return
+        pairs = zip(runner.variables, self._groups, strict=True)
+        found = [self._evaluation.after_epoch(*pair) for pair in pairs]
+        point = _joined(found) | (_joined(runner.look(epoch)) if self._watch else {})
+        runner.curve.append(point)
+        for i, seed in enumerate(self.task.seeds if recorder else ()):
+            assert recorder is not None
+            numbers = {name: float(values[i]) for name, values in point.items()}
+            recorder.add(runner.name, seed, epoch + 1, numbers)
 
-            def tick(seconds: float, part: float, r: Runner = runner, s: float = share) -> None:
-                listener.done(r.name, seconds, part * s)
-
-            runner.run_epoch(epoch, tick)
-            if not kept:
-                continue
-            point = {
-                **self.evaluation.after_epoch(runner.variables, runner.seeds),
-                **(runner.look(epoch) if self._watch else {}),
-            }
-            curve.append(point)
-            for i, seed in enumerate(runner.seeds if recorder else ()):
-                assert recorder is not None
-                numbers = {name: float(values[i]) for name, values in point.items()}
-                recorder.add(runner.name, seed, epoch + 1, numbers)
-
-    def outcome(self, name: str, listener: Listener) -> Outcome:
-        """What became of a method."""
-        runners = [runner for runner in self.runners if runner.name == name]
-        entry, start = self.task.entries[name], time.perf_counter()
-        rises = [self.evaluation.sharpness(r.variables, r.seeds) for r in runners]
+    def _outcome(self, runner: Runner, listener: work.Listener) -> Outcome:
+        start = time.perf_counter()
+        pairs = zip(runner.variables, self._groups, strict=True)
+        sharpness = np.concatenate([self._evaluation.sharpness(*pair) for pair in pairs])
         listener.done("sharpness", time.perf_counter() - start)
-        fields = "train_loss", "test_accuracy", *StepInfo._fields
-        curves = [self.curves[name, runner.seeds[0]] for runner in runners]
-        compared = [other for other in self.runners if other.entry.method == REFERENCE]
+        # What was not trained after all seeds had diverged is NaN.
+        missing = runner.entry.recipe.epochs - len(runner.curve)
+        gap = np.full((missing, len(self.task.seeds)), np.nan, np.float32)
+        curves = {
+            field: np.concatenate([np.stack([point[field] for point in runner.curve]), gap])
+            for field in runner.curve[0]
+        }
+        references = [other for other in self.runners if other.entry.method == work.REFERENCE]
         return Outcome(
-            entry=entry,
-            variables=jax.tree.map(
-                lambda *leaves: np.concatenate(leaves),
-                *[jax.device_get(runner.variables) for runner in runners],
-            ),
-            curves={
-                field: np.concatenate(
-                    [_curve(c, field, entry, r) for c, r in zip(curves, runners, strict=True)], 1
-                )
-                for field in fields
-                if field in curves[0][0]
-            },
-            sharpness=np.concatenate(rises),
-            seconds=[sum(times) for times in zip(*(r.seconds for r in runners), strict=False)],
-            compile_seconds=runners[0].compile_seconds,
-            cost=relative_cost(runners, compared[: len(runners)]),
+            entry=runner.entry,
+            variables=_joined(jax.device_get(runner.variables)),
+            curves=curves,
+            sharpness=sharpness,
+            seconds=runner.seconds,
+            compile_seconds=runner.compile_seconds,
+            cost=relative_cost(runner, references[0]) if references else float("nan"),
         )
 
+    def _arrays(self) -> dict[str, Any]:
+        """The state of every runner, where it is."""
+        return {runner.name: runner.states for runner in self.runners}
 
-def _curve(points: list[Any], field: str, entry: Entry, runner: Runner) -> np.ndarray:
-    """(epochs, seeds); what was not trained after all seeds had diverged is NaN."""
-    found = np.stack([point[field] for point in points])
-    missing = entry.recipe.epochs - len(found)
-    return np.concatenate([found, np.full((missing, len(runner.seeds)), np.nan, np.float32)])
+    def _record(self) -> dict[str, Any]:
+        """What was measured of every runner, as plain data."""
+        return {
+            runner.name: {
+                "seconds": runner.seconds,
+                "curve": jax.tree.map(np.ndarray.tolist, runner.curve),
+            }
+            for runner in self.runners
+        }
 
-
-def train(
-    training: Training,
-    listener: Listener,
-    checkpoints: Checkpointer | None = None,
-    recorder: Recorder | None = None,
-) -> dict[str, Outcome]:
-    """Trains every method from every seed.
-
-    Args:
-      training: what is trained.
-      listener: is told of every piece of work.
-      checkpoints: keeps snapshots; the training begins with the one that it has, if any.
-      recorder: is told what is measured.
-
-    Returns:
-      The outcome of each method.
-    """
-    task = training.task
-    every, first = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
-    training.compile(listener)
-    if checkpoints and first:
-        pieces = work(task, first, every, any(r.name not in task.entries for r in training.runners))
-        listener.resumed({kind: count for kind, (_, count) in pieces.items()})
-        snapshots.put(checkpoints.restore(snapshots.arrays(training)), training)
-    for epoch in range(first, max(entry.recipe.epochs for entry in task.entries.values())):
-        training.run_epoch(epoch, listener, recorder)
-        if checkpoints and every and (epoch + 1) % every == 0:
-            start = time.perf_counter()
-            checkpoints.save(snapshots.take(epoch + 1, training))
-            listener.done("checkpoint", time.perf_counter() - start)
-    return {name: training.outcome(name, listener) for name in task.entries}
+    def _resume(self, record: dict[str, Any], arrays: dict[str, Any]) -> None:
+        for runner in self.runners:
+            runner.states = arrays[runner.name]
+            runner.seconds = record[runner.name]["seconds"]
+            runner.curve = [
+                {field: np.array(values, np.float32) for field, values in point.items()}
+                for point in record[runner.name]["curve"]
+            ]
 
 
-def relative_cost(runners: Sequence[Runner], references: Sequence[Runner]) -> float:
+def _joined(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Arrays of all groups of seeds by name, from those of each."""
+    return {
+        name: jax.tree.map(lambda *leaves: np.concatenate(leaves), *(g[name] for g in groups))
+        for name in groups[0]
+    }
+
+
+def relative_cost(runner: Runner, reference: Runner) -> float:
     """The median over rounds of the ratio of a step's times; the first round warms up."""
-    ratios: list[float] = []
-    for a, b in zip(runners, references, strict=False):
-        found = [(x / a.steps) / (y / b.steps) for x, y in zip(a.seconds, b.seconds, strict=False)]
-        ratios += found[1:] or found
-    return float(np.median(ratios)) if ratios else float("nan")
+    pairs = zip(runner.seconds, reference.seconds, strict=False)
+    ratios = [(a / runner.steps) / (b / reference.steps) for a, b in pairs]
+    return float(np.median(ratios[1:] or ratios))

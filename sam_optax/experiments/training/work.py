@@ -32,34 +32,27 @@ class Recorder(Protocol):
         """The numbers of a seed after an epoch (from 1)."""
 
 
-def reference(task: Task) -> Entry | None:
-    """What the cost of a step is relative to, where it is not trained anyway."""
+def reference(task: Task) -> dict[str, Entry]:
+    """What the cost of a step is relative to, by name, where it is not trained anyway."""
     first = next(iter(task.entries.values()))
-    known = any(entry.method == REFERENCE for entry in task.entries.values())
-    return None if known else Entry(REFERENCE, METHODS[REFERENCE].variant(), first.recipe)
+    if any(entry.method == REFERENCE for entry in task.entries.values()):
+        return {}
+    return {TIMED: Entry(REFERENCE, METHODS[REFERENCE].variant(), first.recipe)}
 
 
 def work(
     task: Task, until: int | None = None, checkpoint_every: int = 0, timed: bool = False
 ) -> dict[str, tuple[float, int]]:
-    """The pieces of work to come: kind -> (cost in gradients of an epoch, number of pieces).
+    """The pieces of work: kind -> (cost in gradients of an epoch, number of pieces).
 
-    Args:
-      task: what is trained.
-      until: epochs; those of each method by default.
-      checkpoint_every: epochs between checkpoints.
-      timed: whether the reference is trained for its time.
+    Those of the whole run, or up to an epoch; with ``timed`` those of the reference, too.
     """
     test, train = len(task.dataset.test.y), len(task.dataset.train.y)
     evaluation = (1 + test / train) / 3
-
-    def epochs(entry: Entry) -> int:
-        return entry.recipe.epochs if until is None else min(until, entry.recipe.epochs)
-
-    pieces = {
-        name: (entry.variant.method.gradients + evaluation, epochs(entry))
-        for name, entry in task.entries.items()
-    }
+    pieces = {}
+    for name, entry in task.entries.items():
+        epochs = entry.recipe.epochs if until is None else min(until, entry.recipe.epochs)
+        pieces[name] = entry.variant.method.gradients + evaluation, epochs
     longest = max(count for _, count in pieces.values())
     if timed and reference(task):
         pieces[TIMED] = (1.0, min(longest, REFERENCE_ROUNDS))
