@@ -95,7 +95,7 @@ def make(dataset, *methods, model=None, count=1, hyperparameters=None, **options
 
 
 class Silent:
-    """A listener that counts.
+    """In the place of the progress display: it counts.
 
     Attributes:
       programs: that were compiled.

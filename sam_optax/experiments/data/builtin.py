@@ -24,8 +24,7 @@ def mnist5k() -> Raw:
 def hold_out(examples: Examples) -> Raw:
     """Holds out a fifth for testing, class by class, the same in every run.
 
-    Raises:
-      ValueError: a class has one example, or there are fewer test examples than classes.
+    Raises ``ValueError`` if a class has one example, or if that leaves a class without any.
     """
     from sklearn.model_selection import train_test_split
 

@@ -22,11 +22,10 @@ class Dataset:
       train: for training.
       test: for testing.
       classes: number of classes; labels are 0, …, classes − 1.
-      mean: of each channel of the training images, in [0, 1]; ``None`` where x is ready.
+      mean: of each channel of uint8 images, in [0, 1]; ``None`` where x is ready.
       std: of each channel, likewise.
-      sha256: digest of the examples and labels before scaling, which rounds differently on
-        different machines; it tells whether two runs had the same data. Of images on disk it is
-        that of the labels, and of mean and deviation of a sample.
+      sha256: digest of examples and labels before scaling, which rounds differently on different
+        machines. Of images on disk: of the labels, and of mean and deviation of a sample.
       notes: what else the reader of results should know of the data.
     """
 
@@ -69,31 +68,15 @@ def load(
     test_split: str | None = None,
     image_size: int | None = None,
 ) -> Dataset:
-    """Loads and prepares a data set.
-
-    Args:
-      spec: ``digits``, ``mnist5k``, ``npz:PATH`` (an archive, see
-        :func:`sam_optax.experiments.data.npz.load`) or ``hf:NAME_OR_PATH`` (a data set of the
-        Hugging Face library, see :func:`sam_optax.experiments.data.hugging_face.load`).
-      image_column: with ``hf:``, the column of images, if it is not found.
-      label_column: with ``hf:``, the column of labels, if it is not found.
-      test_split: with ``hf:``, the split for testing, if it is not ``test`` or ``validation``.
-      image_size: with ``hf:``, the side in pixels that images of different sizes are brought to;
-        224 by default.
-
-    Raises:
-      UserError: an unknown name, or data that are missing or malformed.
-    """
+    """Loads and prepares one of ``DATASETS``; what the options are is said in those of compare."""
     kind, _, path = spec.partition(":")
     options = {"image-column": image_column, "label-column": label_column, "test-split": test_split}
     if kind == "hf" and path:
         raw = hugging_face.load(path, image_column, label_column, test_split, image_size or 224)
     elif given := [f"--{name} {value}" for name, value in options.items() if value is not None]:
         raise UserError(f"{given[0]}: needs --dataset hf:NAME_OR_PATH, not {spec}; leave it out.")
-    elif spec == "digits":
-        raw = builtin.digits()
-    elif spec == "mnist5k":
-        raw = builtin.mnist5k()
+    elif spec in ("digits", "mnist5k"):
+        raw = getattr(builtin, spec)()
     elif kind == "npz" and path:
         raw = npz.load(path)
     else:

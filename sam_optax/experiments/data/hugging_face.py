@@ -22,24 +22,13 @@ _NUMBERS = ("int", "uint", "float", "bool")
 def load(
     name: str, image_column: str | None, label_column: str | None, test_split: str | None, size: int
 ) -> Raw:
-    """Loads a data set.
+    """Loads a data set by its name, or a folder: saved to disk, of parquet files, or of images.
 
     Columns are found by their features (``Image``, ``ClassLabel``), or else by usual names. Where
     there are no images, the features are all columns of numbers. Labels that are not a
     ``ClassLabel`` are numbered in sorted order. Images of one size that fit into memory are kept
-    there as they are; others stay on disk.
-
-    Args:
-      name: of a data set, or the path of a folder: saved by ``save_to_disk``, or of parquet files,
-        or of images in a folder for each class.
-      image_column: the column of images, or ``None`` to find it.
-      label_column: the column of labels, likewise.
-      test_split: what is tested on; by default ``test`` or else ``validation``, if it has labels,
-        or else a fifth of the training examples.
-      size: the side in pixels of images that stay on disk.
-
-    Raises:
-      UserError: the data are missing, malformed or ambiguous.
+    there as they are; others stay on disk, and become squares of ``size`` pixels. Without a split
+    ``test`` or ``validation`` that has labels, a fifth of the training examples is held out.
     """
     spec, notes = f"--dataset hf:{name}", []
     try:
@@ -64,7 +53,10 @@ def load(
             sources = [ImageColumn(r, image, size, f"{spec}: {s}") for s, r in used.items()]
             x: Sequence[Any] = in_memory(sources) or sources
         else:
-            x = [_vectors(rows, columns, split) for split, rows in used.items()]
+            frames = [rows.select_columns(columns).to_pandas() for rows in used.values()]
+            x = [np.ascontiguousarray(frame.to_numpy(float)) for frame in frames]
+            for split, vectors in zip(used, x, strict=True):
+                npz.check_examples(f"{split} ({_all(columns)})", vectors)
             if left_out := [column for column in features if column not in columns]:
                 notes.append(f"Columns that are left out: {_all(left_out)}.")
         examples, *rest = (Examples(*part) for part in zip(x, y, strict=True))
@@ -196,10 +188,3 @@ def _numbers(features: Mapping[str, Any]) -> list[str]:
         columns = _all(f"{name} ({kind})" for name, kind in kinds.items())
         raise UserError(f"it has neither images nor numbers, but {columns or 'only labels'}.")
     return found
-
-
-def _vectors(rows: Any, columns: list[str], split: str) -> np.ndarray:
-    """Columns of numbers as one array, (n, features)."""
-    x = np.stack([_column(rows, name).to_numpy().astype(np.float64) for name in columns], axis=1)
-    npz.check_examples(f"{split} ({_all(columns)})", x)
-    return x

@@ -1,4 +1,4 @@
-"""Images that stay on disk, and what is done to images while they are read."""
+"""Examples; images that stay on disk, and what is done to images while they are read."""
 
 import concurrent.futures
 import copy
@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,31 +23,61 @@ _CHUNK = 200
 """Images that are taken from a data set at once."""
 
 
-class ImageSource(Protocol):
-    """Images on disk, brought to squares of one size as they are read."""
+class ImageColumn:
+    """Images on disk, a column of a ``datasets.Dataset``, as squares with sides of ``size`` pixels.
 
-    size: int
+    ``where`` is data set and split, for messages.
+    """
+
+    def __init__(self, rows: Any, column: str, size: int, where: str) -> None:
+        import datasets
+
+        rows = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+        self._rows, self._indices = rows.with_format("arrow"), np.arange(len(rows))
+        self._column, self.size, self._where = column, size, where
 
     def __len__(self) -> int:
-        """The number of images."""
+        return len(self._indices)
 
-    def __getitem__(self, indices: np.ndarray) -> "ImageSource":
-        """The images with these indices."""
+    def __getitem__(self, indices: np.ndarray) -> "ImageColumn":
+        some = copy.copy(self)
+        some._indices = self._indices[indices]
+        return some
 
     def image(self, i: int, rng: np.random.Generator | None) -> np.ndarray:
         """One image, uint8, (size, size, 3): a random crop, or without ``rng`` the central one."""
+        (image,) = self.decoded(int(self._indices[i]), 1, map)
+        return crop(image.convert("RGB"), self.size, rng)
+
+    def decoded(self, start: int, count: int, map_fn: Callable[..., Any]) -> Iterator[Any]:
+        """Some rows of the column as images of Pillow's, in their own sizes."""
+        cells = self._rows[start : start + count][self._column].to_pylist()
+        return map_fn(self._decode, itertools.count(start), cells)
+
+    def _decode(self, i: int, cell: dict[str, Any] | None) -> Any:
+        from PIL import Image
+
+        name = cell and os.path.basename(cell["path"] or "")
+        try:
+            if cell is None:
+                raise ValueError("missing")
+            image = Image.open(cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"more than 8 bits, mode {image.mode}")
+            image.load()
+        except Exception as error:  # Pillow's plugins raise what they like
+            what = f"image {i} ({name})" if name else f"image {i}"
+            raise UserError(
+                f"{self._where}: {what} cannot be read ({error}); replace or remove it."
+            ) from error
+        return image
 
 
 class Examples(NamedTuple):
-    """Labelled examples.
+    """Labelled examples."""
 
-    Attributes:
-      x: (n, …), float32 ready for the network or uint8 images; or images that stay on disk.
-      y: int32, (n,).
-    """
-
-    x: np.ndarray | ImageSource
-    y: np.ndarray
+    x: np.ndarray | ImageColumn  # (n, …), float32 ready for the network or uint8 images
+    y: np.ndarray  # int32, (n,)
 
     def some(self, indices: np.ndarray) -> "Examples":
         """The examples with these indices."""
@@ -89,7 +119,7 @@ def crop(image: Any, size: int, rng: np.random.Generator | None) -> np.ndarray:
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
-def statistics(images: np.ndarray | ImageSource) -> tuple[np.ndarray, np.ndarray]:
+def statistics(images: np.ndarray | ImageColumn) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of each channel, in [0, 1]; of images on disk, from a fixed sample."""
     if not isinstance(images, np.ndarray):
         source, n = images, len(images)
@@ -103,63 +133,6 @@ def statistics(images: np.ndarray | ImageSource) -> tuple[np.ndarray, np.ndarray
     mean = shares @ values
     std = np.sqrt(shares @ values**2 - mean**2)
     return mean, np.where(std > 0, std, 1.0)
-
-
-class ImageColumn:
-    """A column of Hugging Face's library as an :class:`ImageSource`.
-
-    Args:
-      rows: the split, a ``datasets.Dataset``.
-      column: the name of the column.
-      size: the side of what :meth:`image` returns.
-      where: data set and split, for messages.
-    """
-
-    def __init__(self, rows: Any, column: str, size: int, where: str) -> None:
-        import datasets
-
-        rows = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-        self._rows, self._indices = rows.with_format("arrow"), np.arange(len(rows))
-        self._column, self.size, self._where = column, size, where
-
-    def __len__(self) -> int:
-        """The number of images."""
-        return len(self._indices)
-
-    def __getitem__(self, indices: np.ndarray) -> "ImageColumn":
-        """The images with these indices."""
-        some = copy.copy(self)
-        some._indices = self._indices[indices]
-        return some
-
-    def image(self, i: int, rng: np.random.Generator | None) -> np.ndarray:
-        """See :class:`ImageSource`."""
-        (image,) = self.decoded(int(self._indices[i]), 1, map)
-        return crop(image.convert("RGB"), self.size, rng)
-
-    def decoded(self, start: int, count: int, map_fn: Callable[..., Any]) -> Iterator[Any]:
-        """Some rows of the column as images of Pillow's, in their own sizes."""
-        cells = self._rows[start : start + count][self._column].to_pylist()
-        return map_fn(self._decode, itertools.count(start), cells)
-
-    def _decode(self, i: int, cell: dict[str, Any] | None) -> Any:
-        """An image of Pillow's, in its own size."""
-        from PIL import Image
-
-        name = cell and os.path.basename(cell["path"] or "")
-        try:
-            if cell is None:
-                raise ValueError("missing")
-            image = Image.open(cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"more than 8 bits, mode {image.mode}")
-            image.load()
-        except Exception as error:  # Pillow's plugins raise what they like
-            what = f"image {i} ({name})" if name else f"image {i}"
-            raise UserError(
-                f"{self._where}: {what} cannot be read ({error}); replace or remove it."
-            ) from error
-        return image
 
 
 def in_memory(sources: Sequence[ImageColumn]) -> list[np.ndarray] | None:

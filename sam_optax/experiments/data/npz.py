@@ -13,32 +13,26 @@ _RECIPE = f"write it with numpy.savez(path, {', '.join(f'{key}=...' for key in K
 
 
 def load(path: str) -> Raw:
-    """Reads and checks an archive.
+    """Reads an archive with ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
-    Args:
-      path: a ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``. Examples
-        are vectors (n, features) or images (n, height, width) or (n, height, width, channels) of
-        finite real numbers; labels are integers 0, …, classes − 1, each of them present in the
-        training set.
-
-    Raises:
-      UserError: names the file, what is wrong with it and how to put it right.
+    Examples are vectors (n, features) or images (n, height, width[, channels]) of finite real
+    numbers, labels integers 0, …, classes − 1, each of them present in the training set. What is
+    wrong is a :class:`UserError` that names the file and the remedy.
     """
     try:
-        arrays = _read(path)
-        for split in ("train", "test"):
-            check_examples(f"x_{split}", arrays[f"x_{split}"])
-            _check_labels(f"y_{split}", arrays[f"y_{split}"], len(arrays[f"x_{split}"]))
-        _check_together(arrays)
+        arrays = _read(os.path.expanduser(path))
+        x_train, y_train, x_test, y_test = arrays
+        for i, split in enumerate(("train", "test")):
+            check_examples(f"x_{split}", arrays[2 * i])
+            _check_labels(f"y_{split}", arrays[2 * i + 1], len(arrays[2 * i]))
+        _check_together(x_train, y_train, x_test, y_test)
     except UserError as error:
         raise UserError(f"--dataset npz:{path}: {error}") from error
-    x_train, y_train, x_test, y_test = (arrays[key] for key in KEYS)
-    classes = int(y_train.max()) + 1
-    return Raw(Examples(x_train, y_train), Examples(x_test, y_test), classes)
+    return Raw(Examples(x_train, y_train), Examples(x_test, y_test), int(y_train.max()) + 1)
 
 
-def _read(path: str) -> dict[str, np.ndarray]:
-    path = os.path.expanduser(path)
+def _read(path: str) -> list[np.ndarray]:
+    """The arrays of ``KEYS``."""
     if not os.path.isfile(path):
         what = "is a directory" if os.path.isdir(path) else "there is no such file"
         raise UserError(f"{what}; give the path of an .npz file.")
@@ -50,7 +44,7 @@ def _read(path: str) -> dict[str, np.ndarray]:
         raise UserError(f"cannot be read ({(error.strerror or str(error)).lower()}).") from error
 
 
-def _arrays(file: BinaryIO) -> dict[str, np.ndarray]:
+def _arrays(file: BinaryIO) -> list[np.ndarray]:
     try:
         archive = np.load(file, allow_pickle=False)
     except Exception as error:  # numpy and zipfile raise all kinds
@@ -58,16 +52,13 @@ def _arrays(file: BinaryIO) -> dict[str, np.ndarray]:
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise UserError(f"a single array, not an .npz archive; {_RECIPE}.")
     with archive:
-        missing = [key for key in KEYS if key not in archive.files]
-        if missing:
-            raise UserError(
-                f"lacks {', '.join(missing)} (it has {', '.join(archive.files) or 'nothing'}); "
-                f"{_RECIPE}."
-            )
-        arrays = {}
+        if missing := [key for key in KEYS if key not in archive.files]:
+            found = ", ".join(archive.files) or "nothing"
+            raise UserError(f"lacks {', '.join(missing)} (it has {found}); {_RECIPE}.")
+        arrays = []
         for key in KEYS:
             try:
-                arrays[key] = archive[key]
+                arrays.append(archive[key])
             except Exception as error:  # zlib, too
                 raise UserError(f"{key} cannot be read ({error}); {_RECIPE}.") from error
     return arrays
@@ -82,8 +73,7 @@ def check_examples(name: str, x: np.ndarray) -> None:
         )
     if x.dtype.kind not in "fiub":
         raise UserError(f"{name} has dtype {x.dtype}; use real numbers.")
-    # Training is in float32, where larger values are infinite.
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # training is in float32, where larger values are infinite
         bad = np.count_nonzero(~np.isfinite(x.astype(np.float32)))
     if bad:
         raise UserError(
@@ -100,8 +90,9 @@ def _check_labels(name: str, y: np.ndarray, examples: int) -> None:
         raise UserError(f"{name} contains the label {y.min()}; use class labels 0, 1, ….")
 
 
-def _check_together(arrays: dict[str, np.ndarray]) -> None:
-    x_train, y_train, x_test, y_test = (arrays[key] for key in KEYS)
+def _check_together(
+    x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
+) -> None:
     if x_train.shape[1:] != x_test.shape[1:]:
         shapes = f"x_test has examples of shape {x_test.shape[1:]}, x_train of {x_train.shape[1:]}"
         raise UserError(f"{shapes}; make them equal.")

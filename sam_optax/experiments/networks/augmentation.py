@@ -55,14 +55,9 @@ def mixup(
 ) -> tuple[jax.Array, jax.Array]:
     """Mixes each example with the next one of the batch (Zhang et al. 2018).
 
+    Labels are distributions, (batch, classes); the share is the batch's, Beta(α, α) distributed.
     The order of a batch is random, so its neighbour is a random other example; to fetch it,
     devices that share a batch exchange one image each.
-
-    Args:
-      key: of the share, which is the batch's and Beta(α, α) distributed.
-      images: floats.
-      labels: distributions over classes, (batch, classes).
-      alpha: 0 for no mixing.
     """
     if not alpha:
         return images, labels

@@ -50,17 +50,10 @@ ARCHITECTURES = {
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> nn.Module:
-    """The network for examples of a shape, called as ``module.apply(variables, x, train=...)``.
+    """The network for examples of a shape, (features,) or (height, width, channels).
 
-    Args:
-      name: a key of ``ARCHITECTURES``.
-      shape: of one example: (features,) or (height, width, channels).
-      classes: number of classes.
-      dtype: of the computation; params are float32.
-
-    Raises:
-      UserError: an unknown name, vectors for a network that needs images, or images that cannot be
-        cut into patches.
+    It is called as ``module.apply(variables, x, train=...)``, computes in ``dtype``, and has params
+    and logits in float32.
     """
     if name not in ARCHITECTURES:
         raise UserError(f"--model {name}: unknown model; use one of {', '.join(ARCHITECTURES)}.")

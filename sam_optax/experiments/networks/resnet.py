@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016, arXiv 1512.03385), with the stem of CIFAR or of ImageNet.
+"""Residual networks (He et al. 2016, arXiv 1512.03385).
 
 BatchNorm sees the whole batch of a step, or of m-sharpness a whole group: with the batch split over
 devices under ``jit``, its statistics are those of all of them.
@@ -52,7 +52,6 @@ class Basic(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Features of a batch."""
         y = conv(self.channels, 3, self.stride, self.dtype)(x)
         y = nn.relu(self.norm()(y))
         y = self.norm()(conv(self.channels, 3, 1, self.dtype)(y))
@@ -73,7 +72,6 @@ class Bottleneck(Basic):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Features of a batch."""
         y = nn.relu(self.norm()(conv(self.channels, 1, 1, self.dtype)(x)))
         y = nn.relu(self.norm()(conv(self.channels, 3, self.stride, self.dtype)(y)))
         y = self.norm()(conv(4 * self.channels, 1, 1, self.dtype)(y))
@@ -81,16 +79,9 @@ class Bottleneck(Basic):
 
 
 class ResNet(nn.Module):
-    """Stages of residual blocks, each with twice the channels of the one before.
+    """Stages of so many residual blocks; ``width`` channels in the first, then twice as many each.
 
-    Attributes:
-      classes: number of classes.
-      stages: blocks in each stage.
-      block: :class:`Basic` or :class:`Bottleneck`.
-      width: channels of the first stage.
-      stem: ``"cifar"`` (3×3, full resolution) or ``"imagenet"`` (7×7 and pooling, a quarter).
-      projection: see :class:`Basic`.
-      dtype: of the computation; params are float32.
+    The stem is CIFAR's (3×3, full resolution) or ImageNet's (7×7 and pooling, a quarter).
     """
 
     classes: int
@@ -103,7 +94,6 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Logits of a batch of images, in float32."""
         norm = batch_norm(train, self.dtype)
         x = x.astype(self.dtype)
         large = self.stem == "imagenet"

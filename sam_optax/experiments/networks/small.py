@@ -8,13 +8,7 @@ import jax.numpy as jnp
 
 
 class MLP(nn.Module):
-    """Two hidden layers of 256 units on the flattened input.
-
-    Attributes:
-      classes: number of classes.
-      width: units of a hidden layer.
-      dtype: of the computation; params are float32.
-    """
+    """Two hidden layers of 256 units on the flattened input."""
 
     classes: int
     width: int = 256
@@ -22,7 +16,6 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Logits of a batch, in float32."""
         del train
         x = x.reshape(x.shape[0], -1)
         for _ in range(2):
@@ -31,19 +24,13 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Two 3×3 convolutions of 16 and 32 channels with stride 2, and a linear layer.
-
-    Attributes:
-      classes: number of classes.
-      dtype: of the computation; params are float32.
-    """
+    """Two 3×3 convolutions of 16 and 32 channels with stride 2, and a linear layer."""
 
     classes: int
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Logits of a batch of images, in float32."""
         del train
         for channels in (16, 32):
             # A stride in place of pooling makes the step five times as fast on a CPU.

@@ -15,7 +15,6 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Tokens of a batch."""
         width = x.shape[-1]
         y = nn.LayerNorm(dtype=self.dtype)(x)
         x = x + nn.MultiHeadDotProductAttention(
@@ -30,15 +29,7 @@ class Block(nn.Module):
 class VisionTransformer(nn.Module):
     """Patches, a class token and learned positions; logits from the class token.
 
-    There is neither dropout nor stochastic depth.
-
-    Attributes:
-      classes: number of classes.
-      width: of the tokens.
-      depth: number of blocks.
-      heads: of the attention.
-      patch: pixels of a patch's side, a divisor of the image's.
-      dtype: of the computation; params are float32.
+    There is neither dropout nor stochastic depth. ``patch`` is a side in pixels.
     """
 
     classes: int
@@ -50,7 +41,6 @@ class VisionTransformer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Logits of a batch of images, in float32."""
         del train
         size = (self.patch, self.patch)
         x = nn.Conv(self.width, size, size, padding="VALID", dtype=self.dtype)(x)

@@ -19,7 +19,6 @@ class PreActivation(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Features of a batch."""
         y = nn.relu(self.norm()(x))
         if x.shape[-1] != self.channels:  # the shortcut, too, starts from the activations
             x = conv(self.channels, 1, self.stride, self.dtype)(y)
@@ -31,11 +30,7 @@ class PreActivation(nn.Module):
 class WideResNet(nn.Module):
     """WRN-depth-widen: three groups of (depth − 4)/6 blocks, at 1, 1/2 and 1/4 of the resolution.
 
-    Attributes:
-      classes: number of classes.
-      depth: 6 n + 4.
-      widen: k; the groups have 16 k, 32 k and 64 k channels.
-      dtype: of the computation; params are float32.
+    They have 16 k, 32 k and 64 k channels, k being ``widen``.
     """
 
     classes: int
@@ -45,7 +40,6 @@ class WideResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Logits of a batch of images, in float32."""
         norm = batch_norm(train, self.dtype)
         x = conv(16, 3, 1, self.dtype)(x.astype(self.dtype))
         for group in range(3):

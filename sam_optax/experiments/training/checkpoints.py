@@ -42,15 +42,7 @@ class Checkpoints:
     """The checkpoint of a run; a newer one takes its place.
 
     It is written before the training goes on: in the background it would disturb the times.
-
-    Args:
-      path: their directory.
-      every: epochs between checkpoints; 0 for none.
-      run: the identity of the run.
-      versions: of the libraries, by name.
-
-    Attributes:
-      epoch: epochs that the checkpoint of this run has done; 0 without one.
+    ``epoch`` is how many it has done, 0 without one, and ``every`` how many are between two.
     """
 
     def __init__(

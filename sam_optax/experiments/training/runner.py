@@ -54,24 +54,15 @@ class Source:
 class Runner:
     """A method on its way.
 
-    Args:
-      name: of the method in this run.
-      entry: the method.
-      source: where its examples are from.
-      looped: whether a stretch of steps is one program; else it is a call for each step.
-
-    Attributes:
-      states: the training of each group of seeds, an axis of seeds in front of every leaf.
-      curve: what was measured after each epoch, by name, (seeds,) each.
-      seconds: of each epoch of all seeds, training steps alone.
+    ``looped``: a stretch of steps is one call of the program; else each step is a call.
     """
 
     def __init__(self, name: str, entry: Entry, source: Source, looped: bool) -> None:
         self.name, self.entry, self._source, self._looped = name, entry, source, looped
         self.steps = source.task.steps_per_epoch(entry.recipe)
-        self.states: list[State] = []
-        self.curve: list[dict[str, np.ndarray]] = []
-        self.seconds: list[float] = []
+        self.states: list[State] = []  # of each group, an axis of seeds in front of every leaf
+        self.curve: list[dict[str, np.ndarray]] = []  # measured after each epoch, (seeds,) each
+        self.seconds: list[float] = []  # of each epoch of all seeds, training steps alone
         self.compile_seconds = 0.0
         self.program: Any = None
         self._look_program: Any = None

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sam_optax import StepInfo
 from sam_optax.experiments.networks.small import CNN, MLP
 from sam_optax.experiments.training import work
 from sam_optax.experiments.training.devices import Devices, over_seeds
@@ -22,6 +23,8 @@ from sam_optax.experiments.training.runner import Runner, Source
 from sam_optax.experiments.training.task import INITIALIZATION, Entry, Task, key
 
 if TYPE_CHECKING:
+    from sam_optax.experiments.reporting.live import Live
+    from sam_optax.experiments.reporting.progress import Progress
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
 _SMALL = 2**24
@@ -30,27 +33,19 @@ _SMALL = 2**24
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of one method; the last axis of the arrays is the seed.
+    """What became of one method.
 
-    Attributes:
-      entry: the method, as it was trained.
-      variables: of the trained networks, a leading seed axis on every leaf.
-      curves: after each epoch, (epochs, seeds): ``train_loss`` in nats, ``test_accuracy`` in
-        [0, 1], and where steps were watched the numbers of :class:`sam_optax.StepInfo` (NaN if
-        not known).
-      sharpness: nats, (seeds,).
-      seconds: of each timed epoch of all seeds, training steps alone.
-      compile_seconds: of the training steps.
-      cost: step cost relative to the reference, the median over rounds; NaN without one.
+    The curves are ``train_loss`` in nats, ``test_accuracy`` in [0, 1], and where steps were watched
+    the numbers of :class:`sam_optax.StepInfo` (NaN if not known).
     """
 
     entry: Entry
-    variables: Any
-    curves: dict[str, np.ndarray]
-    sharpness: np.ndarray
-    seconds: list[float]
-    compile_seconds: float
-    cost: float
+    variables: Any  # of the trained networks, a leading seed axis on every leaf
+    curves: dict[str, np.ndarray]  # after each epoch, (epochs, seeds)
+    sharpness: np.ndarray  # nats, (seeds,)
+    seconds: list[float]  # of each timed epoch of all seeds, training steps alone
+    compile_seconds: float  # of the training steps
+    cost: float  # of a step relative to the reference, the median over rounds; NaN without one
 
 
 class Training:
@@ -92,76 +87,73 @@ class Training:
 
     def run(
         self,
-        listener: work.Listener,
+        progress: "Progress",
         checkpoints: "Checkpoints | None" = None,
-        recorder: work.Recorder | None = None,
+        live: "Live | None" = None,
     ) -> dict[str, Outcome]:
         """Trains every method from every seed, from the checkpoint on if there is one."""
-        self._compile(listener)
+        self._compile(progress)
         every, first = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
         if checkpoints and first:
             timed = len(self.runners) > len(self.task.entries)
             pieces = work.work(self.task, first, every, timed)
-            listener.resumed({kind: count for kind, (_, count) in pieces.items()})
+            progress.resumed({kind: count for kind, (_, count) in pieces.items()})
             self._resume(*checkpoints.restore(self._arrays()))
         epochs = max(entry.recipe.epochs for entry in self.task.entries.values())
         for epoch in range(first, epochs):
             turn = epoch % len(self.runners)  # no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
-                self._run_epoch(runner, epoch, listener, recorder)
+                self._run_epoch(runner, epoch, progress, live)
             if checkpoints and every and (epoch + 1) % every == 0:
                 start = time.perf_counter()
                 checkpoints.save(epoch + 1, self._record(), self._arrays())
-                listener.done("checkpoint", time.perf_counter() - start)
+                progress.done("checkpoint", time.perf_counter() - start)
         return {
-            runner.name: self._outcome(runner, listener)
+            runner.name: self._outcome(runner, progress)
             for runner in self.runners
             if runner.name in self.task.entries
         }
 
-    def _compile(self, listener: work.Listener) -> None:
+    def _compile(self, progress: "Progress") -> None:
         """Compiles everything, before anything is timed."""
         count = len(self.runners) + 1
         for number, runner in enumerate(self.runners, 1):
-            listener.compiling(runner.name, number, count)
+            progress.compiling(runner.name, number, count)
             runner.compile(self._watch and runner.name in self.task.entries)
-        listener.compiling("evaluation", count, count)
+        progress.compiling("evaluation", count, count)
         self._evaluation.after_epoch(self.runners[0].variables[0], self._groups[0])
 
     def _run_epoch(
-        self,
-        runner: Runner,
-        epoch: int,
-        listener: work.Listener,
-        recorder: work.Recorder | None,
+        self, runner: Runner, epoch: int, progress: "Progress", live: "Live | None"
     ) -> None:
         kept = runner.name in self.task.entries
         rounds = runner.entry.recipe.epochs if kept else work.REFERENCE_ROUNDS
         if epoch >= rounds or runner.diverged:
             return
-        runner.run_epoch(epoch, lambda *part: listener.done(runner.name, *part))
+        runner.run_epoch(epoch, lambda *part: progress.done(runner.name, *part))
         if not kept:
             return
         pairs = zip(runner.variables, self._groups, strict=True)
         found = [self._evaluation.after_epoch(*pair) for pair in pairs]
         point = _joined(found) | (_joined(runner.look(epoch)) if self._watch else {})
         runner.curve.append(point)
-        for i, seed in enumerate(self.task.seeds if recorder else ()):
-            assert recorder is not None
-            numbers = {name: float(values[i]) for name, values in point.items()}
-            recorder.add(runner.name, seed, epoch + 1, numbers)
+        for i, seed in enumerate(self.task.seeds):
+            if live is not None:
+                numbers = {name: float(values[i]) for name, values in point.items()}
+                live.add(runner.name, seed, epoch + 1, numbers)
 
-    def _outcome(self, runner: Runner, listener: work.Listener) -> Outcome:
+    def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
         start = time.perf_counter()
         pairs = zip(runner.variables, self._groups, strict=True)
         sharpness = np.concatenate([self._evaluation.sharpness(*pair) for pair in pairs])
-        listener.done("sharpness", time.perf_counter() - start)
+        progress.done("sharpness", time.perf_counter() - start)
         # What was not trained after all seeds had diverged is NaN.
         missing = runner.entry.recipe.epochs - len(runner.curve)
         gap = np.full((missing, len(self.task.seeds)), np.nan, np.float32)
         curves = {
             field: np.concatenate([np.stack([point[field] for point in runner.curve]), gap])
-            for field in runner.curve[0]
+            for field in ("train_loss", "test_accuracy", *StepInfo._fields)
+            if field in runner.curve[0]
         }
         references = [other for other in self.runners if other.entry.method == work.REFERENCE]
         return Outcome(

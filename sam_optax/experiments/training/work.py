@@ -1,7 +1,4 @@
-"""How much work a run is, and who is told about it."""
-
-from collections.abc import Mapping
-from typing import Any, Protocol
+"""How much work a run is, for the time left."""
 
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.training.task import Entry, Task
@@ -10,26 +7,6 @@ REFERENCE = "sgd"
 REFERENCE_ROUNDS = 10
 """Rounds in which the reference is timed if it is not among the methods that are compared."""
 TIMED = f"{REFERENCE} for reference"
-
-
-class Listener(Protocol):
-    """Is told how the training proceeds."""
-
-    def compiling(self, what: str, number: int, count: int) -> None:
-        """Program ``number`` of ``count`` (from 1) is being compiled."""
-
-    def resumed(self, pieces: Mapping[str, int]) -> None:
-        """So many pieces of each kind were done by an earlier process."""
-
-    def done(self, kind: str, seconds: float, share: float = 1.0) -> None:
-        """A piece of work of :func:`work`, or a share of one, is done."""
-
-
-class Recorder(Protocol):
-    """Is told what is measured after an epoch."""
-
-    def add(self, method: str, seed: int, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """The numbers of a seed after an epoch (from 1)."""
 
 
 def reference(task: Task) -> dict[str, Entry]:
