@@ -422,8 +422,7 @@ def test_an_interrupted_process_leaves_without_a_shutdown(monkeypatch, capsys):
     def leave(code):
         raise SystemExit(f"left with {code}")
 
-    monkeypatch.setattr(compare, "train", interrupt)
-    monkeypatch.setattr(compare, "Training", lambda *args, **options: None)
+    monkeypatch.setattr(compare, "Training", interrupt)
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(sys, "argv", ["sam_optax", "compare"])
     with pytest.raises(SystemExit, match="left with 130"):
