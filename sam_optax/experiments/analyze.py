@@ -19,8 +19,15 @@ from rich.console import Console
 from rich.text import Text
 
 from sam_optax import analysis
-from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.finished import dataset_losses, open_run
+from sam_optax.experiments.options.declare import (
+    COUNT,
+    POSITIVE,
+    at_least,
+    check,
+    declared,
+    option,
+)
 from sam_optax.experiments.reporting import palette
 from sam_optax.experiments.reporting.figures import png
 from sam_optax.experiments.reporting.output import OutputDirectory
@@ -44,6 +51,7 @@ _COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True)
+@declared
 class Analyze:
     """Measures how flat the networks are that compare --out or train --out has trained.
 
@@ -57,27 +65,19 @@ class Analyze:
         tyro.conf.Positional,
         tyro.conf.arg(help="Directory of --out of a finished run.", metavar="RUN_DIR"),
     ]
-    rho: float = 0.5
+    rho: float = option(0.5, POSITIVE)
     """Radius ρ of sharpness, in units of the weights."""
-    adaptive_rho: float = 1.0
+    adaptive_rho: float = option(1.0, POSITIVE)
     """Radius ρ of adaptive sharpness, relative to the weights."""
-    steps: int = 20
+    steps: int = option(20, COUNT)
     """Ascent steps of the sharpness measures, from each of three starts."""
-    lanczos_steps: int = 40
+    lanczos_steps: int = option(40, at_least(5))
     """Steps of a Lanczos run for the eigenvalues."""
-    seeds: int | None = None
+    seeds: int | None = option(None, COUNT)
     """Number of seeds, from the first. Default: all of the run."""
 
     def __post_init__(self) -> None:
-        for name in ("rho", "adaptive_rho"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise UserError(f"--{name.replace('_', '-')} {value:g}: use a number above 0.")
-        for name, least in (("steps", 1), ("lanczos_steps", 5), ("seeds", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                flag = name.replace("_", "-")
-                raise UserError(f"--{flag} {value}: use an integer of at least {least}.")
+        check(self)
 
 
 def run(options: Analyze) -> None:

@@ -16,6 +16,7 @@ from sam_optax import analysis
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.finished import Run, dataset_losses, open_run
+from sam_optax.experiments.options.declare import COUNT, check, declared, option
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import number, versions
@@ -43,6 +44,7 @@ adaptive − sharpness: difference of τ, each at its best ρ"""
 
 
 @dataclasses.dataclass(frozen=True)
+@declared
 class Ranks:
     """Asks which measure of sharpness ranks networks by their generalization gap.
 
@@ -56,7 +58,7 @@ class Ranks:
         tyro.conf.Positional,
         tyro.conf.arg(help="Directories of --out of finished runs.", metavar="RUN_DIR ..."),
     ]
-    ascent_steps: int = 5
+    ascent_steps: int = option(5, COUNT)
     """Ascent steps of the sharpness measures."""
     out: Path | None = None
     """JSON file for all numbers."""
@@ -64,8 +66,7 @@ class Ranks:
     def __post_init__(self) -> None:
         if not self.run_dirs:
             raise UserError("RUN_DIR: none is given; give the directories of --out of runs.")
-        if self.ascent_steps < 1:
-            raise UserError(f"--ascent-steps {self.ascent_steps}: use an integer of at least 1.")
+        check(self)
         output.check_file(self.out)
 
 

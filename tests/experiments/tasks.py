@@ -14,7 +14,8 @@ from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.hyperparameters import Hyperparameters
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
-from sam_optax.experiments.training import devices, step
+from sam_optax.experiments.training import devices
+from sam_optax.experiments.training.step import MethodStep
 from sam_optax.experiments.training.task import task_of
 from sam_optax.experiments.training.train import Training
 
@@ -125,12 +126,12 @@ def run(task, count=1, listener=None, checkpoints=None, timed=False, watch=False
 
 def begin(task, name, seed=0):
     """A method's step and its first state, of one seed: ``(step, state, key)``."""
-    entry = task.entries[name]
+    step = MethodStep(task, task.entries[name])
     key = jax.random.fold_in(jax.random.key(seed), 1)
 
     def first():
         example = jnp.zeros((1, *task.dataset.shape))
         variables = task.model.init(jax.random.key(seed), example, train=False)
-        return step.init(task, entry, key, variables)
+        return step.init(key, variables)
 
-    return step.train_step(task, entry), first, key
+    return step.take, first, key

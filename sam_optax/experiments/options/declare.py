@@ -27,12 +27,13 @@ def one_of(names: Iterable[str]) -> Allowed:
     return Allowed(lambda value: value in names, f"unknown; use one of {', '.join(names)}")
 
 
-def _integer(least: int) -> Allowed:
+def at_least(least: int) -> Allowed:
+    """An integer that is not smaller, and not as large that an int32 cannot hold it."""
     remedy = f"use an integer of at least {least}, below 2^31"
     return Allowed(lambda value: least <= value < 2**31, remedy)
 
 
-COUNT, COUNT_OR_ZERO = _integer(1), _integer(0)
+COUNT, COUNT_OR_ZERO = at_least(1), at_least(0)
 POSITIVE = Allowed(lambda value: 0 < value < math.inf, "use a number above 0")
 NOT_NEGATIVE = Allowed(lambda value: 0 <= value < math.inf, "use a number of at least 0")
 SHARE = Allowed(lambda value: 0 <= value < 1, "use a number in [0, 1)")

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sam_optax.experiments.training import feed, measures, step
+from sam_optax.experiments.training import feed, measures
 from sam_optax.experiments.training.devices import Devices, over_seeds
-from sam_optax.experiments.training.step import State
+from sam_optax.experiments.training.step import MethodStep, State
 from sam_optax.experiments.training.task import EPOCHS, METHOD, Entry, Task, key, noisy_labels
 
 STRETCH = 2.0
@@ -68,8 +68,7 @@ class Runner:
         self._look_program: Any = None
         self._seeds = source.place.put([np.array(seeds, np.int32) for seeds in source.groups])
         self._count = len(source.groups[0])
-        self._step = step.train_step(source.task, entry)
-        self._numbers = step.look(source.task, entry)
+        self._step = MethodStep(source.task, entry)
 
     @property
     def variables(self) -> list[dict[str, Any]]:
@@ -84,10 +83,10 @@ class Runner:
     def start(self, variables: list[Any]) -> None:
         """Takes the initial variables of each group."""
 
-        def one(seed: jax.Array, variables: Any) -> State:
-            return step.init(self._source.task, self.entry, key(seed, METHOD), variables)
+        def first(seed: jax.Array, variables: Any) -> State:
+            return self._step.init(key(seed, METHOD), variables)
 
-        init = self._jit(over_seeds(one, self._count))
+        init = self._jit(over_seeds(first, self._count))
         variables = jax.tree.map(jnp.copy, variables)  # what is donated is used up
         self.states = [init(*pair) for pair in zip(self._seeds, variables, strict=True)]
 
@@ -165,7 +164,7 @@ class Runner:
             def body(i: Any, state: State) -> State:
                 batch = x if indices is None else (x[indices[i]], labels[indices[i]])
                 step_key = jax.random.fold_in(epoch_key, i)
-                return self._step(method_key, state, batch, step_key, self._data(x, labels))
+                return self._step.take(method_key, state, batch, step_key, self._data(x, labels))
 
             if not self._looped:
                 return body(start, state)
@@ -177,7 +176,7 @@ class Runner:
         def one(state: State, seed: Any, labels: Any, indices: Any) -> dict[str, jax.Array]:
             method_key, epoch_key = key(seed, METHOD), key(seed, EPOCHS + epoch)
             batch = x[indices[0]], labels[indices[0]]
-            return self._numbers(method_key, state, batch, epoch_key, self._data(x, labels))
+            return self._step.look(method_key, state, batch, epoch_key, self._data(x, labels))
 
         return over_seeds(one, self._count)(*per_seed)
 

@@ -1,6 +1,5 @@
 """The training step of one seed: ``(state, batch) -> state``, and a look at one in numbers."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from sam_optax.experiments.methods.method import Step
 from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.training import measures
-from sam_optax.experiments.training.task import Entry, Recipe, Task
+from sam_optax.experiments.training.task import Entry, Task
 
 
 class State(NamedTuple):
@@ -20,81 +19,89 @@ class State(NamedTuple):
     batch_stats: Any
 
 
-def init(task: Task, entry: Entry, key: jax.Array, variables: Any) -> State:
-    """The state before the first step, given the network's initial variables."""
-    tx = entry.variant.transformation(task.base(entry.recipe), key)
-    params = variables["params"]
-    return State(params, tx.init(params), variables.get("batch_stats", {}))
+class MethodStep:
+    """The steps of a method. ``key`` is the method's, ``step_key`` that of all other draws.
 
-
-def train_step(task: Task, entry: Entry) -> Callable[..., State]:
-    """The step: ``(key, state, batch, step_key, data) -> state``.
-
-    BatchNorm's statistics are those of the first pass, or of one more pass at the params where a
-    method has gradients of its own.
+    ``data`` are all training examples, for methods that need them.
     """
 
-    def step(key: jax.Array, state: State, batch: Any, step_key: jax.Array, data: Any) -> State:
-        tx = entry.variant.transformation(task.base(entry.recipe), key)
-        this = _step(task, entry, state, batch, step_key, data)
-        params, opt_state, first = entry.variant.update(tx, state.opt_state, this)
+    def __init__(self, task: Task, entry: Entry) -> None:
+        self._task, self._recipe, self._variant = task, entry.recipe, entry.variant
+        self._base = task.base(entry.recipe)
+
+    def init(self, key: jax.Array, variables: Any) -> State:
+        """The state before the first step, given the network's initial variables."""
+        tx = self._variant.transformation(self._base, key)
+        params = variables["params"]
+        return State(params, tx.init(params), variables.get("batch_stats", {}))
+
+    def take(
+        self, key: jax.Array, state: State, batch: Any, step_key: jax.Array, data: Any
+    ) -> State:
+        """The state after a step.
+
+        BatchNorm's statistics are those of the first pass, or of one more pass at the params where
+        a method has gradients of its own.
+        """
+        tx = self._variant.transformation(self._base, key)
+        step = self._step(state, batch, step_key, data)
+        params, opt_state, first = self._variant.update(tx, state.opt_state, step)
         if first is None and state.batch_stats:
-            first = _loss(task, entry.recipe, state, this.batch, state.params)
+            first = self._loss(state, step.batch, state.params)
         return State(params, opt_state, state.batch_stats if first is None else first[1])
 
-    return step
-
-
-def look(task: Task, entry: Entry) -> Callable[..., dict[str, jax.Array]]:
-    """A step in numbers, not taken: ``(key, state, batch, step_key, data) -> numbers by name``.
-
-    They are those of :class:`sam_optax.StepInfo`; a rise of the loss that is not known is NaN.
-    Empty for the base optimizer.
-    """
-
-    def numbers(
-        key: jax.Array, state: State, batch: Any, step_key: jax.Array, data: Any
+    def look(
+        self, key: jax.Array, state: State, batch: Any, step_key: jax.Array, data: Any
     ) -> dict[str, jax.Array]:
-        this = _step(task, entry, state, batch, step_key, data)
-        seen = entry.variant.look(task.base(entry.recipe), key, state.opt_state, this)
+        """A step in the numbers of :class:`sam_optax.StepInfo`, by name; it is not taken.
+
+        A rise of the loss that is not known is NaN. Empty for the base optimizer.
+        """
+        step = self._step(state, batch, step_key, data)
+        seen = self._variant.look(self._base, key, state.opt_state, step)
         if seen is None:
             return {}
         found = seen._asdict()
         known = found.pop("loss_known")
         return {**found, "loss_rise": jnp.where(known, seen.loss_rise, jnp.nan)}
 
-    return numbers
+    def _step(self, state: State, batch: Any, step_key: jax.Array, data: Any) -> Step:
+        batch = self._augmented(jax.random.fold_in(step_key, 1), batch)
 
+        def losses_fn(params: Any, some: Any) -> jax.Array:
+            variables = measures.variables(params, state.batch_stats)
+            return measures.losses(self._task, variables, some, train=True)[0]
 
-def _step(
-    task: Task, entry: Entry, state: State, batch: Any, step_key: jax.Array, data: Any
-) -> Step:
-    recipe = entry.recipe
-    batch = _augmented(task, recipe, jax.random.fold_in(step_key, 1), batch)
+        def loss(params: Any, *group: Any) -> tuple[jax.Array, Any]:
+            return self._loss(state, batch, params, *group)
 
-    def losses_fn(params: Any, some: Any) -> jax.Array:
+        value_and_grad_fn = jax.value_and_grad(loss, has_aux=True)
+        return Step(losses_fn, value_and_grad_fn, state.params, batch, step_key, data)
+
+    def _loss(self, state: State, batch: Any, params: Any, *group: Any) -> tuple[jax.Array, Any]:
+        """The mean loss of a batch, or of one of its groups, and the new running statistics.
+
+        With several groups each is normalized by its own statistics, and the running ones are
+        means.
+        """
+        if group:
+            batch = _group(batch, self._recipe.groups, *group)
         variables = measures.variables(params, state.batch_stats)
-        return measures.losses(task, variables, some, train=True)[0]
+        losses, batch_stats = measures.losses(self._task, variables, batch, train=True)
+        return jnp.mean(losses), batch_stats
 
-    def loss(params: Any, *group: Any) -> tuple[jax.Array, Any]:
-        return _loss(task, recipe, state, batch, params, *group)
-
-    value_and_grad_fn = jax.value_and_grad(loss, has_aux=True)
-    return Step(losses_fn, value_and_grad_fn, state.params, batch, step_key, data)
-
-
-def _loss(
-    task: Task, recipe: Recipe, state: State, batch: Any, params: Any, *group: Any
-) -> tuple[jax.Array, Any]:
-    """The mean loss of a batch, or of one of its groups, and the new running statistics.
-
-    With several groups each is normalized by its own statistics, and the running ones are means.
-    """
-    if group:
-        batch = _group(batch, recipe.groups, *group)
-    variables = measures.variables(params, state.batch_stats)
-    losses, batch_stats = measures.losses(task, variables, batch, train=True)
-    return jnp.mean(losses), batch_stats
+    def _augmented(self, key: jax.Array, batch: Any) -> Any:
+        """Examples as the network sees them, and their labels or distributions of labels."""
+        (x, y), recipe, dataset = batch, self._recipe, self._task.dataset
+        keys = jax.random.split(key, 4)
+        x = augmentation.crop(keys[0], x, recipe.crop)
+        if recipe.flip:
+            x = augmentation.flip(keys[1], x)
+        x = augmentation.cutout(keys[2], measures.ready(dataset, x), recipe.cutout)
+        if not (recipe.label_smoothing or recipe.mixup):
+            return x, y
+        y = augmentation.smooth(y, dataset.classes, recipe.label_smoothing)
+        return augmentation.mixup(keys[3], x, y, recipe.mixup)
 
 
 def _group(batch: Any, groups: int, i: Any) -> Any:
@@ -104,18 +111,3 @@ def _group(batch: Any, groups: int, i: Any) -> Any:
     examples on any number of devices that divides the size of a group.
     """
     return jax.tree.map(lambda leaf: leaf.reshape(-1, groups, *leaf.shape[1:])[:, i], batch)
-
-
-def _augmented(task: Task, recipe: Recipe, key: jax.Array, batch: Any) -> Any:
-    """Examples as the network sees them, and their labels or distributions of labels."""
-    x, y = batch
-    keys = jax.random.split(key, 4)
-    x = augmentation.crop(keys[0], x, recipe.crop)
-    if recipe.flip:
-        x = augmentation.flip(keys[1], x)
-    x = measures.ready(task.dataset, x)
-    x = augmentation.cutout(keys[2], x, recipe.cutout)
-    if not (recipe.label_smoothing or recipe.mixup):
-        return x, y
-    y = augmentation.smooth(y, task.dataset.classes, recipe.label_smoothing)
-    return augmentation.mixup(keys[3], x, y, recipe.mixup)
