@@ -179,7 +179,7 @@ def skeleton(tmp_path):
 
     insert(
         "sam_optax/__init__.py",
-        "from sam_optax._perturbations.low_pass ",
+        "from sam_optax._perturbations.limit_rise ",
         blocks.pop("sam_optax/__init__.py"),
     )
     insert("sam_optax/__init__.py", '    "low_pass",\n', '    "layerwise_sam",\n')
