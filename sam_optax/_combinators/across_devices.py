@@ -10,6 +10,7 @@ from sam_optax._combinators.gradient_functions import Evaluation, Evaluations, P
 from sam_optax._combinators.perturbed_gradient import Gradients
 from sam_optax._internal import devices
 from sam_optax._internal.devices import AxisName
+from sam_optax._internal.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,6 @@ class Devices:
 
         return on_devices
 
-    def mean(self, tree: Any) -> Any:
+    def mean(self, tree: PyTree) -> PyTree:
         """The mean over the devices."""
         return devices.pmean(tree, self.axis_name)

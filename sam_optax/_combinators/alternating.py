@@ -13,6 +13,7 @@ from sam_optax._combinators.checks import check_copied, check_grads
 from sam_optax._combinators.skip_nonfinite import all_finite
 from sam_optax._internal import control_flow, extra_args, states, trees
 from sam_optax._internal.hyperparameters import check_transformation
+from sam_optax._internal.types import PyTree
 from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
 from sam_optax._schedules.when import When, check_when, decide, init_when
 
@@ -45,7 +46,7 @@ class AlternatingState(NamedTuple):
     params: optax.Params
     ascent_grads: Any
     perturbation_state: optax.OptState
-    other_perturbation_state: Any
+    other_perturbation_state: PyTree
     base_state: optax.OptState
     when_state: Any
 
@@ -190,7 +191,9 @@ def alternating(
         def to(point: optax.Params, new_state: AlternatingState) -> Any:
             return trees.displacement(updates, params, point), new_state
 
-        def unless_nonfinite(tree: Any, proceed: Callable[[], Any], back: AlternatingState) -> Any:
+        def unless_nonfinite(
+            tree: PyTree, proceed: Callable[[], Any], back: AlternatingState
+        ) -> PyTree:
             def skip() -> Any:
                 point, phase = first_point(w, back.perturbation_state, state.when_state, step + 1)
                 skipped = optax.safe_increment(state.skipped)

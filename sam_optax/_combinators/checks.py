@@ -74,7 +74,7 @@ def check_grads(grads: optax.Updates, params: optax.Params) -> None:
     tree_checks.require_gradient("grads", grads, params)
 
 
-def check_state(state: Any, expected: type) -> None:
+def check_state(state: optax.OptState, expected: type) -> None:
     """Raises for the state of another method, or of no method."""
     if isinstance(state, FirstPassState):
         raise ValueError(

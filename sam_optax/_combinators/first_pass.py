@@ -17,7 +17,7 @@ class FirstPassState(NamedTuple):
       value: ``(loss, aux)`` of the first pass.
     """
 
-    state: Any
+    state: optax.OptState
     value: tuple[Any, Any]
 
 

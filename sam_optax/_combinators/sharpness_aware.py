@@ -252,7 +252,9 @@ def sharpness_aware(
                 step=optax.safe_increment(state.step),
                 perturbation_state=found.perturbation_state,
                 base_state=base_state,
-                info=step_info.collect(g, g_s, found.climb, norm_axis_name) if info else None,
+                info=None
+                if found.climb is None
+                else step_info.collect(g, g_s, found.climb, norm_axis_name),
             )
 
         if skip_nonfinite:

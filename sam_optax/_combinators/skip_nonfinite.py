@@ -9,9 +9,10 @@ import optax
 
 from sam_optax._internal import control_flow, devices, trees, vectors
 from sam_optax._internal.devices import AxisName
+from sam_optax._internal.types import PyTree
 
 
-def all_finite(tree: Any, axis_name: AxisName | None = None) -> jax.Array:
+def all_finite(tree: PyTree, axis_name: AxisName | None = None) -> jax.Array:
     """Whether every element of every inexact leaf is finite, on all devices of the axis."""
     # NaN is larger than anything.
     leaves = [leaf for leaf in trees.largest_first(trees.inexact_leaves(tree)) if jnp.size(leaf)]
@@ -19,7 +20,7 @@ def all_finite(tree: Any, axis_name: AxisName | None = None) -> jax.Array:
     return devices.all_true(trees.sum_scalars(bad, jnp.int32) == 0, axis_name)
 
 
-def norm_is_finite(tree: Any, axis_name: AxisName | None = None) -> jax.Array:
+def norm_is_finite(tree: PyTree, axis_name: AxisName | None = None) -> jax.Array:
     """Whether the norm is finite, on all devices of the axis."""
     return devices.all_true(jnp.isfinite(vectors.norm(tree, axis_name)), axis_name)
 
@@ -27,7 +28,7 @@ def norm_is_finite(tree: Any, axis_name: AxisName | None = None) -> jax.Array:
 def unless_nonfinite(
     finite: jax.Array,
     descend: Callable[[], tuple[optax.Updates, Any]],
-    skipped: Any,
+    skipped: PyTree,
 ) -> tuple[optax.Updates, Any]:
     """``descend()``, or no updates and the state ``skipped`` in the dtypes of the new one."""
     descend = control_flow.trace_once(descend, finite)

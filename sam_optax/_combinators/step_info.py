@@ -9,6 +9,7 @@ import optax
 
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
+from sam_optax._internal.types import Leaf
 
 
 class StepInfo(NamedTuple):
@@ -76,7 +77,7 @@ def climb(
     """A step that perturbs: from the params to the point, with both losses if they are known."""
     dtype = dtype_of(params)
 
-    def difference(p: Any, q: Any) -> jax.Array:
+    def difference(p: Leaf, q: Leaf) -> jax.Array:
         q = trees.widen(q)
         return q - jnp.asarray(p).astype(q.dtype)
 

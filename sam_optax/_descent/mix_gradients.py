@@ -10,6 +10,7 @@ import optax
 from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
+from sam_optax._internal.types import Leaf, PyTree
 
 
 def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtraArgs:
@@ -77,7 +78,7 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _mix(g_s: Any, g: Any, alpha: jax.Array) -> jax.Array:
+def _mix(g_s: PyTree, g: Leaf, alpha: jax.Array) -> jax.Array:
     sharp = trees.widen(g_s)
     if g is None:
         return sharp
@@ -143,7 +144,7 @@ def decoupled_sharpness(
         alpha = jnp.asarray(hp.evaluate(weight, step))
         base_updates, base_state = base.update(g, base_state, params, ascent_grads=g, **extra)
 
-        def subtract(u: Any, g_s: Any, x: Any) -> Any:
+        def subtract(u: Leaf, g_s: PyTree, x: Leaf) -> PyTree:
             if g_s is None or x is None:
                 return u
             wide, sharp = trees.widen(u), trees.widen(g_s)

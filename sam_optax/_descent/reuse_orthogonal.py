@@ -27,7 +27,7 @@ class ReuseOrthogonalState(NamedTuple):
 
     g_v: optax.Updates
     norm: chex.Array
-    schedule: Any
+    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransformationExtraArgs:

@@ -10,6 +10,7 @@ from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbe
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
+from sam_optax._internal.types import Leaf, PyTree
 
 
 def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformationExtraArgs:
@@ -75,7 +76,7 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
         c = vectors.coefficient(g, updates, norm_axis_name)
         own = 1 + a.astype(c.dtype) * c
 
-        def gap(g_s: Any, g: Any) -> Any:
+        def gap(g_s: PyTree, g: Leaf) -> PyTree:
             wide = trees.widen(g_s)
             other = jnp.zeros_like(wide) if g is None else jnp.asarray(g).astype(wide.dtype)
             return trees.cast_like(

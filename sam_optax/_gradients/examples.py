@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.types import PyTree
 
 LossesFn: TypeAlias = Callable[[optax.Params, Any], chex.Array]
 """``(params, batch) -> losses``, one for each example, of shape (batch,)."""
@@ -24,7 +25,7 @@ def check_fraction(fraction: float) -> None:
     hp.check_number("fraction", fraction, **interval)
 
 
-def batch_size(batch: Any) -> int:
+def batch_size(batch: PyTree) -> int:
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
     sizes = {shape[0] if shape else 0 for shape in shapes}
     if len(sizes) != 1 or 0 in sizes:
@@ -35,7 +36,7 @@ def batch_size(batch: Any) -> int:
     return int(sizes.pop())
 
 
-def losses_of(losses_fn: LossesFn, params: optax.Params, batch: Any, n: int) -> chex.Array:
+def losses_of(losses_fn: LossesFn, params: optax.Params, batch: PyTree, n: int) -> chex.Array:
     losses = losses_fn(params, batch)
     if jnp.shape(losses) != (n,):
         raise ValueError(

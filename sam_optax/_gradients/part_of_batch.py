@@ -1,15 +1,14 @@
 """An evenly spaced part of a batch."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sam_optax._gradients.examples import batch_size, check_fraction
+from sam_optax._internal.types import PyTree
 
 
-def part_of_batch(batch: Any, fraction: float) -> Any:
+def part_of_batch(batch: PyTree, fraction: float) -> PyTree:
     """Evenly spaced examples of a batch, for an ascent gradient at a fraction of the price.
 
     ``update(None, state, params, grad_fn=grad_fn, ascent_grad_fn=lambda p: jax.grad(loss)(p,

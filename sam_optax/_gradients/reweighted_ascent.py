@@ -11,10 +11,11 @@ import optax
 from sam_optax._gradients.examples import LossesFn, gradient
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
+from sam_optax._internal.types import PyTree
 
 
 def reweighted_ascent(
-    losses_fn: LossesFn, batch: Any, *, key: noise.Key, power: float = 1.0
+    losses_fn: LossesFn, batch: PyTree, *, key: noise.Key, power: float = 1.0
 ) -> Callable[[optax.Params], optax.Updates]:
     r"""δ-SAM's ascent gradient, which approximates a separate perturbation for each example.
 
@@ -83,12 +84,12 @@ def reweighted_ascent(
     return grad_fn
 
 
-def _split(tree: Any) -> tuple[list[Any], list[Any]]:
+def _split(tree: PyTree) -> tuple[list[Any], list[Any]]:
     leaves = jax.tree.leaves(tree)
     return [x for x in leaves if trees.is_inexact(x)], leaves
 
 
-def _join(inexact: list[Any], leaves: list[Any], like: Any) -> Any:
+def _join(inexact: list[Any], leaves: list[Any], like: PyTree) -> PyTree:
     moved = iter(inexact)
     merged = [next(moved) if trees.is_inexact(x) else x for x in leaves]
     return jax.tree.unflatten(jax.tree.structure(like), merged)

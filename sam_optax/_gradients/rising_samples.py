@@ -1,17 +1,17 @@
 """ESAM's selection of examples for the sharp gradient."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from sam_optax._gradients.examples import LossesFn, batch_size, check_fraction, gradient, losses_of
+from sam_optax._internal.types import PyTree
 
 
 def rising_samples(
-    losses_fn: LossesFn, params: optax.Params, batch: Any, fraction: float = 0.5
+    losses_fn: LossesFn, params: optax.Params, batch: PyTree, fraction: float = 0.5
 ) -> Callable[[optax.Params], optax.Updates]:
     r"""ESAM's selection: the sharp gradient on the examples whose loss rises most.
 

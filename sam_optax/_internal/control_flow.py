@@ -1,13 +1,17 @@
 """Control flow that is ordinary Python outside of tracing, where it would compile at each step."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from sam_optax._internal import devices, trees
+from sam_optax._internal.types import Leaf, PyTree
+
+T = TypeVar("T")
 
 
 def is_traced(*values: Any) -> bool:
@@ -15,7 +19,7 @@ def is_traced(*values: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
-def trace_once(function: Callable[..., Any], params: Any) -> Callable[..., Any]:
+def trace_once(function: Callable[..., Any], params: PyTree) -> Callable[..., Any]:
     """``function`` for several calls in one step, traced once.
 
     Under jit an inner jit shares the trace and is inlined by the compiler. Outside of it, it
@@ -24,33 +28,35 @@ def trace_once(function: Callable[..., Any], params: Any) -> Callable[..., Any]:
     return jax.jit(function) if is_traced(params) else function
 
 
-def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+def cond(pred: chex.Numeric, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
     """``lax.cond`` for a traced predicate, an ``if`` for a known one.
 
     Outside of jit this evaluates (and traces, and compiles) one branch only.
     """
     if isinstance(pred, jax.core.Tracer):
-        return lax.cond(pred, true_fn, false_fn)
+        result: T = lax.cond(pred, true_fn, false_fn)
+        return result
     return true_fn() if bool(pred) else false_fn()
 
 
-def repeat(times: int, body: Callable[[Any], Any], carry: Any) -> Any:
+def repeat(times: int, body: Callable[[T], T], carry: T) -> T:
     """``body`` applied ``times`` times, in a loop that is traced and compiled once."""
     if times > 1 and is_traced(carry):
-        return lax.fori_loop(0, times, lambda _, c: body(c), carry)
+        result: T = lax.fori_loop(0, times, lambda _, c: body(c), carry)
+        return result
     for _ in range(times):
         carry = body(carry)
     return carry
 
 
-def mean_of(f: Callable[[Any], Any], n: int, params: Any) -> Any:
+def mean_of(f: Callable[[chex.Array], T], n: int, params: PyTree) -> T:
     """The mean of ``f(0), …, f(n − 1)``, one after the other; leaves not inexact are the last's.
 
     Sums are taken in float32 or wider, in a loop that is traced and compiled once where
     ``params`` are traced.
     """
 
-    def add(total: Any, x: Any) -> Any:
+    def add(total: PyTree, x: PyTree) -> PyTree:
         return jax.tree.map(
             lambda t, y: t + jnp.asarray(y).astype(t.dtype) if trees.is_inexact(t) else y, total, x
         )
@@ -60,7 +66,8 @@ def mean_of(f: Callable[[Any], Any], n: int, params: Any) -> Any:
         total = trees.map_inexact(trees.widen, first)
         for i in range(1, n):
             total = add(total, f(jnp.asarray(i, jnp.int32)))
-        return trees.map_inexact(lambda t, x: trees.cast_like(t / n, x), total, first)
+        mean: T = trees.map_inexact(lambda t, x: trees.cast_like(t / n, x), total, first)
+        return mean
 
     shapes = jax.eval_shape(f, jax.ShapeDtypeStruct((), jnp.int32))
     zeros = jax.tree.map(devices.zeros, shapes)
@@ -69,13 +76,14 @@ def mean_of(f: Callable[[Any], Any], n: int, params: Any) -> Any:
     )
     indices = jnp.arange(n, dtype=jnp.int32)
     total, _ = lax.scan(lambda t, i: (add(t, f(i)), None), start, indices)
-    return jax.tree.map(_mean_like(n), total, zeros, shapes)
+    result: T = jax.tree.map(_mean_like(n), total, zeros, shapes)
+    return result
 
 
 def _mean_like(n: int) -> Callable[..., Any]:
     """The mean from a total, with dtype and weak type of what was added up."""
 
-    def mean(total: Any, zeros: Any, shape: Any) -> Any:
+    def mean(total: Leaf, zeros: Leaf, shape: Any) -> Leaf:
         if not trees.is_inexact(zeros):
             return total
         # Of dtypes that Python numbers have by default, so that a Python zero makes a weak type.

@@ -9,11 +9,12 @@ import optax
 from jax import lax
 
 from sam_optax._internal import trees
+from sam_optax._internal.types import Leaf, PyTree
 
 AxisName: TypeAlias = str | tuple[str, ...]
 
 
-def pmean(tree: Any, axis_name: AxisName | None) -> Any:
+def pmean(tree: PyTree, axis_name: AxisName | None) -> PyTree:
     """The mean over the axis of the inexact leaves."""
     if axis_name is None:
         return tree
@@ -40,7 +41,7 @@ def draw_index(
     return index
 
 
-def local(tree: Any, axis_name: AxisName | None) -> Any:
+def local(tree: PyTree, axis_name: AxisName | None) -> PyTree:
     """Marks a tree as local to each device, so that gradients with respect to it are local.
 
     Under ``jax.shard_map`` with ``check_vma=True``, the gradient with respect to a replicated
@@ -61,7 +62,7 @@ def local(tree: Any, axis_name: AxisName | None) -> Any:
       Array([1.], dtype=float32)
     """
 
-    def cast(leaf: Any) -> Any:
+    def cast(leaf: Leaf) -> Leaf:
         for axis in _axes(axis_name):
             leaf = _vary(leaf, axis)
         return leaf
@@ -69,7 +70,7 @@ def local(tree: Any, axis_name: AxisName | None) -> Any:
     return trees.map_inexact(cast, tree)
 
 
-def _vary(leaf: Any, axis: str) -> Any:
+def _vary(leaf: Leaf, axis: str) -> Leaf:
     try:
         if hasattr(lax, "pcast"):
             return lax.pcast(leaf, axis, to="varying")
@@ -78,7 +79,7 @@ def _vary(leaf: Any, axis: str) -> Any:
         return leaf
 
 
-def is_replicated(leaf: Any, axis_name: AxisName | None) -> bool:
+def is_replicated(leaf: Leaf, axis_name: AxisName | None) -> bool:
     """Whether the type system knows that all devices hold the same value."""
     if not hasattr(jax, "typeof") or not isinstance(leaf, jax.Array):
         return False

@@ -135,7 +135,7 @@ def init_schedules(*values: Hyperparameter) -> ScheduleState | optax.EmptyState:
     return optax.EmptyState()
 
 
-def step_of(state: Any, training_step: chex.Numeric | None) -> chex.Numeric | None:
+def step_of(state: optax.OptState, training_step: chex.Numeric | None) -> chex.Numeric | None:
     """The training step of a call: the caller's step count if given, else the state's.
 
     ``sharpness_aware`` passes ``training_step``, so that schedules count the steps at which
@@ -144,7 +144,7 @@ def step_of(state: Any, training_step: chex.Numeric | None) -> chex.Numeric | No
     return getattr(state, "step", None) if training_step is None else training_step
 
 
-def advance(state: Any, step: chex.Numeric | None) -> Any:
+def advance(state: optax.OptState, step: chex.Numeric | None) -> Any:
     """The state after a call for training step ``step``."""
     if isinstance(state, ScheduleState):
         return ScheduleState(step=optax.safe_increment(jnp.asarray(step, jnp.int32)))

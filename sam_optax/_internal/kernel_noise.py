@@ -10,6 +10,7 @@ import optax
 from sam_optax._internal import noise, trees, vectors
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, Units, unit_axes, unit_squares
+from sam_optax._internal.types import Leaf, PyTree
 
 NoiseScale: TypeAlias = Literal["relative", "sqrt_norm", "norm", "isotropic"]
 """The standard deviation of an element of kernel j, of n_j elements, in units of gamma.
@@ -37,7 +38,7 @@ def expected_squares(
       stack_axes: number of leading axes that stack layers.
     """
 
-    def of_leaf(w: Any, units: Units) -> jax.Array:
+    def of_leaf(w: Leaf, units: Units) -> jax.Array:
         w = trees.widen(w)
         if noise_scale == "isotropic":
             return jnp.full((1,) * w.ndim, w.size, vectors.accumulator_dtype([w]))
@@ -54,11 +55,11 @@ def expected_squares(
 
 def kernel_noise(
     params: optax.Params,
-    expected_squares: Any,
+    expected_squares: PyTree,
     words: chex.Array,
     gamma: chex.Numeric,
     draw: noise.Draw | None,
-) -> Any:
+) -> PyTree:
     """δ₀ for the inexact leaves, in float32 or wider.
 
     Args:
@@ -69,7 +70,7 @@ def kernel_noise(
       draw: draws of mean 0 and variance 1; ``None`` is the library's generator.
     """
 
-    def scaled(w: Any, squares: jax.Array, z: jax.Array) -> jax.Array:
+    def scaled(w: Leaf, squares: jax.Array, z: jax.Array) -> jax.Array:
         dtype = trees.compute_dtype(w)
         variance = (squares / _kernel_size(w, squares)).astype(dtype)
         return z.astype(dtype) * vectors.root(variance)
@@ -81,7 +82,7 @@ def kernel_noise(
 
 
 def expected_length(
-    grads: optax.Updates, expected_squares: Any, gamma: chex.Numeric, axis_name: AxisName | None
+    grads: optax.Updates, expected_squares: PyTree, gamma: chex.Numeric, axis_name: AxisName | None
 ) -> jax.Array:
     """(E‖δ₀‖²)^½ over the leaves that have a gradient.
 
@@ -89,7 +90,7 @@ def expected_length(
     """
     squares: list[jax.Array] = []
 
-    def add(g: Any, of_kernels: jax.Array) -> None:
+    def add(g: Leaf, of_kernels: jax.Array) -> None:
         # A sum of sums would become one sum over the leaf, which is then read again.
         squares.append(noise.hold(of_kernels) if jnp.size(g) > noise.SMALL else of_kernels)
 
@@ -98,6 +99,6 @@ def expected_length(
     return jnp.asarray(gamma).astype(dtype) * vectors.root(vectors.total(squares, dtype, axis_name))
 
 
-def _kernel_size(leaf: Any, kernels: jax.Array) -> float:
+def _kernel_size(leaf: Leaf, kernels: jax.Array) -> float:
     """n_j, of a leaf with so many kernels."""
     return float(max(1, jnp.size(leaf) // max(1, kernels.size)))

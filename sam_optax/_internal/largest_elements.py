@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from sam_optax._internal import noise, trees
+from sam_optax._internal.types import PyTree
 
 
 def rank(score: Any) -> jax.Array:
@@ -23,7 +24,7 @@ def rank(score: Any) -> jax.Array:
     return lax.bitcast_convert_type(jnp.where(jnp.isnan(x), 0, x), jnp.uint32)
 
 
-def largest(ranks: Any, among: Any, k: chex.Numeric, key: chex.Array) -> Any:
+def largest(ranks: PyTree, among: PyTree, k: chex.Numeric, key: chex.Array) -> PyTree:
     """Marks the ``k`` elements of highest rank, ties at random.
 
     Args:
@@ -45,7 +46,7 @@ def largest(ranks: Any, among: Any, k: chex.Numeric, key: chex.Array) -> Any:
     return jax.tree.map(lambda a, d: (a | d) & (k > 0), above, drawn)
 
 
-def _threshold(ranks: Any, among: Any, k: jax.Array) -> jax.Array:
+def _threshold(ranks: PyTree, among: PyTree, k: jax.Array) -> jax.Array:
     """The largest t with at least ``k`` chosen elements of rank ≥ t."""
 
     def with_bit(i: chex.Array, threshold: jax.Array) -> jax.Array:
@@ -61,7 +62,7 @@ def _count(marked: Any) -> jax.Array:
     return trees.sum_scalars([jnp.sum(leaf, dtype=jnp.uint32) for leaf in leaves], jnp.uint32)
 
 
-def everywhere(tree: Any, value: bool) -> Any:
+def everywhere(tree: PyTree, value: bool) -> PyTree:
     """A Boolean array for each inexact leaf, else ``None``."""
     return jax.tree.map(
         lambda leaf: jnp.full_like(leaf, value, dtype=bool) if trees.is_inexact(leaf) else None,
@@ -70,6 +71,6 @@ def everywhere(tree: Any, value: bool) -> Any:
     )
 
 
-def size(tree: Any) -> int:
+def size(tree: PyTree) -> int:
     """Number of elements of the inexact leaves."""
     return sum(int(np.prod(jnp.shape(leaf))) for leaf in trees.inexact_leaves(tree))

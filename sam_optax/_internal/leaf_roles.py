@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from sam_optax._internal import trees, vectors
+from sam_optax._internal.types import Leaf
 
 BiasMask: TypeAlias = Any | Callable[[optax.Params], Any]
 """A pytree of booleans (a prefix of the params), or a function of the params returning one."""
@@ -80,7 +81,7 @@ def check_stack_axes(value: Any) -> None:
         )
 
 
-def layer_of(stack_axes: StackAxes, path: Any, leaf: Any) -> tuple[int, Any]:
+def layer_of(stack_axes: StackAxes, path: Any, leaf: Leaf) -> tuple[int, Any]:
     """The number of axes that stack layers, and the leaf as a single layer has it."""
     stacked = stack_axes(path, leaf) if callable(stack_axes) else stack_axes
     check_stack_axes(stacked)
@@ -104,7 +105,7 @@ def unit_axes(
     Axes are counted within a layer, without those that stack layers.
     """
 
-    def units_of(path: Any, leaf: Any) -> Units:
+    def units_of(path: Any, leaf: Leaf) -> Units:
         if not trees.is_inexact(leaf):  # None, counters, keys: nothing is normalized
             return Units(0, None)
         stacked, layer = layer_of(stack_axes, path, leaf)
@@ -136,7 +137,7 @@ def unit_norm(x: jax.Array, units: Units) -> jax.Array:
     return vectors.root(unit_squares(x, units))
 
 
-def unit_size(leaf: Any, units: Units) -> int:
+def unit_size(leaf: Leaf, units: Units) -> int:
     """The number of elements of one unit."""
     shape = np.shape(leaf)
     return int(np.prod([shape[i] for i in units.elements(len(shape))], dtype=np.int64))

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from sam_optax._internal import generator, trees
+from sam_optax._internal.types import Leaf, PyTree
 
 Key: TypeAlias = chex.PRNGKey | int
 """A JAX PRNG key, typed or raw, or an integer seed for ``jax.random.key``."""
@@ -80,7 +81,7 @@ def fold_in(key: chex.Array, index: chex.Numeric | None) -> chex.Array:
     return hold(generator.hash_words(words, key[::-1] + np.uint32(_LEAF_STRIDE[0])))
 
 
-def bits_tree(key: chex.Array, tree: Any, one_per_leaf: bool = False) -> Any:
+def bits_tree(key: chex.Array, tree: PyTree, one_per_leaf: bool = False) -> PyTree:
     """32 random bits for each element of each array of a tree.
 
     Args:
@@ -90,7 +91,7 @@ def bits_tree(key: chex.Array, tree: Any, one_per_leaf: bool = False) -> Any:
     """
     words, one = key, _one(key)
 
-    def draw(leaf: Any) -> jax.Array | None:
+    def draw(leaf: Leaf) -> jax.Array | None:
         nonlocal words
         if leaf is None:
             return None
@@ -112,7 +113,9 @@ def check_draw(draw: Any) -> None:
         )
 
 
-def normal_tree(key: chex.Array, params: Any, scale: chex.Numeric, draw: Draw | None = None) -> Any:
+def normal_tree(
+    key: chex.Array, params: PyTree, scale: chex.Numeric, draw: Draw | None = None
+) -> PyTree:
     """Normal noise of standard deviation ``scale`` for the inexact leaves of a tree.
 
     Noise for a complex leaf has the variance in equal parts in its real and imaginary part.
@@ -168,7 +171,7 @@ def _checked(draw: Draw) -> Callable[[chex.Array, tuple[int, ...]], jax.Array]:
     return sample
 
 
-def _draw_shape(leaf: Any) -> tuple[int, ...] | None:
+def _draw_shape(leaf: Leaf) -> tuple[int, ...] | None:
     """Shape of the real noise a leaf needs: two parts if it is complex, none if not inexact."""
     if not trees.is_inexact(leaf):
         return None

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sam_optax._internal.types import PyTree
+
 _VALUE_AND_GRAD = (
     "a pair of a value and a gradient, as jax.value_and_grad returns it: use jax.grad, or pass the "
     "second part of the pair."
@@ -57,7 +59,7 @@ def _refusal(function: Any, args: Any, kwargs: Any) -> str | None:
     return None
 
 
-def check_gradient(name: str, grads: Any, params: Any) -> None:
+def check_gradient(name: str, grads: PyTree, params: PyTree) -> None:
     """Raises for a pair in place of a gradient, and for a function.
 
     Raises:
@@ -75,11 +77,11 @@ def check_gradient(name: str, grads: Any, params: Any) -> None:
 
 
 def checked_gradient(
-    grad_fn: Callable[..., Any], params: Any, name: str = "grad_fn"
+    grad_fn: Callable[..., Any], params: PyTree, name: str = "grad_fn"
 ) -> Callable[..., Any]:
     """``grad_fn``, which raises for its own slips: arguments it lacks, a pair that it returns."""
 
-    def checked(point: Any, *group: Any) -> Any:
+    def checked(point: PyTree, *group: Any) -> PyTree:
         remedy = (
             "It must be a function of the params alone, on this step's batch, such as "
             "jax.grad(lambda params: loss(params, batch))."
@@ -97,7 +99,7 @@ def checked_loss(
 ) -> Callable[..., tuple[Any, Any]]:
     """``loss_fn`` as a function that returns loss and aux, or ``None``, and names its slips."""
 
-    def checked(params: Any, *group: Any) -> tuple[Any, Any]:
+    def checked(params: PyTree, *group: Any) -> tuple[Any, Any]:
         called = _written("loss_fn", group)
         value = call("loss_fn", loss_fn, params, *group, called=called, remedy=remedy)
         return loss_and_aux(value, has_aux)
@@ -133,7 +135,7 @@ def loss_and_aux(value: Any, has_aux: bool) -> tuple[Any, Any]:
     return loss, aux
 
 
-def _is_pair(tree: Any) -> bool:
+def _is_pair(tree: PyTree) -> bool:
     return type(tree) in (tuple, list) and len(tree) == 2
 
 

@@ -8,7 +8,9 @@ StateType: TypeAlias = type | tuple[Any, ...]
 """The type of a state, or a tuple of these for a plain tuple of states."""
 
 
-def require(name: str, state: Any, expected: StateType, content: StateType | None = None) -> None:
+def require(
+    name: str, state: optax.OptState, expected: StateType, content: StateType | None = None
+) -> None:
     """Raises unless ``state`` is of the expected type, with ``content`` in it, for the message."""
     if not _is_of(state, expected):
         wanted = _wanted(expected) + (f"({_wanted(content)})" if content else "")
@@ -19,7 +21,7 @@ def require(name: str, state: Any, expected: StateType, content: StateType | Non
         )
 
 
-def _is_of(state: Any, expected: StateType) -> bool:
+def _is_of(state: optax.OptState, expected: StateType) -> bool:
     if isinstance(expected, tuple):
         return (
             isinstance(state, tuple)
@@ -37,7 +39,7 @@ def _wanted(expected: StateType) -> str:
     return expected.__name__
 
 
-def _found(state: Any) -> str:
+def _found(state: optax.OptState) -> str:
     """The names of the state tuples in a state, such as ``(FullGradientState, EmptyState)``."""
     if not isinstance(state, tuple):
         return type(state).__name__

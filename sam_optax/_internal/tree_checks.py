@@ -6,9 +6,10 @@ import jax
 import numpy as np
 
 from sam_optax._internal import trees
+from sam_optax._internal.types import Leaf, PyTree
 
 
-def require_arrays(params: Any) -> None:
+def require_arrays(params: PyTree) -> None:
     """Raises for a tree with leaves that are not arrays, such as the functions of a module."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, (bool, int, float, complex)):
@@ -27,10 +28,10 @@ def require_arrays(params: Any) -> None:
             )
 
 
-def require_like(name: str, tree: Any, like: Any, remedy: str) -> None:
+def require_like(name: str, tree: PyTree, like: PyTree, remedy: str) -> None:
     """Raises unless a tree lines up with another leaf by leaf; ``None`` lines up with anything."""
 
-    def lines_up(a: Any, b: Any) -> bool:
+    def lines_up(a: PyTree, b: PyTree) -> bool:
         return a is None or b is None or jax.tree_util.all_leaves([b])
 
     try:
@@ -44,7 +45,7 @@ def require_like(name: str, tree: Any, like: Any, remedy: str) -> None:
         )
 
 
-def require_gradient(name: str, grads: Any, params: Any) -> None:
+def require_gradient(name: str, grads: PyTree, params: PyTree) -> None:
     """Raises unless a gradient lines up with the params."""
     require_like(
         name,
@@ -53,7 +54,7 @@ def require_gradient(name: str, grads: Any, params: Any) -> None:
         "Differentiate with jax.grad, and not with jax.value_and_grad, whose result is a pair.",
     )
 
-    def require_shape(path: Any, p: Any, g: Any) -> None:
+    def require_shape(path: Any, p: Leaf, g: Leaf) -> None:
         if hasattr(g, "shape") and hasattr(p, "shape") and g.shape != p.shape:
             raise ValueError(
                 f"{name} must have the shapes of the params, got {g.shape} for the leaf "

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sam_optax._internal.types import Leaf, PyTree
+
 # Scalars that are added up in one kernel.
 _SCALARS = 32
 
 
-def is_inexact(leaf: Any) -> bool:
+def is_inexact(leaf: Leaf) -> bool:
     """Whether a leaf is a floating-point or complex array (or Python number)."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
@@ -22,24 +24,24 @@ def is_inexact(leaf: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
-def is_none(leaf: Any) -> bool:
+def is_none(leaf: Leaf) -> bool:
     """For ``is_leaf``: ``None`` counts as a leaf, so that trees with holes line up."""
     return leaf is None
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: Leaf) -> bool:
     """Whether a leaf is a number or an array of numbers or keys, not of strings or objects."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_
     return isinstance(leaf, (jax.Array, bool, int, float, complex))
 
 
-def all_arrays(tree: Any) -> bool:
+def all_arrays(tree: PyTree) -> bool:
     """Whether all leaves are :func:`is_array`."""
     return all(is_array(leaf) for leaf in jax.tree.leaves(tree))
 
 
-def map_inexact(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+def map_inexact(f: Callable[..., Any], tree: PyTree, *rest: Any) -> PyTree:
     """``jax.tree.map`` over the inexact leaves of ``tree``; other leaves stay as they are.
 
     ``None`` counts as a leaf, so that a tree with holes (``equinox.filter``) lines up with one
@@ -53,7 +55,7 @@ def map_inexact(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     )
 
 
-def inexact_leaves(tree: Any) -> list[chex.Array]:
+def inexact_leaves(tree: PyTree) -> list[chex.Array]:
     """The floating-point and complex leaves of a tree."""
     return [leaf for leaf in jax.tree.leaves(tree) if is_inexact(leaf)]
 
@@ -81,23 +83,23 @@ def sum_scalars(terms: Sequence[jax.Array], dtype: Any) -> jax.Array:
     return functools.reduce(jnp.add, terms, jnp.zeros((), dtype))
 
 
-def promote(a: Any, b: Any) -> np.dtype:
+def promote(a: PyTree, b: PyTree) -> np.dtype:
     """The narrowest dtype for both; NumPy's rule, which JAX's strict promotion leaves alone."""
     a, b = np.dtype(a), np.dtype(b)
     return a if a == b else np.promote_types(np.promote_types(a, np.float32), b)
 
 
-def compute_dtype(leaf: Any) -> np.dtype:
+def compute_dtype(leaf: Leaf) -> np.dtype:
     """float32 or wider: what arithmetic on a leaf is carried out in."""
     return promote(jnp.result_type(leaf), np.float32)
 
 
-def widen(leaf: Any) -> jax.Array:
+def widen(leaf: Leaf) -> jax.Array:
     """The leaf in its compute dtype."""
     return jnp.asarray(leaf).astype(compute_dtype(leaf))
 
 
-def cast_like(value: jax.Array, leaf: Any) -> jax.Array:
+def cast_like(value: jax.Array, leaf: Leaf) -> jax.Array:
     """``value`` with the dtype and the weak type of ``leaf``."""
     leaf = jnp.asarray(leaf)
     value = value.astype(leaf.dtype)
@@ -105,7 +107,7 @@ def cast_like(value: jax.Array, leaf: Any) -> jax.Array:
     return leaf.at[...].set(value) if leaf.weak_type else value
 
 
-def cast_if_range_allows(value: jax.Array, leaf: Any) -> jax.Array:
+def cast_if_range_allows(value: jax.Array, leaf: Leaf) -> jax.Array:
     """``value`` as :func:`cast_like`, but not in a dtype of narrower range (float16).
 
     For what is on its way to ε: a difference of gradients may leave the range that both keep.
@@ -114,56 +116,56 @@ def cast_if_range_allows(value: jax.Array, leaf: Any) -> jax.Array:
     return value if narrow else cast_like(value, leaf)
 
 
-def zeros_like(leaf: Any) -> Any:
+def zeros_like(leaf: Leaf) -> Leaf:
     """Zeros of the leaf's shape and dtype; a ``float0`` leaf is its own zero."""
     if getattr(leaf, "dtype", None) == jax.dtypes.float0:
         return np.zeros(leaf.shape, jax.dtypes.float0)
     return jnp.zeros_like(leaf)
 
 
-def inexact_zeros(tree: Any, dtype: Any | None = None) -> Any:
+def inexact_zeros(tree: PyTree, dtype: Any | None = None) -> PyTree:
     """Zeros for the inexact leaves, in ``dtype`` or each leaf's own; ``None`` for the others."""
     return jax.tree.map(
         lambda leaf: jnp.zeros_like(leaf, dtype=dtype) if is_inexact(leaf) else None, tree
     )
 
 
-def cast_state_like(new: Any, old: Any) -> Any:
+def cast_state_like(new: Leaf, old: Leaf) -> Leaf:
     """A leaf of a new state in the dtype of the old one."""
     if is_inexact(new) and is_inexact(old) and jnp.result_type(new) != jnp.result_type(old):
         return cast_like(jnp.asarray(new), old)
     return new
 
 
-def as_dtype_of(leaf: Any, other: Any) -> jax.Array:
+def as_dtype_of(leaf: Leaf, other: Any) -> jax.Array:
     """The leaf in the dtype of another."""
     return jnp.asarray(leaf).astype(other.dtype)
 
 
-def same_dtypes(a: Any, b: Any) -> bool:
+def same_dtypes(a: PyTree, b: PyTree) -> bool:
     """Whether the inexact leaves of two trees have the same dtypes, in order."""
     dtypes = [[jnp.result_type(leaf) for leaf in inexact_leaves(tree)] for tree in (a, b)]
     return dtypes[0] == dtypes[1]
 
 
-def as_perturbed(params: Any, dtype: Any) -> Any:
+def as_perturbed(params: PyTree, dtype: Any) -> PyTree:
     """The params in the dtype that ``add`` gives perturbed params."""
 
-    def cast(p: Any) -> jax.Array:
+    def cast(p: Leaf) -> jax.Array:
         p = jnp.asarray(p)
         return p.astype(promote(dtype, p.dtype) if jnp.iscomplexobj(p) else dtype)
 
     return map_inexact(cast, params)
 
 
-def add(params: Any, eps: Any, dtype: Any | None = None) -> Any:
+def add(params: PyTree, eps: Any, dtype: Any | None = None) -> PyTree:
     """``params + eps`` leaf by leaf, in the dtype of the params (or in ``dtype``).
 
     Leaves of ``params`` that are not inexact, or that ``eps`` has nothing for, are returned
     as they are.
     """
 
-    def add_leaf(e: Any, p: Any) -> Any:
+    def add_leaf(e: Leaf, p: Leaf) -> Leaf:
         if not (is_inexact(e) and is_inexact(p)):
             return p
         p = jnp.asarray(p)
@@ -175,29 +177,29 @@ def add(params: Any, eps: Any, dtype: Any | None = None) -> Any:
     return jax.tree.map(add_leaf, eps, params, is_leaf=is_none)
 
 
-def inexact_only(tree: Any) -> Any:
+def inexact_only(tree: PyTree) -> PyTree:
     """The tree with ``None`` in place of leaves that are not inexact."""
     return jax.tree.map(lambda leaf: leaf if is_inexact(leaf) else None, tree)
 
 
-def merge(inexact: Any, tree: Any) -> Any:
+def merge(inexact: PyTree, tree: PyTree) -> PyTree:
     """The leaves of ``inexact``, and of ``tree`` where that has ``None``."""
     return jax.tree.map(lambda a, b: b if a is None else a, inexact, tree, is_leaf=is_none)
 
 
-def cast_tree_like(tree: Any, inexact: Any) -> Any:
+def cast_tree_like(tree: PyTree, inexact: PyTree) -> PyTree:
     """``tree`` in the structure and dtypes of ``inexact``, whose leaves stay where it has none."""
 
-    def cast(old: Any, new: Any) -> Any:
+    def cast(old: Leaf, new: Leaf) -> Leaf:
         return cast_like(new, old) if is_inexact(new) and old is not None else old
 
     return jax.tree.map(cast, inexact, tree, is_leaf=is_none)
 
 
-def displacement(grads: Any, params: Any, point: Any) -> Any:
+def displacement(grads: PyTree, params: PyTree, point: PyTree) -> PyTree:
     """``point − params`` where there is a gradient, else ``None``."""
 
-    def subtract(g: Any, p: Any, q: Any) -> jax.Array | None:
+    def subtract(g: Leaf, p: Leaf, q: Leaf) -> jax.Array | None:
         if not (is_inexact(g) and is_inexact(p)):
             return None
         return jnp.asarray(q) - jnp.asarray(p)

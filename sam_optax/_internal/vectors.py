@@ -16,6 +16,7 @@ from jax import lax
 
 from sam_optax._internal import trees
 from sam_optax._internal.devices import AxisName, is_replicated
+from sam_optax._internal.types import Leaf, PyTree
 
 # A power of two, so that scaling by it is exact; it brings any float32 to where squares are safe.
 _RESCUE = 2.0**96
@@ -121,13 +122,13 @@ def l2_norm(
     return Norm(scale, root(lax.cond(trusted, lambda: squares, rescued)))
 
 
-def squares_overflow(tree: Any) -> bool:
+def squares_overflow(tree: PyTree) -> bool:
     """Whether a leaf's dtype is narrow but has a range like float32's (bfloat16)."""
     infos = [jnp.finfo(jnp.result_type(leaf)) for leaf in trees.inexact_leaves(tree)]
     return any(info.bits < 32 and info.maxexp > 64 for info in infos)
 
 
-def norm(tree: Any, axis_name: AxisName | None = None, like: Any = None) -> jax.Array:
+def norm(tree: PyTree, axis_name: AxisName | None = None, like: PyTree = None) -> jax.Array:
     """‖·‖₂.
 
     ``like`` is what a tree of wide leaves was computed from, whose range its values have.
@@ -151,7 +152,7 @@ def max_norm(leaves: Sequence[jax.Array], axis_name: AxisName | None = None) -> 
     return largest if axis_name is None else lax.pmax(largest, axis_name)
 
 
-def p_norm(tree: Any, p: float) -> jax.Array:
+def p_norm(tree: PyTree, p: float) -> jax.Array:
     """‖·‖_p, for 1 ≤ p ≤ ∞."""
     if p == 2:
         return norm(tree)
@@ -165,10 +166,10 @@ def p_norm(tree: Any, p: float) -> jax.Array:
     return largest * total(powers, largest.dtype) ** (1 / p)
 
 
-def inner(a: Any, b: Any, axis_name: AxisName | None = None, scale: Any = 1.0) -> jax.Array:
+def inner(a: PyTree, b: PyTree, axis_name: AxisName | None = None, scale: Any = 1.0) -> jax.Array:
     """Re⟨s a, s b⟩, where neither tree has a hole; ``scale`` s guards the range."""
 
-    def product(x: Any, y: Any) -> jax.Array:
+    def product(x: Leaf, y: Leaf) -> jax.Array:
         x, y = _scaled(x, scale), _scaled(y, scale)
         return jnp.real(jnp.conj(y) * x)
 
@@ -176,16 +177,16 @@ def inner(a: Any, b: Any, axis_name: AxisName | None = None, scale: Any = 1.0) -
     return total(terms, accumulator_dtype(trees.inexact_leaves(b)), axis_name)
 
 
-def _scaled(x: Any, scale: Any) -> jax.Array:
+def _scaled(x: Leaf, scale: Any) -> jax.Array:
     wide = trees.widen(x)
     return wide if isinstance(scale, float) else wide * _as(scale, wide)
 
 
-def _as(factor: chex.Numeric, like: Any) -> jax.Array:
+def _as(factor: chex.Numeric, like: PyTree) -> jax.Array:
     return jnp.asarray(factor).astype(trees.compute_dtype(like))
 
 
-def coefficient(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
+def coefficient(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> jax.Array:
     """⟨a, b⟩/‖b‖², which makes ``coefficient * b`` the projection of a on b; 0 for b = 0."""
     scale: Any = 1.0
     if squares_overflow(b):
@@ -195,10 +196,10 @@ def coefficient(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
     return inner(a, b, axis_name, scale) / jnp.where(square > 0, square, 1)
 
 
-def combine(a: Any, b: Any, c: chex.Numeric) -> Any:
+def combine(a: PyTree, b: PyTree, c: chex.Numeric) -> PyTree:
     """``a + c b``, in float32 or wider; leaves of ``a`` that are not inexact stay."""
 
-    def leaf(x: Any, y: Any) -> jax.Array:
+    def leaf(x: Leaf, y: Leaf) -> jax.Array:
         if y is None:
             return trees.widen(x)
         wide = trees.widen(x)
@@ -207,7 +208,7 @@ def combine(a: Any, b: Any, c: chex.Numeric) -> Any:
     return trees.map_inexact(leaf, a, b)
 
 
-def reject(a: Any, b: Any, axis_name: AxisName | None = None) -> tuple[Any, jax.Array]:
+def reject(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> tuple[Any, jax.Array]:
     """The part of ``a`` that is orthogonal to ``b``, in float32 or wider, and its norm.
 
     Both are 0 where the part is as small as the rounding of ``a``: what is left then is
@@ -221,25 +222,25 @@ def reject(a: Any, b: Any, axis_name: AxisName | None = None) -> tuple[Any, jax.
     return rest, jnp.where(kept, length, jnp.zeros_like(length))
 
 
-def widened(tree: Any) -> Any:
+def widened(tree: PyTree) -> PyTree:
     """The inexact leaves in their compute dtype, ``None`` for others."""
     return trees.inexact_only(trees.map_inexact(trees.widen, tree))
 
 
-def scale(tree: Any, factor: chex.Numeric) -> Any:
+def scale(tree: PyTree, factor: chex.Numeric) -> PyTree:
     """The inexact leaves times a number, in their compute dtype."""
     return jax.tree.map(
         lambda x: x * jnp.asarray(factor).astype(jnp.finfo(x.dtype).dtype), widened(tree)
     )
 
 
-def unit(tree: Any) -> Any:
+def unit(tree: PyTree) -> PyTree:
     """The tree divided by its norm; zeros stay zeros."""
     length = norm(tree)
     return scale(tree, 1 / jnp.where(length > 0, length, 1))
 
 
-def add(a: Any, b: Any) -> Any:
+def add(a: PyTree, b: PyTree) -> PyTree:
     """The sum of the inexact leaves of two trees, in their compute dtype."""
     return jax.tree.map(jnp.add, widened(a), widened(b))
 
@@ -252,7 +253,7 @@ class Angle(NamedTuple):
     cosine: jax.Array
 
 
-def angle(a: Any, b: Any, axis_name: AxisName | None = None) -> Angle:
+def angle(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> Angle:
     """‖a‖, ‖b‖ and ⟨a, b⟩/(‖a‖ ‖b‖)."""
     norm_a, norm_b = norm(a, axis_name), norm(b, axis_name)
     length_a, length_b = (jnp.where(x > 0, x, 1) for x in (norm_a, norm_b))
@@ -263,12 +264,12 @@ def angle(a: Any, b: Any, axis_name: AxisName | None = None) -> Angle:
     return Angle(norm_a, norm_b, jnp.clip(value, -1, 1))
 
 
-def cosine_or_zero(a: Any, b: Any, axis_name: AxisName | None = None) -> jax.Array:
+def cosine_or_zero(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> jax.Array:
     """⟨a, b⟩/(‖a‖ ‖b‖), 0 if either is zero."""
     return angle(a, b, axis_name).cosine
 
 
-def cosine(a: Any, b: Any) -> jax.Array:
+def cosine(a: PyTree, b: PyTree) -> jax.Array:
     """The cosine of the angle between two trees, in [−1, 1]; NaN if either is zero."""
     lengths = jnp.minimum(norm(a), norm(b))
     return jnp.where(lengths > 0, cosine_or_zero(unit(a), unit(b)), jnp.nan)

@@ -22,6 +22,7 @@ from sam_optax._internal.leaf_roles import (
     unit_norm,
 )
 from sam_optax._internal.steepest_ascent import check_p, steepest_ascent
+from sam_optax._internal.types import Leaf
 from sam_optax._perturbations.perturbation import Perturbation
 
 
@@ -144,7 +145,7 @@ def asam(
         biases = resolve_biases(params, bias_mask)
         filters = unit_axes(params, filter_axis, min_ndim=CONVOLUTION_NDIM, stack_axes=stack_axes)
 
-        def normalization_operator(w: Any, is_bias: bool, units: Units) -> Any:
+        def normalization_operator(w: Leaf, is_bias: bool, units: Units) -> Leaf:
             magnitude = jnp.abs(trees.widen(w))
             if is_bias:
                 return jnp.ones((), magnitude.dtype)

@@ -12,6 +12,7 @@ from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import tree_checks, trees
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.steepest_ascent import steepest_ascent
+from sam_optax._internal.types import Leaf
 from sam_optax._perturbations.perturbation import Perturbation
 
 
@@ -81,7 +82,7 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
         eta_t = hp.evaluate(eta, step)
         grads = updates if ascent_grads is None else ascent_grads
 
-        def normalization_operator(x: Any) -> jax.Array:
+        def normalization_operator(x: Leaf) -> jax.Array:
             """(1 + η f)^(−1/2)."""
             if fisher is not None:
                 f = trees.widen(x)

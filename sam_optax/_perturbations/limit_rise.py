@@ -22,7 +22,7 @@ class LimitRiseState(NamedTuple):
     """
 
     inner_state: optax.OptState
-    schedule: Any
+    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparameter) -> Perturbation:

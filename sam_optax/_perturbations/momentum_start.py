@@ -24,7 +24,7 @@ class MomentumStartState(NamedTuple):
 
     ema: optax.Updates
     inner_state: optax.OptState
-    schedule: Any
+    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def momentum_start(

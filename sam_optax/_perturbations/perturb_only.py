@@ -7,6 +7,7 @@ import optax
 
 from sam_optax._internal import trees
 from sam_optax._internal.leaf_roles import BiasMask, expand_mask
+from sam_optax._internal.types import Leaf, PyTree
 from sam_optax._perturbations.perturbation import TREE_EXTRAS, Perturbation, as_perturbation
 
 
@@ -40,10 +41,10 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
     """
     inner = as_perturbation(perturbation)
 
-    def split(tree: Any, params: optax.Params) -> Any:
+    def split(tree: PyTree, params: optax.Params) -> PyTree:
         """The chosen leaves; a gradient may have ``None`` in place of a leaf or of a subtree."""
 
-        def pick(leaf: Any, chosen: Any) -> Any:
+        def pick(leaf: Leaf, chosen: PyTree) -> PyTree:
             return leaf if leaf is None or chosen else optax.MaskedNode()
 
         chosen = expand_mask("mask", mask, params)
@@ -55,7 +56,7 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
             for name, value in extra.items()
         }
 
-    def merge(chosen: Any, full: Any) -> Any:
+    def merge(chosen: PyTree, full: PyTree) -> PyTree:
         """The chosen leaves from ``chosen``, the others from ``full``."""
         return jax.tree.map(
             lambda c, f: f if isinstance(c, optax.MaskedNode) else c,

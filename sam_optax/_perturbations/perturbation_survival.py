@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import trees, vectors
+from sam_optax._internal.types import Leaf
 from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
 from sam_optax._perturbations.stochastic_rounding import round_to
 
@@ -79,7 +80,7 @@ def perturbation_survival(
     eps, _ = method.update(wide_grads, state, params, **extra)
     point, _ = perturbed_params(method, params, grads, state, perturb_dtype, extra)
 
-    def moved(e: Any, p: Any, q: Any) -> jax.Array:
+    def moved(e: Leaf, p: Leaf, q: Leaf) -> jax.Array:
         w, perturbed = (_as_computed(x, compute_dtype) for x in (p, q))
         dtype = trees.compute_dtype(e)
         return perturbed.astype(dtype) - w.astype(dtype)
@@ -93,7 +94,7 @@ def perturbation_survival(
     return PerturbationSurvival(along, length)
 
 
-def _as_computed(leaf: Any, compute_dtype: Any | None) -> jax.Array:
+def _as_computed(leaf: Leaf, compute_dtype: Any | None) -> jax.Array:
     """The leaf rounded to its dtype and to ``compute_dtype``, whatever the compiler would keep."""
     leaf = jnp.asarray(leaf)
     if jnp.iscomplexobj(leaf):

@@ -9,6 +9,7 @@ import optax
 
 from sam_optax._internal import generator, noise, trees
 from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.types import Leaf
 from sam_optax._perturbations.perturbation import Perturbation
 
 
@@ -22,7 +23,7 @@ class RandomMaskState(NamedTuple):
     """
 
     key: chex.Array
-    schedule: Any
+    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def random_mask(
@@ -88,7 +89,7 @@ def random_mask(
         words = noise.fold_in(state.key, draw_index)
         bits = noise.bits_tree(words, updates, whole_leaves)
 
-        def keep(e: Any, b: jax.Array) -> jax.Array:
+        def keep(e: Leaf, b: jax.Array) -> jax.Array:
             wide, u = trees.widen(e), generator.uniform(b)
             scaled = wide / share.astype(wide.dtype)
             return trees.cast_like(jnp.where(u < share, scaled, jnp.zeros_like(scaled)), e)

@@ -18,6 +18,7 @@ from sam_optax._internal.kernel_noise import (
     kernel_noise,
 )
 from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, check_stack_axes
+from sam_optax._internal.types import Leaf
 from sam_optax._internal.weighting import Weighting, check_weighting, of_terms
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
@@ -34,7 +35,7 @@ class RandomStartState(NamedTuple):
 
     key: chex.Array
     inner_state: optax.OptState
-    schedule: Any
+    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def random_start(
@@ -204,7 +205,7 @@ def random_start_cast(
         )
         delta = kernel_noise(params, squares, words, gamma_t, draw)
 
-        def direction(g: Any, d: jax.Array) -> jax.Array:
+        def direction(g: Leaf, d: jax.Array) -> jax.Array:
             wide = trees.widen(g)
             d = vectors.times(d.astype(wide.dtype), *factors.noise)
             return cast(d + vectors.times(wide, *factors.gradient), g)

@@ -10,6 +10,7 @@ import optax
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
+from sam_optax._internal.types import Leaf
 from sam_optax._perturbations.perturbation import Perturbation
 
 EmaStart = Literal["first_gradient", "zero", "bias_corrected"]
@@ -29,7 +30,7 @@ class FullGradientState(NamedTuple):
 
     count: chex.Array
     ema: optax.Updates
-    schedule: Any
+    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def remove_full_gradient(
@@ -133,7 +134,7 @@ def remove_cast(
             decay = jnp.asarray(decay).astype(wide)
             gain = (1 - decay) / (1 - decay ** count.astype(wide))
 
-        def residual(g: Any, m: jax.Array) -> jax.Array:
+        def residual(g: Leaf, m: jax.Array) -> jax.Array:
             wide = trees.widen(g)
             share = jnp.asarray(sigma_t).astype(wide.dtype)
             return wide - share * jnp.asarray(m).astype(wide.dtype)

@@ -8,6 +8,7 @@ import optax
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
+from sam_optax._internal.types import Leaf
 from sam_optax._perturbations.perturbation import Perturbation
 
 
@@ -22,7 +23,7 @@ class SmoothGradientState(NamedTuple):
     """
 
     ema: optax.Updates
-    schedule: Any
+    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
@@ -84,7 +85,7 @@ def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
 def average(ema: optax.Updates, grads: optax.Updates, theta: Any) -> optax.Updates:
     """(1 − θ) m + θ g in the dtypes of m; where the gradient has nothing, the old average."""
 
-    def leaf(m: Any, g: Any) -> Any:
+    def leaf(m: Leaf, g: Leaf) -> Leaf:
         if m is None or not trees.is_inexact(g):
             return m
         wide = trees.widen(m)

@@ -10,6 +10,7 @@ import optax
 from sam_optax._internal import control_flow, devices, largest_elements, noise, tree_checks, trees
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
+from sam_optax._internal.types import Leaf, PyTree
 from sam_optax._perturbations.perturbation import Perturbation
 
 _FISHER = "It is the mean over examples of squared gradients."
@@ -31,7 +32,7 @@ class SparsifyState(NamedTuple):
     count: chex.Array
     mask: Any
     key: chex.Array
-    schedule: Any
+    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def sparsify(
@@ -101,7 +102,7 @@ def sparsify(
     if choice not in ("fisher", "dynamic"):
         raise ValueError(f"choice must be 'fisher' or 'dynamic', got {choice!r}.")
 
-    def kept(tree: Any) -> int:
+    def kept(tree: PyTree) -> int:
         """Number of elements in the mask, at least one."""
         n = largest_elements.size(tree)
         return min(n, max(1, round((1 - float(sparsity)) * n)))
@@ -141,7 +142,7 @@ def sparsify(
         grads = updates if ascent_grads is None else ascent_grads
         given = choice == "fisher" and fisher is not None
 
-        def score(m: Any, leaf: Any) -> jax.Array | None:
+        def score(m: Leaf, leaf: Leaf) -> jax.Array | None:
             if m is None:
                 return None
             x = jnp.zeros(m.shape) if leaf is None else jnp.abs(trees.widen(leaf))

@@ -14,7 +14,7 @@ from sam_optax._internal import states
 
 
 class _Marked(NamedTuple):
-    state: Any
+    state: optax.OptState
 
 
 class StartState(_Marked):

@@ -9,6 +9,7 @@ import optax
 from jax import lax
 
 from sam_optax._internal import noise, trees
+from sam_optax._internal.types import Leaf
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
 
@@ -93,7 +94,7 @@ def stochastic_rounding(
         leaves, structure = jax.tree.flatten(params, is_leaf=trees.is_none)
         keys = jax.tree.unflatten(structure, list(jax.random.split(now, max(len(leaves), 1))))
 
-        def round_leaf(e: Any, w: Any, leaf_key: Any) -> Any:
+        def round_leaf(e: Leaf, w: Leaf, leaf_key: Any) -> Leaf:
             w = jnp.asarray(w)
             if jnp.iscomplexobj(w) or not trees.is_inexact(w) or jnp.finfo(w.dtype).bits >= 32:
                 return e

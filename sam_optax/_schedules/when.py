@@ -42,7 +42,7 @@ def init_when(when: When | None) -> Any:
     return when.init() if isinstance(when, RandomWhen) else optax.EmptyState()
 
 
-def decide(when: When | None, training_step: chex.Array, state: Any) -> chex.Numeric:
+def decide(when: When | None, training_step: chex.Array, state: optax.OptState) -> chex.Numeric:
     """Whether a training step perturbs: True for all without a ``when``."""
     if when is None:
         return True

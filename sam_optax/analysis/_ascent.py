@@ -12,6 +12,7 @@ from jax import lax
 
 import sam_optax
 from sam_optax._internal import noise, trees, vectors
+from sam_optax._internal.types import Leaf, PyTree
 from sam_optax.analysis._loss import Loss
 from sam_optax.analysis._random import normal_like
 
@@ -34,7 +35,7 @@ class Ascent(NamedTuple):
 class _Point(NamedTuple):
     """Where an ascent is: u with ε = T u, loss and gradient there, length of the next step."""
 
-    u: Any
+    u: Leaf
     loss: jax.Array
     grad: Any
     length: jax.Array
@@ -63,15 +64,15 @@ def maximize(
     )
     method = sam_optax.sam(1.0, p=p)
 
-    def scaled(u: Any) -> Any:
+    def scaled(u: Leaf) -> Leaf:
         return (
             u if scaling is None else jax.tree.map(lambda x, t: x * t.astype(x.dtype), u, scaling)
         )
 
-    def point(u: Any) -> Any:
+    def point(u: Leaf) -> Leaf:
         return trees.add(params, scaled(u))
 
-    def evaluate(u: Any) -> tuple[jax.Array, Any]:
+    def evaluate(u: Leaf) -> tuple[jax.Array, Any]:
         value, grads = loss.value_and_grad(point(u))
         return value, scaled(jax.tree.map(trees.widen, grads))
 
@@ -81,7 +82,7 @@ def maximize(
         moved = jax.tree.map(lambda x, d: x + length.astype(x.dtype) * d, at.u, direction)
         return project(moved, rho, p)
 
-    def select(better: jax.Array, new: Any, old: Any) -> Any:
+    def select(better: jax.Array, new: Leaf, old: Leaf) -> Leaf:
         return jax.tree.map(lambda a, b: jnp.where(better, a, b), new, old)
 
     def step(carry: tuple[_Point, Any], i: jax.Array) -> tuple[tuple[_Point, Any], jax.Array]:
@@ -126,7 +127,7 @@ def _loss_like(loss: Loss, params: optax.Params) -> jax.Array:
     return jnp.zeros((), shape.dtype)
 
 
-def project(tree: Any, rho: chex.Numeric, p: float) -> Any:
+def project(tree: PyTree, rho: chex.Numeric, p: float) -> PyTree:
     """A point of the ball ‖·‖_p ≤ ρ: the tree itself if it is inside.
 
     For p = 2 and p = ∞ it is the nearest point (rescaled, clipped). For other p the tree is

@@ -10,6 +10,7 @@ from jax import lax
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
+from sam_optax._internal.types import Leaf, PyTree
 from sam_optax.analysis._loss import Loss, scalar
 
 
@@ -86,7 +87,7 @@ class DatasetLoss(Loss):
         total = _leading("examples", examples)
         full = total // batch_size
 
-        def stack(leaf: Any) -> Any:
+        def stack(leaf: Leaf) -> Leaf:
             return leaf[: full * batch_size].reshape(full, batch_size, *leaf.shape[1:])
 
         rest = jax.tree.map(lambda leaf: leaf[full * batch_size :], examples)
@@ -113,10 +114,10 @@ class DatasetLoss(Loss):
     def mean(self, f: Callable[[Callable[[Any], jax.Array]], Any]) -> Any:
         """See :class:`Loss`."""
 
-        def term(batch: Any) -> Any:
+        def term(batch: PyTree) -> PyTree:
             return f(lambda params: scalar(self.loss_fn(params, batch)))
 
-        def add(total: Any, batch: Any, weight: Any) -> Any:
+        def add(total: Any, batch: PyTree, weight: Any) -> PyTree:
             def add_leaf(t: jax.Array, x: jax.Array) -> jax.Array:
                 return t + jnp.asarray(weight).astype(t.dtype) * jnp.asarray(x).astype(t.dtype)
 
@@ -141,7 +142,7 @@ class DatasetLoss(Loss):
     def each(self, f: Callable[["DatasetLoss"], Any]) -> tuple[Any, jax.Array]:
         """``f`` of each batch's own loss, stacked, one after the other; and the weights."""
 
-        def of(batch: Any) -> Any:
+        def of(batch: PyTree) -> PyTree:
             return f(DatasetLoss(self.loss_fn, None, remainder=batch))
 
         stacks = []
@@ -168,11 +169,11 @@ class DatasetLoss(Loss):
         return self
 
 
-def _as_array(leaf: Any) -> Any:
+def _as_array(leaf: Leaf) -> Leaf:
     return leaf if isinstance(leaf, (np.ndarray, jax.Array)) else jnp.asarray(leaf)
 
 
-def _leading(name: str, tree: Any) -> int:
+def _leading(name: str, tree: PyTree) -> int:
     """The common size of all leading axes; 0 for a tree without leaves."""
     leaves = jax.tree.leaves(tree)
     if any(not jnp.ndim(leaf) for leaf in leaves):

@@ -15,6 +15,7 @@ from sam_optax._internal.leaf_roles import (
     unit_axes,
     unit_norm,
 )
+from sam_optax._internal.types import Leaf
 from sam_optax._internal.vectors import unit, widened
 from sam_optax.analysis._loss import LossLike, as_loss
 from sam_optax.analysis._random import first_words, normal_like
@@ -73,7 +74,7 @@ def filter_normalized(
     check_stack_axes(stack_axes)
     wide = widened(params)
 
-    def normalize(w: Any, d: Any, units: Units) -> Any:
+    def normalize(w: Leaf, d: Any, units: Units) -> Leaf:
         if w is None:
             return None
         if w.ndim - units.stacked < 2 and vectors == "zero":

@@ -14,6 +14,7 @@ from matfree import decomp
 from scipy.linalg import eigh_tridiagonal
 
 from sam_optax._internal import trees, vectors
+from sam_optax._internal.types import Leaf
 from sam_optax.analysis._loss import Loss
 
 NOT_FINITE = "the Hessian is not finite: check the loss at these params."
@@ -61,7 +62,7 @@ def flatten(params: optax.Params) -> tuple[jax.Array, Callable[[jax.Array], Any]
     return flat, unflatten
 
 
-def _explicit_sharding(leaf: Any) -> NamedSharding | None:
+def _explicit_sharding(leaf: Leaf) -> NamedSharding | None:
     """The sharding of an array whose type has one."""
     if not isinstance(leaf, jax.Array) or not hasattr(jax, "typeof"):
         return None

@@ -1,10 +1,9 @@
 """Keys and random directions, which are sharded as the params are."""
 
-from typing import Any
-
 import jax
 
 from sam_optax._internal import noise, trees
+from sam_optax._internal.types import PyTree
 
 
 def first_words(key: noise.Key | None) -> jax.Array:
@@ -15,7 +14,7 @@ def first_words(key: noise.Key | None) -> jax.Array:
     return noise.first_key(key)
 
 
-def normal_like(words: jax.Array, tree: Any) -> Any:
+def normal_like(words: jax.Array, tree: PyTree) -> PyTree:
     """Standard normal noise for the inexact leaves of a tree, in their compute dtype."""
     draw = noise.normal_tree(words, tree, 1.0)
     return trees.map_inexact(lambda x, z: z.astype(trees.compute_dtype(x)), tree, draw)

@@ -1,7 +1,5 @@
 """How far a perturbation raises the loss."""
 
-from typing import Any
-
 import jax
 import optax
 
@@ -13,7 +11,7 @@ def loss_rise(
     loss: LossLike,
     params: optax.Params,
     perturbation: optax.GradientTransformation,
-    state: Any | None = None,
+    state: optax.OptState | None = None,
 ) -> jax.Array:
     r"""How far a perturbation raises the loss: L(w + ε) − L(w).
 

@@ -13,6 +13,7 @@ from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
 from sam_optax._internal.leaf_roles import AxisOverride, BiasMask, Normalization, StackAxes
 from sam_optax._internal.steepest_ascent import check_p
+from sam_optax._internal.types import PyTree
 from sam_optax.analysis._ascent import Ascent, maximize
 from sam_optax.analysis._dataset import DatasetLoss
 from sam_optax.analysis._loss import LossLike, as_loss
@@ -241,6 +242,6 @@ def _measure(
 
 
 @functools.partial(jax.jit, static_argnames=("p", "steps", "restarts"))
-def _maximize_each(loss: DatasetLoss, *args: Any, **chosen: Any) -> tuple[Ascent, jax.Array]:
+def _maximize_each(loss: DatasetLoss, *args: Any, **chosen: PyTree) -> tuple[Ascent, jax.Array]:
     """:func:`maximize` of each batch's own loss, without ε, and the weights."""
     return loss.each(lambda group: maximize(group, *args, **chosen)._replace(eps=None))

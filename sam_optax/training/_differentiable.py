@@ -1,12 +1,12 @@
 """A clear word on trees that cannot be differentiated."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
+from sam_optax._internal.types import Leaf, PyTree
 
-def require_differentiable(params: Any, remedy: str) -> None:
+
+def require_differentiable(params: PyTree, remedy: str) -> None:
     """Raises for integer, Boolean and key leaves, and for leaves that are no arrays.
 
     Args:
@@ -25,7 +25,7 @@ def require_differentiable(params: Any, remedy: str) -> None:
             )
 
 
-def _is_differentiable(leaf: Any) -> bool:
+def _is_differentiable(leaf: Leaf) -> bool:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         return isinstance(leaf, (float, complex))

@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 
 from sam_optax._internal import slips
+from sam_optax._internal.types import Leaf, PyTree
 from sam_optax.training._differentiable import require_differentiable
 
 _FILTER = (
@@ -103,10 +104,10 @@ def nnx_grad_fn(
     # The arrays as they are now: a Variable here may be the model's own and change with it.
     rest_leaves, rest_structure = jax.tree.flatten(rest)
 
-    def grad_fn(params: Any) -> Any:
+    def grad_fn(params: PyTree) -> PyTree:
         require_differentiable(params, _FILTER)
 
-        def loss(params: Any) -> Any:
+        def loss(params: PyTree) -> PyTree:
             copy, *copies = nnx.merge(
                 graphdef,
                 jax.tree.unflatten(params_structure, jax.tree.leaves(params)),
@@ -131,7 +132,7 @@ def nnx_grad_fn(
     return grad_fn
 
 
-def _is_object(leaf: Any) -> bool:
+def _is_object(leaf: Leaf) -> bool:
     """Whether an argument has a state of its own: a module, an ``nnx.Rngs``, a Variable."""
     return isinstance(leaf, nnx.Variable) or nnx.graph.is_graph_node(leaf)
 

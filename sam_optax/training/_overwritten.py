@@ -5,25 +5,27 @@ from typing import Any
 
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
+from sam_optax._internal.types import PyTree
 
-def has_overwritten(tree: Any) -> bool:
+
+def has_overwritten(tree: PyTree) -> bool:
     """Whether params or gradient hold such a collection."""
     return isinstance(tree, Mapping) and OVERWRITE_WITH_GRADIENT in tree
 
 
-def optimized(tree: Any) -> Any:
+def optimized(tree: PyTree) -> PyTree:
     """The part of params or gradient that is the optimizer's."""
     return tree["params"] if has_overwritten(tree) else tree
 
 
-def with_optimized(tree: Any, params: Any) -> Any:
+def with_optimized(tree: PyTree, params: PyTree) -> PyTree:
     """``tree`` with ``params`` as the optimizer's part."""
     if not has_overwritten(tree):
         return params
     return {"params": params, OVERWRITE_WITH_GRADIENT: tree[OVERWRITE_WITH_GRADIENT]}
 
 
-def of_optimized(grad_fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
+def of_optimized(grad_fn: Callable[..., Any], tree: PyTree) -> Callable[..., Any]:
     """``grad_fn`` as a function of the optimizer's part of the params ``tree`` alone."""
     if not has_overwritten(tree):
         return grad_fn

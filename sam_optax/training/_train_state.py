@@ -11,6 +11,7 @@ from flax.training import train_state
 from sam_optax import SharpnessAwareState, StartState, pop_first_pass
 from sam_optax._internal import slips
 from sam_optax._internal.control_flow import trace_once
+from sam_optax._internal.types import PyTree
 from sam_optax.training._differentiable import require_differentiable
 from sam_optax.training._overwritten import (
     has_overwritten,
@@ -94,7 +95,7 @@ class TrainState(train_state.TrainState):
         cls,
         *,
         apply_fn: Any,
-        params: Any,
+        params: PyTree,
         tx: optax.GradientTransformation,
         **kwargs: Any,
     ) -> Self:
@@ -115,7 +116,7 @@ class TrainState(train_state.TrainState):
     def apply_gradients(
         self,
         *,
-        grads: Any,
+        grads: PyTree,
         grad_fn: Callable[..., Any] | None = None,
         extra_args: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -243,7 +244,7 @@ class TrainState(train_state.TrainState):
     ) -> tuple[Self, tuple[Any, Any]]:
         """The step whose first pass is the optimizer's."""
 
-        def value_and_grad_fn(params: Any, *group: Any) -> Any:
+        def value_and_grad_fn(params: PyTree, *group: Any) -> PyTree:
             (loss, aux), grads = value_and_grad(with_optimized(self.params, params), *group)
             overwritten = {**grads, "params": None} if has_overwritten(grads) else None
             if group and overwritten is not None:
@@ -288,5 +289,5 @@ def _makes_first_pass(opt_state: optax.OptState) -> bool:
     )
 
 
-def _nodes(tree: Any, kind: type | tuple[type, ...]) -> list[Any]:
+def _nodes(tree: PyTree, kind: type | tuple[type, ...]) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))

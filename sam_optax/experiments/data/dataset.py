@@ -93,7 +93,7 @@ def load(
     digest = hashlib.sha256()
     for array in contents:
         digest.update(f"{array.dtype} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return Dataset(spec, train, test, classes, mean, std, digest.hexdigest(), notes)
 
 

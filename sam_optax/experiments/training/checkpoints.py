@@ -193,7 +193,7 @@ def _sha256(*parts: Any) -> str:
     """The digest of bytes or arrays: the files themselves do not tell every flipped bit."""
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part))
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
     return digest.hexdigest()
 
 
