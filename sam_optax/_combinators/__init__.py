@@ -1,1 +1,1 @@
-"""What evaluates gradients and drives a base optimizer with them."""
+"""Functions that combine a perturbation and a base optimizer into one optax optimizer."""

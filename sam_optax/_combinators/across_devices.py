@@ -1,4 +1,4 @@
-"""Data-parallel devices: whose gradients are averaged, and who perturbs by which gradient."""
+"""Data-parallel devices: which gradients are averaged, and which one each device perturbs by."""
 
 import dataclasses
 from typing import Any
@@ -27,7 +27,7 @@ class Devices:
         return None if self.sync_perturbation else self.axis_name
 
     def evaluations(self, loss: Evaluations) -> Evaluations:
-        """Each device's own gradients; those of the ascent averaged, if all perturb alike."""
+        """Per-device gradients; ascent gradients are averaged if all devices share one ε."""
 
         def own(evaluate: Evaluation) -> Evaluation:
             return lambda params, *group: evaluate(devices.local(params, self.axis_name), *group)
@@ -40,14 +40,14 @@ class Devices:
         )
 
     def synchronized(self, grads: optax.Updates) -> optax.Updates:
-        """The gradient that devices perturb by."""
+        """The ascent gradient that each device perturbs by."""
         return devices.pmean(grads, self.axis_name) if self.sync_perturbation else grads
 
     def _synchronized(self, found: Pass) -> Pass:
         return found._replace(grads=self.synchronized(found.grads))
 
     def perturbed(self, perturbed: Perturbed) -> Perturbed:
-        """``perturbed`` on every device from its own copy of params and state, states averaged."""
+        """``perturbed`` per device, with local params and state; the new states are averaged."""
 
         def on_devices(
             loss: Evaluations,
@@ -64,8 +64,8 @@ class Devices:
                 devices.local(params, self.own_axis),
                 {**{name: axis for name, axis in own.items() if axis is not None}, **extra},
             )
-            # Averaging what is not integer keeps the state the same on all devices: the moving
-            # average of F-SAM, being linear in the gradient, then sees the mean gradient.
+            # Averaging the non-integer leaves keeps the state equal on all devices. The moving
+            # average of F-SAM is linear in the gradient, so it then sees the mean gradient.
             return found._replace(
                 perturbation_state=devices.pmean(found.perturbation_state, self.own_axis),
                 climb=devices.pmean(found.climb, self.axis_name),

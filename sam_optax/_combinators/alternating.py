@@ -17,7 +17,7 @@ from sam_optax._internal.types import PyTree
 from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
 from sam_optax._schedules.when import When, check_when, decide, init_when
 
-# What the gradient of the next call is; the last two do not always occur.
+# Which gradient the next call takes; the last two do not always occur.
 _ASCENT, _SHARP, _PLAIN, _UNUSED = range(4)
 
 
@@ -27,11 +27,11 @@ class AlternatingState(NamedTuple):
     Attributes:
       step: int32 scalar, the number of training steps taken (not of calls).
       skipped: int32 scalar, the number of steps skipped by ``skip_nonfinite``, not in ``step``.
-      phase: int32 scalar, what the next call's gradient is. 0: the ascent gradient; 1: the sharp
-        gradient, at the perturbed params; 2: the gradient of a step that does not perturb;
-        3: of no use, as the params have yet to move to the first random start.
-      params: the unperturbed params w, exactly; ``None`` in place of leaves that are not inexact.
-      ascent_grads: with ``keep_ascent_grads``, the last ascent gradient, in the structure and
+      phase: int32 scalar, which gradient the next call takes. 0: the ascent gradient; 1: the sharp
+        gradient, at the perturbed params; 2: the gradient of a step that does not perturb; 3: a
+        gradient that is ignored, because the params have yet to move to the first random start.
+      params: an exact copy of the unperturbed params w, with ``None`` in place of non-float leaves.
+      ascent_grads: with ``keep_ascent_grads``, the last ascent gradient, with the structure and
         dtypes of w, else ``optax.EmptyState``.
       perturbation_state: state of the perturbation.
       other_perturbation_state: with ``skip_nonfinite``, in phase 1 the perturbation's state before
@@ -59,60 +59,62 @@ def alternating(
     skip_nonfinite: bool = False,
     keep_ascent_grads: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r""":func:`sharpness_aware` for a training loop that cannot pass ``grad_fn``.
+    r"""SAM for training loops that cannot pass ``grad_fn``: two ordinary calls per training step.
 
-    Each call of ``update(grads, state, params)`` takes one gradient, at the params that the last
-    call has led to, and two calls are one training step:
+    It is :func:`sharpness_aware` with the plain optax signature. Each call of ``update(grads,
+    state, params)`` takes the gradient at the params that the previous call produced, and two calls
+    are one training step:
 
     .. math::
         w \;\to\; w + \varepsilon \;\to\; w + \mathrm{base\_tx}(\nabla L(w + \varepsilon)).
 
-    Between the two the params are not w: evaluate, save and finish with :func:`eval_params`. With
-    a random start, the second call leads on to the next start, and the very first call, whose
-    gradient is at w and of no use, to the first.
+    Between the two calls the params are perturbed: use :func:`eval_params` to evaluate, to save and
+    at the end of training. With a random start, the second call moves the params to the next start.
+    The very first call moves them to the first start and ignores its gradient, which is at w.
 
     A perturbation that takes its only gradient at its start (:func:`momentum_start`,
     :func:`low_pass`) takes one call per step, and one more at the beginning.
 
-    Two calls with gradients on one batch are one step of ``sharpness_aware``, to the bit where the
-    moves are exact. The loop *adds* an update to the params, and no update takes a floating-point
-    number to every other: where a move halves or doubles an element or changes its sign, the
-    element may end (machine epsilon) × (length of the move) away from where it should. Such errors
-    do not add up: w is kept in the state, and each call aims from wherever the params are.
+    Two calls with gradients on one batch are one step of ``sharpness_aware``, bit for bit where the
+    moves are exact. The loop *adds* an update to the params, and floating-point addition cannot
+    reach every number from every other: where a move halves or doubles an element or changes its
+    sign, the element may end up (machine epsilon) × (length of the move) away from its target. Such
+    errors do not accumulate: w is kept in the state, and each update is computed from the current
+    params.
 
     In the training loop:
 
-    * Give every batch to two calls in turn (the first batch to three, with a random start; the
-      batch of a step that does not perturb to one). Another batch for the sharp gradient is
-      another algorithm. BatchNorm statistics, if the loop keeps them, see both passes.
-    * Nothing may change the updates behind this transformation: they are moves. Weight decay and
-      clipping belong inside ``base_tx``, where they act on w and on the sharp gradient; so do
-      ``schedule_free``, ``mechanize`` and ``lookahead``, which rewrite the updates of what they
-      wrap, and whose change here would go unnoticed.
+    * Use every batch for two consecutive calls (the first batch for three with a random start, the
+      batch of a step that does not perturb for one). A different batch for the sharp gradient would
+      be a different algorithm. BatchNorm statistics, if the loop keeps them, see both passes.
+    * Nothing may change the updates after this transformation, because they move the params between
+      two points. Weight decay and clipping belong inside ``base_tx``, where they act on w and on
+      the sharp gradient. So do ``schedule_free``, ``mechanize`` and ``lookahead``, which rewrite
+      the updates of the transformation they wrap; outside, their changes would go unnoticed.
     * ``optax.MultiSteps(alternating(...), k)`` averages both gradients over ``k`` microbatches.
-    * Schedules in ``base_tx`` and ``perturbation`` and ``when`` count training steps; what is
-      outside, such as ``optax.inject_hyperparams``, counts calls.
+    * ``when`` and the schedules in ``base_tx`` and ``perturbation`` count training steps. Wrappers
+      outside, such as ``optax.inject_hyperparams``, count calls.
 
     Args:
       base_tx: the base optimizer, any optax transformation.
       perturbation: maps the ascent gradient to ε, as in :func:`sharpness_aware`.
       when: as in :func:`sharpness_aware`. A step that does not perturb takes one call.
-      skip_nonfinite: whether a step whose perturbed params or sharp gradient are not finite is
-        dropped: the params go back to w, and all state except ``state.skipped`` to what it was
-        before the step. Costs a second state of the perturbation.
-      keep_ascent_grads: whether ``base_tx`` receives ``ascent_grads``, as from
-        ``sharpness_aware``. Costs a copy of the gradient.
+      skip_nonfinite: whether to drop a step whose perturbed params or sharp gradient are not
+        finite: the params return to w, and all state except ``state.skipped`` is restored to its
+        value before the step. Costs a second copy of the perturbation's state.
+      keep_ascent_grads: whether ``base_tx`` receives ``ascent_grads``, as it does from
+        ``sharpness_aware``. Costs one copy of the gradient.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with an :class:`AlternatingState`, which holds a
       copy of the params and the states of its parts. Updates have the dtypes of the params;
-      leaves that are not inexact stay. Further keyword arguments of a call go to the
-      perturbation or to ``base_tx``, whichever it is for.
+      non-float leaves do not change. Further keyword arguments of a call go to the perturbation or
+      to ``base_tx``, whichever asks for them.
 
     Raises:
-      TypeError: an argument is not a gradient transformation, or of the wrong kind.
+      TypeError: an argument is not a gradient transformation, or has the wrong type.
       ValueError: the perturbation averages over several samples; in ``update``, ``params`` or
-        ``grads`` is missing; in ``init``, a wrapper has cut a random start off.
+        ``grads`` is missing; in ``init``, a wrapper has removed a random start.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax
@@ -131,7 +133,7 @@ def alternating(
     method = as_perturbation(perturbation)
     if method.samples > 1:
         raise ValueError(
-            "alternating takes one gradient per call, and the perturbation averages over "
+            "alternating takes one gradient per call, but the perturbation averages over "
             f"{method.samples} samples: use samples=1."
         )
     check_when(when)
@@ -139,7 +141,7 @@ def alternating(
     def first_point(
         w: optax.Params, perturbation_state: optax.OptState, when_state: Any, step: chex.Array
     ) -> tuple[optax.Params, chex.Array]:
-        """Where a training step takes its first gradient, and what that gradient is."""
+        """Where a training step takes its first gradient, and the phase of that gradient."""
 
         def start() -> optax.Params:
             return method.start_fn(w, perturbation_state, training_step=step)
@@ -229,7 +231,8 @@ def alternating(
                 phase=phase,
                 params=trees.inexact_only(new_w),
                 perturbation_state=perturbation_state,
-                # Gradients wider than the params would widen it, and a branch must not.
+                # Gradients wider than the params would widen the state, but branches must agree in
+                # dtype.
                 base_state=jax.tree.map(trees.cast_state_like, base_state, state.base_state),
             )
             return to(point, new_state)
@@ -244,7 +247,7 @@ def alternating(
             )
 
         def sharp() -> Any:
-            # The two states of the perturbation change places, so that no buffer is in both.
+            # The two states of the perturbation are swapped, so that they never share a buffer.
             undone = state._replace(
                 perturbation_state=state.other_perturbation_state,
                 other_perturbation_state=state.perturbation_state,
@@ -270,7 +273,7 @@ def alternating(
             moves, new_state = lax.switch(state.phase, branches)
         else:
             moves, new_state = branches[int(state.phase)]()
-        # What does not move stays out of the branches, which not every kind of leaf can leave.
+        # Non-float leaves stay out of the branches, which cannot return every kind of leaf.
         return trees.merge(moves, jax.tree.map(trees.zeros_like, updates)), new_state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -17,10 +17,10 @@ Perturbed = Callable[..., Gradients]
 def over_parts(
     perturbed: Perturbed, groups: int | None, samples: int, axis_name: devices.AxisName | None
 ) -> Perturbed:
-    """``perturbed`` for every sample of every group, one after the other, averaged.
+    """The average of ``perturbed`` over all samples of all groups, evaluated sequentially.
 
-    Each part is told apart by the extra argument ``draw_index``, and so are the devices of
-    ``axis_name``, if they perturb differently.
+    The extra argument ``draw_index`` distinguishes the parts, and also the devices of ``axis_name``
+    if they perturb differently.
     """
     parts = (groups or 1) * samples
 

@@ -1,7 +1,7 @@
-"""The same dtypes from steps that perturb and steps that do not, which are branches of one program.
+"""Equal dtypes for steps that perturb and steps that do not: the branches of one ``lax.cond``.
 
-A caller's gradient may be wider or narrower than what ``grad_fn`` returns, and so may that of
-another ``ascent_grad_fn`` or at perturbed params of another dtype.
+The caller's gradient may be wider or narrower than the result of ``grad_fn``. So may the gradient
+from a separate ``ascent_grad_fn``, or at perturbed params of another dtype.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def in_dtypes_of_sharp(
     groups: int | None,
 ) -> optax.Updates:
     """The gradient of a step that does not perturb, in the dtypes of the sharp gradient."""
-    # Outside of jit no branches have to agree, and asking would trace at every step.
+    # Outside of jit the branches need not agree, and checking would trace at every step.
     known = perturb_dtype is not None or not control_flow.is_traced(params, grads)
     if known and trees.same_dtypes(grads, params):
         return grads
@@ -42,14 +42,14 @@ def in_dtypes_of_plain_step(
     at_params: bool,
     ascent_given: bool,
 ) -> tuple[optax.Updates, optax.Updates]:
-    """Both gradients of a step that perturbs, as a step would have them that does not.
+    """Both gradients of a step that perturbs, in the dtypes of a step that does not.
 
     Args:
       ascent: g.
       sharp: g_s.
       params: the params w.
       perturb_dtype: see :func:`sharpness_aware`.
-      at_params: whether g was taken at w itself, in the dtypes of w.
+      at_params: whether g was evaluated at w itself, in the dtypes of w.
       ascent_given: whether g comes from an ``ascent_grad_fn``.
     """
     if perturb_dtype is not None:

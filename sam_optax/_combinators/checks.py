@@ -1,4 +1,4 @@
-"""What the combinators and their steps need, in clear words where it is missing."""
+"""Argument checks of the combinators and their steps, with errors that name the remedy."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def check_options(
         check_integer("groups", groups, lower=1)
     if norm_axis_name is not None and method.has_start:
         raise ValueError(
-            f"norm_axis_name={norm_axis_name!r} does not go with a random start, whose noise is "
+            f"norm_axis_name={norm_axis_name!r} cannot be used with a random start, whose noise is "
             "scaled by the norms of whole kernels. Shard the params under jit instead."
         )
     if sync_perturbation and axis_name is None:
@@ -43,7 +43,7 @@ def check_options(
 
 
 def check_params(params: optax.Params) -> None:
-    """Raises for a tree that is not all of the params, or not that of the model."""
+    """Raises for params that are incomplete or that do not belong to the model."""
     _refuse_lookahead("sharpness_aware", params)
     tree_checks.require_arrays(params)
 
@@ -53,7 +53,7 @@ def check_copied(params: optax.Params) -> None:
     _refuse_lookahead("alternating", params)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
         raise TypeError(
-            "alternating keeps a copy of the params, and got shapes in their place: for the "
+            "alternating keeps a copy of the params, but got shapes instead of arrays: for the "
             "state's shapes call jax.eval_shape(tx.init, params)."
         )
     tree_checks.require_arrays(params)
@@ -62,23 +62,23 @@ def check_copied(params: optax.Params) -> None:
 def _refuse_lookahead(name: str, params: optax.Params) -> None:
     if isinstance(params, optax.LookaheadParams):
         raise TypeError(
-            f"{name} got optax.LookaheadParams, of which the gradient covers the fast ones only: "
-            "optax.lookahead neither goes inside it nor around it. Train the fast params, and "
-            "move the slow ones in the training loop."
+            f"{name} got optax.LookaheadParams, but the gradient covers the fast params only: "
+            "optax.lookahead works neither inside nor around it. Train the fast params, and "
+            "update the slow ones in the training loop."
         )
 
 
 def check_grads(grads: optax.Updates, params: optax.Params) -> None:
-    """Raises unless the caller's ``grads`` are a gradient, in the form of the params."""
+    """Raises unless ``grads`` is a gradient with the structure of the params."""
     slips.check_gradient("grads", grads, params)
     tree_checks.require_gradient("grads", grads, params)
 
 
 def check_state(state: optax.OptState, expected: type) -> None:
-    """Raises for the state of another method, or of no method."""
+    """Raises for another method's state, and for a state that still holds a first pass."""
     if isinstance(state, FirstPassState):
         raise ValueError(
-            "the state still holds the last step's first pass: take it out with "
+            "the state still holds the first pass of the last step: take it out with "
             "state, (loss, aux) = sam_optax.pop_first_pass(state)."
         )
     states.require("state", state, expected)
@@ -87,14 +87,14 @@ def check_state(state: optax.OptState, expected: type) -> None:
 def check_functions(
     method: Perturbation, updates: Any, value_and_grad_fn: Any, ascent_grad_fn: Any
 ) -> None:
-    """Raises for gradient functions that do not go with the perturbation or the gradient given."""
+    """Raises for gradient functions that do not match the perturbation or the given gradient."""
     if value_and_grad_fn is not None and updates is not None and not method.has_start:
         raise ValueError(
-            "value_and_grad_fn is for grads=None: where the gradient at the params is given, its "
-            "caller has the loss too. Pass grads and grad_fn."
+            "value_and_grad_fn requires grads=None: if you have the gradient at the params, you "
+            "have the loss too. Pass grads and grad_fn."
         )
     if ascent_grad_fn is not None and method.single_pass:
         raise ValueError(
-            "ascent_grad_fn does not go with a perturbation that takes its only gradient at its "
+            "ascent_grad_fn cannot be used with a perturbation that takes its only gradient at its "
             "start (momentum_start, low_pass): leave it out."
         )

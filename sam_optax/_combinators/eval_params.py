@@ -9,22 +9,21 @@ from sam_optax._combinators.alternating import AlternatingState
 
 
 def eval_params(params: optax.Params, state: optax.OptState) -> optax.Params:
-    """The unperturbed params, exactly, whatever :func:`alternating` has done to ``params``.
+    """Returns the exact unperturbed params of a training run with :func:`alternating`.
 
     Args:
-      params: the params of the training loop, in the structure that the optimizer was initialized
-        with. For NNX ``nnx.state(model, wrt)``.
+      params: the params of the training loop, with the structure that the optimizer was initialized
+        with; for NNX ``nnx.state(model, wrt)``.
       state: state of :func:`alternating`, or of an optimizer that contains it: in ``optax.chain``,
-        ``optax.masked``, once for each label of ``optax.partition``. For NNX
-        ``optimizer.opt_state``.
+        ``optax.masked``, or once per label of ``optax.partition``; for NNX ``optimizer.opt_state``.
 
     Returns:
-      w, what the model has learnt, in the structure of ``params``. Leaves that no ``alternating``
-      moves (not inexact, masked out, another label's optimizer) are those of ``params``.
+      The trained params w, with the structure of ``params``. Leaves that no ``alternating`` updates
+      (non-float, masked out, or of another label's optimizer) are returned from ``params``.
 
     Raises:
-      ValueError: ``state`` does not hold an :class:`AlternatingState`, holds two of the same leaf,
-        or is the state of other params.
+      ValueError: ``state`` does not contain an :class:`AlternatingState`, contains two for the same
+        leaf, or belongs to other params.
 
     Example:
       >>> import jax.numpy as jnp, optax, sam_optax
@@ -35,8 +34,8 @@ def eval_params(params: optax.Params, state: optax.OptState) -> optax.Params:
       >>> print(params, sam_optax.eval_params(params, state))
       4.0 3.0
     """
-    # Leaves are found by their paths: a state may hold a part of them (None or a MaskedNode in
-    # place of the others), and NNX holds each in a Variable of another type than the model's.
+    # Leaves are matched by path: a state may hold some of them only (with None or a MaskedNode for
+    # the others), and NNX holds each in a Variable of another type than the model's.
     held: dict[Any, Any] = {}
     for found in alternating_states(state):
         for path, leaf in jax.tree_util.tree_leaves_with_path(found.params):

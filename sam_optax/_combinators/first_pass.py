@@ -1,4 +1,4 @@
-"""Loss and auxiliary output of a step's first pass, on their way through the optimizer's state."""
+"""Returns the loss and auxiliary output of a step's first pass through the optimizer's state."""
 
 from typing import Any, NamedTuple
 
@@ -9,8 +9,8 @@ import optax
 class FirstPassState(NamedTuple):
     """What ``update(..., value_and_grad_fn=...)`` returns as state; see :func:`pop_first_pass`.
 
-    Do not carry this state to the next step: take out of it the state of
-    :func:`sharpness_aware`, which has the structure that ``init`` gave it.
+    Do not carry this state to the next step: call :func:`pop_first_pass` first, which restores the
+    structure that ``init`` returns.
 
     Attributes:
       state: :class:`~sam_optax.SharpnessAwareState`.
@@ -22,17 +22,17 @@ class FirstPassState(NamedTuple):
 
 
 def pop_first_pass(opt_state: optax.OptState) -> tuple[optax.OptState, tuple[Any, Any]]:
-    """Takes the loss and the auxiliary output of the first pass out of the new state.
+    """Separates the loss and auxiliary output of the first pass from the new optimizer state.
 
     Args:
-      opt_state: what ``update(..., value_and_grad_fn=...)`` returned, also from inside
+      opt_state: the state that ``update(..., value_and_grad_fn=...)`` returned; it may be nested in
         ``optax.chain`` and other wrappers.
 
     Returns:
-      ``(opt_state, (loss, aux))``, the state with the structure that ``init`` gave it.
+      ``(opt_state, (loss, aux))``; the state has the structure that ``init`` returns.
 
     Raises:
-      ValueError: the state does not hold exactly one first pass.
+      ValueError: the state does not contain exactly one first pass.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax

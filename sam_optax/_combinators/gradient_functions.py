@@ -1,4 +1,4 @@
-"""What a caller may pass to evaluate gradients with, brought to one form."""
+"""The caller's gradient and loss functions, brought to one form."""
 
 import contextlib
 import inspect
@@ -21,7 +21,7 @@ class Pass(NamedTuple):
     """One evaluation of the gradient.
 
     Attributes:
-      value: ``(loss, aux)``, or ``None`` where they are not asked for.
+      value: ``(loss, aux)``, or ``None`` if not requested.
       grads: the gradient.
     """
 
@@ -38,8 +38,8 @@ class Evaluations(NamedTuple):
 
     Attributes:
       sharp: the gradient on the step's batch, which drives the base optimizer.
-      ascent: the one that leads the ascent; the same function unless the caller gave another.
-      ascent_given: whether the caller gave another.
+      ascent: the ascent gradient; the same function unless the caller passed ``ascent_grad_fn``.
+      ascent_given: whether the caller passed ``ascent_grad_fn``.
     """
 
     sharp: Evaluation
@@ -55,18 +55,18 @@ def evaluations(
     extra: Mapping[str, Any],
     once: bool,
 ) -> Evaluations:
-    """The caller's functions in one form, each traced once in a step.
+    """The caller's functions in one form, each traced once per step.
 
     Args:
       params: the params of the step.
       grad_fn: see :func:`sharpness_aware`.
       value_and_grad_fn: see :func:`sharpness_aware`.
       ascent_grad_fn: see :func:`sharpness_aware`.
-      extra: the other arguments of the step, among which a loss may be.
-      once: whether each is called only once: then it is called directly, and not jitted.
+      extra: the other arguments of the step, which may include a loss.
+      once: whether each is called only once; it is then called directly and not jitted.
 
     Raises:
-      ValueError: there is no gradient function, or more than one.
+      ValueError: no gradient function was passed, or more than one.
     """
     if grad_fn is not None and value_and_grad_fn is not None:
         raise ValueError("pass grad_fn or value_and_grad_fn, not both.")
@@ -86,7 +86,7 @@ def evaluations(
 
 
 def _explaining_masks(evaluate: Evaluation, params: optax.Params) -> Evaluation:
-    """The evaluation, which says why a loss of the whole model fails on a part of the params."""
+    """The evaluation, with an error that explains why the loss fails on a part of the params."""
 
     def is_masked(node: Any) -> bool:
         return isinstance(node, optax.MaskedNode)
@@ -114,10 +114,10 @@ def _missing(grad_fn: Any) -> Any:
     raise ValueError(
         "sharpness_aware needs a gradient function: call update(grads, state, params, "
         "grad_fn=grad_fn), where grad_fn(params) returns the gradient on this step's batch, "
-        "such as jax.grad(lambda p: loss(p, batch)). A training loop, or a wrapper, that passes no "
-        "keyword arguments on and leaves the updates as they are can use sam_optax.alternating, "
-        "and Flax's TrainState has a counterpart in "
-        f"sam_optax.training. Got grad_fn={grad_fn!r}."
+        "such as jax.grad(lambda p: loss(p, batch)). In a training loop or a wrapper that passes "
+        "no keyword arguments on and does not change the updates, use sam_optax.alternating; in "
+        "place of Flax's TrainState, use sam_optax.training.TrainState. "
+        f"Got grad_fn={grad_fn!r}."
     )
 
 
@@ -150,13 +150,13 @@ def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
             raise TypeError(
                 "value_and_grad_fn must return ((loss, aux), grads), as jax.value_and_grad("
                 f"loss_fn, has_aux=True) does, got {jax.tree.structure(value)} in place of "
-                "(loss, aux). Return None as aux where there is nothing to hand on."
+                "(loss, aux). Return None as aux if you have none."
             )
         for path, leaf in jax.tree_util.tree_leaves_with_path(value[1]) if group else []:
             if not trees.is_inexact(leaf):
                 raise TypeError(
-                    "aux must be of floating-point numbers with groups, since it is averaged over "
-                    f"them; the leaf {jax.tree_util.keystr(path) or 'aux'} is "
+                    "aux must consist of floating-point numbers with groups, since it is averaged "
+                    f"over them; the leaf {jax.tree_util.keystr(path) or 'aux'} is "
                     f"{getattr(leaf, 'dtype', type(leaf).__name__)}. Return a mean over the "
                     "group's examples in place of a count, and leave other leaves out."
                 )
@@ -167,20 +167,20 @@ def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
 
 @contextlib.contextmanager
 def _hint_at_flatten(params: optax.Params) -> Iterator[None]:
-    """Adds to an error what else may be wrong, where the params are one vector."""
+    """Adds a hint about ``optax.flatten`` to an error if the params are one vector."""
     try:
         yield
     except Exception as error:
         if jax.tree_util.all_leaves([params]) and jax.numpy.ndim(params) == 1:
             error.add_note(
-                "sharpness_aware handed over params that are one vector. If optax.flatten is "
+                "sharpness_aware received params that are one vector. If optax.flatten is "
                 "around it, put it inside: sharpness_aware(optax.flatten(base_tx), perturbation)."
             )
         raise
 
 
 def _gradient_of_loss(extra: Mapping[str, Any]) -> GradFn | None:
-    """The gradient of the loss that a loop passes for line searches or for its own use.
+    """The gradient of the loss that a training loop passes as ``value_fn`` or ``obj_fn``.
 
     ``value_fn`` is optax's name for it, ``obj_fn`` Levanter's. As in optax, further arguments of
     the loss are taken from the keyword arguments of ``update``.
@@ -193,7 +193,7 @@ def _gradient_of_loss(extra: Mapping[str, Any]) -> GradFn | None:
 
     def grad_fn(params: optax.Params) -> optax.Updates:
         grads = jax.grad(lambda p: loss_fn(p, **given), allow_int=True)(params)
-        # Of complex params, the gradient that optax descends along is the conjugate of JAX's.
+        # For complex params, optax descends along the conjugate of JAX's gradient.
         return trees.map_inexact(lambda g: g.conj() if jax.numpy.iscomplexobj(g) else g, grads)
 
     return grad_fn

@@ -1,4 +1,4 @@
-"""LookSAM: what SAM adds to the gradient, computed every k steps and reused in between."""
+"""LookSAM: SAM's correction of the gradient, computed every k steps and reused in between."""
 
 import optax
 
@@ -15,7 +15,7 @@ def looksam(
     k: int = hp.static_default(5),
     alpha: hp.Hyperparameter = 0.7,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""LookSAM: SAM at every k-th step, and what it adds reused in between.
+    r"""LookSAM: runs SAM at every k-th step and reuses its correction of the gradient in between.
 
     .. math::
         g_t = \begin{cases}
@@ -23,10 +23,10 @@ def looksam(
             g + \alpha\, \|g\|\, g_v/\|g_v\| & \text{else,}
         \end{cases}
 
-    where g = ∇L(w) and g_v is g_s without its part along g. A step costs 1 + 1/k gradients on
-    average and one copy of the gradient in memory. It is short for
-    ``sharpness_aware(optax.chain(reuse_orthogonal(alpha), base_tx), sam(rho), when=every(k))``:
-    write that out for another perturbation or for further options.
+    where g = ∇L(w) and g_v is the component of g_s orthogonal to g. A step costs 1 + 1/k gradients
+    on average, and the state one copy of the gradient. It is short for
+    ``sharpness_aware(optax.chain(reuse_orthogonal(alpha), base_tx), sam(rho), when=every(k))``: use
+    that composition for another perturbation or for further options.
 
     Args:
       base_tx: the base optimizer, any optax transformation.
@@ -35,7 +35,7 @@ def looksam(
       alpha: see :func:`reuse_orthogonal`.
 
     Returns:
-      What :func:`sharpness_aware` returns, to be used in the same way.
+      The same kind of transformation as :func:`sharpness_aware`, used in the same way.
 
     Raises:
       TypeError: ``base_tx`` is not a gradient transformation.

@@ -1,8 +1,8 @@
 """The gradients of one perturbing step: the algorithm itself.
 
-What surrounds it is elsewhere: devices in ``across_devices``, groups of the batch and
-samples of a start in ``batch_parts``, numbers to watch in ``step_info``, steps that do not perturb
-or are skipped in ``sharpness_aware``.
+Other modules handle the rest of a step: devices in ``across_devices``, groups of the batch and
+samples of a start in ``batch_parts``, diagnostics in ``step_info``, steps that do not perturb or
+are skipped in ``sharpness_aware``.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Gradients(NamedTuple):
       ascent: g, the first ascent gradient.
       sharp: g_s, the gradient at the perturbed params; g in a step that does not perturb.
       perturbation_state: new state of the perturbation.
-      climb: what ``info=True`` asks for, else ``None``.
+      climb: the diagnostics for ``info=True``, else ``None``.
     """
 
     value: tuple[Any, Any] | None
@@ -86,7 +86,7 @@ class PerturbedGradient:
         return Gradients(value, ascent, sharp, new_state, climb)
 
     def evaluates_once(self, given: bool) -> bool:
-        """Whether a step evaluates one gradient, if the one at the params is ``given`` or not."""
+        """Whether a step evaluates only one gradient; ``given``: the one at the params is known."""
         if self.method.single_pass:
             return self.method.samples == 1
         return given and self.ascent_steps == 1 and not self.method.has_start
@@ -94,12 +94,13 @@ class PerturbedGradient:
     def _start(
         self, point: optax.Params, state: optax.OptState, extra: dict[str, Any]
     ) -> optax.Params:
-        """Where the ascent gradient is taken."""
+        """The params at which the ascent gradient is evaluated."""
         if not self.method.has_start:
             return point
         if self.perturb_dtype is not None:
-            point = trees.as_perturbed(point, self.perturb_dtype)  # or rounding takes the start
-        # What is jitted takes arrays, and no functions or names of axes.
+            # Cast first: in a narrow dtype, rounding may lose the start.
+            point = trees.as_perturbed(point, self.perturb_dtype)
+        # Jitted functions take arrays only, not functions or axis names.
         arrays = {name: value for name, value in extra.items() if trees.all_arrays(value)}
         return self.method.start_fn(point, state, **arrays)
 

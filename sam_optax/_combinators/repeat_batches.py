@@ -1,4 +1,4 @@
-"""Batches for loops with :func:`sam_optax.alternating`, each as often as its step takes calls."""
+"""Repeats each batch for the calls that its step with :func:`sam_optax.alternating` takes."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -20,32 +20,32 @@ def repeat_batches(
     *,
     microbatches: int = 1,
 ) -> Iterator[Batch]:
-    """Yields each batch as often as the training step of :func:`alternating` takes calls.
+    """Yields each batch once per call that its training step with :func:`alternating` takes.
 
-    That is twice for most steps, once for a step that does not perturb or that takes a single
-    pass, once more at the beginning with a random start, and once less where ``skip_nonfinite``
-    drops a step at its first gradient. The loop itself stays as it is: one ``update`` for each
-    batch that it is handed.
+    That is twice for most steps, once for a step that does not perturb or that takes a single pass,
+    once more at the beginning with a random start, and once less where ``skip_nonfinite`` drops a
+    step at its first gradient. The loop itself does not change: it calls ``update`` once per batch
+    that it receives.
 
-    The counts are read from the state after every call, which waits for that call to finish. A
-    loop that fetches batches ahead of the state (a prefetching loader) cannot use this: repeat
-    each batch twice there, the very first one three times with a random start.
+    The counts are read from the state after every call, which waits for that call to finish. A loop
+    that prefetches batches cannot use this function: repeat each batch twice there, and the very
+    first one three times with a random start.
 
     Args:
-      batches: the batches, one for each training step.
-      state_fn: returns the optimizer state of the loop as it is now, such as ``lambda: state``,
+      batches: the batches, one per training step.
+      state_fn: returns the current optimizer state of the loop, such as ``lambda: state``,
         ``lambda: train_state.opt_state`` or, for NNX, ``lambda: optimizer.opt_state``.
-      microbatches: the k of ``optax.MultiSteps(alternating(...), k)``: then k batches in a row make
-        a step and are repeated together; what does not fill a step at the end is left out.
-        Default: 1.
+      microbatches: the k of ``optax.MultiSteps(alternating(...), k)``: k consecutive batches then
+        make one step and are repeated together; an incomplete step at the end is dropped. Default:
+        1.
 
     Returns:
       An iterator over the batches with their repetitions.
 
     Raises:
       TypeError: ``state_fn`` is not a function.
-      ValueError: ``microbatches`` < 1; (from the iterator) the state has no ``alternating``, is
-        still that from before the last call, or holds several in different phases.
+      ValueError: ``microbatches`` < 1; (from the iterator) the state has no ``alternating``, was
+        not updated by the last call, or holds several in different phases.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax
@@ -63,7 +63,7 @@ def repeat_batches(
     """
     if not callable(state_fn):
         raise TypeError(
-            "state_fn must be a function that returns the optimizer state as it is now, such as "
+            "state_fn must be a function that returns the current optimizer state, such as "
             f"lambda: state, got {type(state_fn).__name__}."
         )
     check_integer("microbatches", microbatches, lower=1)
@@ -78,8 +78,8 @@ def _repeat(
         for batch in step:
             yield batch
         now = _progress(state_fn(), before)
-        # A call that something outside has dropped (optax.apply_if_finite) leads nowhere: the next
-        # batch has its turn.
+        # A wrapper such as optax.apply_if_finite may drop a call without changing the state: go on
+        # with the next batch.
         while now.step == before.step and now.phase != before.phase:
             before = now
             for batch in step:
@@ -88,12 +88,12 @@ def _repeat(
 
 
 class _Progress:
-    """Where the training is.
+    """The progress of training.
 
     Attributes:
       step: number of steps taken or skipped.
       phase: ``AlternatingState.phase``.
-      buffer: the array that ``phase`` was read from.
+      buffer: the array from which ``phase`` was read.
     """
 
     def __init__(self, state: optax.OptState) -> None:
@@ -113,15 +113,15 @@ def _progress(state: optax.OptState, before: _Progress | None = None) -> _Progre
     now = _Progress(state)
     if before is not None and now.buffer is before.buffer:
         raise ValueError(
-            "state_fn returned the state from before the last call: it must return the optimizer "
-            "state as it is now, as lambda: state does in a loop that rebinds state, and the loop "
+            "state_fn returned the state from before the last call: it must return the current "
+            "optimizer state, as lambda: state does in a loop that rebinds state, and the loop "
             "must call update once for each batch."
         )
     return now
 
 
 def _value(scalar: Any) -> int:
-    """The number in a scalar, which may be held in a Variable or be repeated over devices."""
+    """The value of a scalar, which may be held in a Variable or replicated over devices."""
     (leaf,) = jax.tree.leaves(scalar)
     values = np.unique(np.asarray(leaf))
     if values.size != 1:

@@ -1,4 +1,4 @@
-"""The combinator: any optimizer, driven by the gradient at the perturbed params."""
+"""The main combinator: any base optimizer, driven by the gradient at the perturbed params."""
 
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ def sharpness_aware(
     groups: int | None = None,
     info: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Drives ``base_tx`` with the gradient at the perturbed params.
+    r"""Wraps an optimizer so that it descends along the gradient at the perturbed params.
 
     .. math::
         \varepsilon = \mathrm{perturbation}(\nabla L(w)), \qquad
@@ -84,63 +84,66 @@ def sharpness_aware(
     * ``grad_fn(params) -> grads``: the gradient on this step's batch (same batch, same dropout
       key), differentiated at the params it is given. In its place, ``value_fn`` or ``obj_fn``: the
       loss itself, ``params -> loss``; or ``value_and_grad_fn``: see :func:`pop_first_pass`;
-    * ``grads``: the gradient at ``params`` if you have it, else ``None``. It is the ascent
-      gradient, except of perturbations with a start (:func:`rsam`), which evaluate their own;
-    * ``ascent_grad_fn(params) -> grads``, optional: leads the ascent in place of ``grad_fn`` and
-      ``grads``, in perturbing steps only: the gradient on part of the batch (cheaper, see
-      :func:`part_of_batch`), on another batch or on all data. Loss and aux of
+    * ``grads``: the gradient at ``params`` if you have it, else ``None``. It is used as the ascent
+      gradient, except by perturbations with a start (:func:`rsam`), which evaluate their own;
+    * ``ascent_grad_fn(params) -> grads``, optional: the ascent gradient, in place of ``grad_fn``
+      and ``grads``, in perturbing steps only. For example the gradient on part of the batch
+      (cheaper, see :func:`part_of_batch`), on another batch or on all data. Loss and aux of
       ``value_and_grad_fn`` are then those at the perturbed params;
-    * any further keyword arguments, which reach the perturbation and ``base_tx``.
+    * any further keyword arguments, which are passed to the perturbation and to ``base_tx``.
 
     ``base_tx`` receives the sharp gradient and the unperturbed params, on which its weight decay,
-    momentum and clipping act. (A clip in front of ``sharpness_aware`` changes the ascent gradient
-    only, and does not bound the update.) If it asks for them by name, it also receives the first
-    ascent gradient as ``ascent_grads``, whether the step perturbs as ``perturbed`` (see
+    momentum and clipping act. (Clipping before ``sharpness_aware`` changes the ascent gradient only
+    and does not bound the update.) If it asks for them by name, it also receives the first ascent
+    gradient as ``ascent_grads``, whether the step perturbs as ``perturbed`` (see
     :func:`surrogate_gap`), ``norm_axis_name``, and the loss of ``value_and_grad_fn`` as ``value``.
 
     Args:
       base_tx: the base optimizer, any optax transformation, line searches included.
       perturbation: maps the ascent gradient to ε, which is added to the params: :func:`sam`,
         :func:`asam`, :func:`fsam`, :func:`rsam` or any optax transformation.
-      ascent_steps: number of ascent steps n ≥ 1, each from the point the last one reached, with
-        the full radius; each costs a gradient. ``sync_period=n + 1`` of ``optax.contrib.sam``.
-      when: function of the training step (int32 scalar, from 0) that says whether it perturbs:
+      ascent_steps: number of ascent steps n ≥ 1, each from the point that the last one reached,
+        with the full radius. Each costs one gradient. Corresponds to ``sync_period=n + 1`` of
+        ``optax.contrib.sam``.
+      when: function of the training step (int32 scalar, from 0) that returns whether it perturbs:
         see :func:`every`, :func:`after` and :func:`bernoulli`. On other steps only ``base_tx``
         runs, bit for bit, with one gradient. Default: every step perturbs.
-      skip_nonfinite: whether a step whose ascent gradient (or its norm) or sharp gradient is not
-        finite leaves the params and all state as they were, except ``state.skipped``.
+      skip_nonfinite: whether to skip a step whose ascent gradient (or its norm) or sharp gradient
+        is not finite: the params and all state except ``state.skipped`` then do not change.
       perturb_dtype: dtype of the perturbed params. Default: each leaf's own. ``jnp.float32``
-        keeps ε from being rounded away for low-precision params; ``grad_fn`` then gets float32
+        prevents ε from being rounded away for low-precision params; ``grad_fn`` then gets float32
         params, and ``base_tx`` the gradient in the dtype of the params.
       axis_name: axis (or axes) of data-parallel devices, under ``jax.pmap`` or ``jax.shard_map``;
         not under ``jit`` with sharded arrays. ``grad_fn`` and ``grads`` are then each device's own
         gradient, a mean over its examples; the sharp gradient is averaged over the axis, and the
         state stays the same on all devices.
-      sync_perturbation: with ``axis_name``, whether all devices perturb by the same ε, that of the
-        averaged ascent gradient (one further all-reduce). Default False: each by its own
+      sync_perturbation: with ``axis_name``, whether all devices use the same ε, computed from the
+        averaged ascent gradient (one further all-reduce). Default False: each device uses its own ε
         (m-sharpness, which the SAM paper suggests; the ASAM paper trains with it on ImageNet and
         with PyramidNet only).
       norm_axis_name: axis (or axes) that the params themselves are sharded over inside
         ``jax.shard_map``; not under ``jit``. Norms then span it, so that ‖ε‖ = ρ over the whole
         tree. With ``check_vma=True`` leaves that are replicated over the axis count once; without
-        it all leaves are taken as sharded. Not for random starts and filters, which it may cut.
+        it all leaves are treated as sharded. Not supported for random starts and filter-wise
+        normalization, whose kernels may be split between devices.
       groups: number n of groups of the batch, for m-sharpness on one device. Calls
         ``grad_fn(params, i)``, the gradient on group i (int32 scalar), one group after the other,
         gives each its own ε and averages the sharp gradients; perturbing steps do not use
-        ``grads``. Loss and aux of ``value_and_grad_fn(params, i)`` are means over the groups, and
-        so is state that is not integer.
-      info: whether the state keeps a :class:`StepInfo`, the last step in numbers: norms of both
-        gradients and of ε, their cosine, the share of the start in ε, the rise of the loss.
+        ``grads``. Loss and aux of ``value_and_grad_fn(params, i)`` and the non-integer leaves of
+        the state are averaged over the groups.
+      info: whether the state keeps a :class:`StepInfo` with diagnostics of the last step: norms of
+        both gradients and of ε, the cosine between the gradients, the share of the start in ε, and
+        the rise of the loss.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`SharpnessAwareState`.
 
     Raises:
-      TypeError: an argument is of the wrong kind, such as an ``optax.MultiSteps`` without
+      TypeError: an argument has the wrong type, such as an ``optax.MultiSteps`` without
         ``.gradient_transformation()``; in ``init`` and ``update``, a leaf of the params is not an
         array, the state is another method's, or a function does not return a gradient.
       ValueError: ``ascent_steps`` < 1, or options that exclude each other; in ``init``, a wrapper
-        has cut a start off; in ``update``, ``params`` or the gradient function is missing, or it
+        has removed a start; in ``update``, ``params`` or the gradient function is missing, or it
         fails on the part of the params that ``optax.partition`` or ``masked`` hands over.
 
     Example:
@@ -221,7 +224,7 @@ def sharpness_aware(
         step = state.step + state.skipped
         perturbed = decide(when, step, state.when_state)
 
-        # g is shared where the ascent starts at w and uses grad_fn on the whole batch.
+        # Both branches share g if the ascent starts at w and uses grad_fn on the whole batch.
         leads = not (loss.ascent_given or method.has_start or groups)
         if given:
             check_grads(updates, params)
@@ -258,8 +261,8 @@ def sharpness_aware(
             )
 
         if skip_nonfinite:
-            # The ascent is checked too: the sharp gradient may be finite where g was not. (The norm
-            # of g costs nothing where the perturbation has computed it already.)
+            # The ascent gradient is checked too: the sharp gradient may be finite although g is
+            # not. (The norm of g costs nothing if the perturbation has already computed it.)
             finite = norm_is_finite(g, norm_axis_name) & all_finite(g_s, norm_axis_name)
             if ascent_steps > 1:
                 finite &= all_finite(found.perturbation_state, norm_axis_name)
@@ -274,12 +277,12 @@ def sharpness_aware(
     def base_extra(
         ascent_grads: optax.Updates, perturbed: Any, value: Any, extra: dict[str, Any]
     ) -> dict[str, Any]:
-        """The extra arguments of the base optimizer: the caller's, and what it asks for."""
+        """The extra arguments of the base optimizer: the caller's and those that it asks for."""
         given = {"ascent_grads": ascent_grads, "perturbed": perturbed}
         if norm_axis_name is not None:
             given["norm_axis_name"] = norm_axis_name
         if value is not None and base_takes_value:
-            # Loss and aux are returned as each device's own; the state is the same on all.
+            # Loss and aux stay local to each device, but the state must be equal on all of them.
             given["value"] = devices.mean(value[0])
         return extra_args.for_base(given, extra)
 

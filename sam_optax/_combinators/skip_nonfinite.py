@@ -1,4 +1,4 @@
-"""Dropping a step whose gradients are not finite."""
+"""Skips a step whose gradients are not finite."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from sam_optax._internal.types import PyTree
 
 def all_finite(tree: PyTree, axis_name: AxisName | None = None) -> jax.Array:
     """Whether every element of every inexact leaf is finite, on all devices of the axis."""
-    # NaN is larger than anything.
+    # The maximum is NaN if any element is.
     leaves = [leaf for leaf in trees.largest_first(trees.inexact_leaves(tree)) if jnp.size(leaf)]
     bad = [(~jnp.isfinite(jnp.max(jnp.abs(leaf)))).astype(jnp.int32) for leaf in leaves]
     return devices.all_true(trees.sum_scalars(bad, jnp.int32) == 0, axis_name)
@@ -30,7 +30,7 @@ def unless_nonfinite(
     descend: Callable[[], tuple[optax.Updates, Any]],
     skipped: PyTree,
 ) -> tuple[optax.Updates, Any]:
-    """``descend()``, or no updates and the state ``skipped`` in the dtypes of the new one."""
+    """``descend()``, or zero updates and the state ``skipped`` in the dtypes of the new state."""
     descend = control_flow.trace_once(descend, finite)
 
     def skip() -> tuple[optax.Updates, Any]:
@@ -44,7 +44,7 @@ def unless_nonfinite(
 
 
 def _no_update(shape: Any) -> Any:
-    """An update that leaves every number as it is.
+    """An update that leaves every number unchanged.
 
     −0.0 is the additive identity; adding +0.0 flips the sign of −0.0.
     """

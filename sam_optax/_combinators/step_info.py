@@ -1,4 +1,4 @@
-"""Watching a run: scalars of the last step, kept in the state on request."""
+"""Diagnostics of a run: scalars of the last step, kept in the state on request."""
 
 from typing import Any, NamedTuple
 
@@ -13,21 +13,22 @@ from sam_optax._internal.types import Leaf
 
 
 class StepInfo(NamedTuple):
-    """The last step in numbers: ``state.info`` of ``sharpness_aware(..., info=True)``.
+    """Diagnostics of the last step: ``state.info`` of ``sharpness_aware(..., info=True)``.
 
-    Scalars of float32 (float64 with such params), all 0 before the first step. Under ``axis_name``
-    and with ``groups`` the gradients are the averaged ones, and the other numbers are means.
+    All fields are float32 scalars (float64 for float64 params), 0 before the first step. Under
+    ``axis_name`` and with ``groups``, the gradients are averaged and the other numbers are means.
 
     Attributes:
-      ascent_norm: ‖g‖, of the first ascent gradient.
-      sharp_norm: ‖g_s‖, of the gradient that drove the base optimizer.
+      ascent_norm: ‖g‖, the norm of the first ascent gradient.
+      sharp_norm: ‖g_s‖, the norm of the gradient that drove the base optimizer.
       eps_norm: ‖ε‖, the distance of the perturbed params; 0 in a step that did not perturb.
       cosine: ⟨g, g_s⟩/(‖g‖ ‖g_s‖); 1 in a step that did not perturb, 0 where a gradient is 0.
       start_share: ⟨δ₀, ε⟩/(‖δ₀‖ ‖ε‖), the cosine between ε and the displacement δ₀ of the start:
         near 1, ε is mostly noise. 0 for a perturbation without a start.
-      loss_rise: L(w + ε) − L(w) on the step's batch, in the loss's units, where it is known.
-      loss_known: Boolean, whether the step has evaluated both losses, as one with
-        ``value_and_grad_fn`` does; else ``loss_rise`` is 0.
+      loss_rise: L(w + ε) − L(w) on the step's batch, in units of the loss, if both losses are
+        known.
+      loss_known: Boolean, whether the step evaluated both losses, as steps with
+        ``value_and_grad_fn`` do; otherwise ``loss_rise`` is 0.
     """
 
     ascent_norm: chex.Array
@@ -40,7 +41,7 @@ class StepInfo(NamedTuple):
 
 
 class Climb(NamedTuple):
-    """What is known only while the perturbed params are at hand: see :class:`StepInfo`."""
+    """Diagnostics that need the perturbed params: see :class:`StepInfo`."""
 
     eps_norm: chex.Array
     start_share: chex.Array
@@ -54,7 +55,7 @@ def dtype_of(params: optax.Params) -> Any:
 
 
 def initial(params: optax.Params) -> StepInfo:
-    """Before the first step; a buffer for each number, or donation would give one away twice."""
+    """Before the first step; one buffer per number, as donation must not take a buffer twice."""
     dtype = dtype_of(params)
     numbers = {name: jnp.zeros((), dtype) for name in StepInfo._fields}
     return StepInfo(**{**numbers, "loss_known": jnp.zeros((), bool)})
@@ -74,7 +75,7 @@ def climb(
     losses: tuple[Any, Any] | None,
     axis_name: AxisName | None,
 ) -> Climb:
-    """A step that perturbs: from the params to the point, with both losses if they are known."""
+    """A step that perturbs from ``params`` to ``point``, with both losses if they are known."""
     dtype = dtype_of(params)
 
     def difference(p: Leaf, q: Leaf) -> jax.Array:
@@ -98,7 +99,7 @@ def climb(
 def collect(
     ascent_grads: optax.Updates, grads: optax.Updates, seen: Climb, axis_name: AxisName | None
 ) -> StepInfo:
-    """The step in numbers."""
+    """The diagnostics of the step."""
     dtype = seen.eps_norm.dtype
     angle = vectors.angle(ascent_grads, grads, axis_name)
     return StepInfo(

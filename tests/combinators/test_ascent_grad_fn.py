@@ -193,7 +193,7 @@ def test_devices():
             {"perturbation": sam_optax.momentum_start(sam_optax.sam())},
             ascent,
             ValueError,
-            ["ascent_grad_fn does not go with", "momentum_start"],
+            ["ascent_grad_fn cannot be used with", "momentum_start"],
         ),
     ],
 )

@@ -173,7 +173,7 @@ def test_other_errors():
         sam_optax.sharpness_aware(BASE, method, ascent_steps=3)
     tx = sam_optax.sharpness_aware(BASE, method)
     w = jnp.ones(2)
-    with pytest.raises(ValueError, match=r"ascent_grad_fn does not go with.*low_pass"):
+    with pytest.raises(ValueError, match=r"ascent_grad_fn cannot be used with.*low_pass"):
         tx.update(None, tx.init(w), w, grad_fn=lambda p: p, ascent_grad_fn=lambda p: p)
 
 
