@@ -12,8 +12,10 @@ import pytest
 import sam_optax
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import augmentation, registry
+from sam_optax.experiments.networks.densenet import DenseNet
 from sam_optax.experiments.networks.resnet import Basic, Bottleneck, ResNet
 from sam_optax.experiments.networks.small import CNN, MLP
+from sam_optax.experiments.networks.vgg import VGG
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.networks.wide_resnet import WideResNet
 from sam_optax.training import TrainState
@@ -28,17 +30,25 @@ def _compile_fast():
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-# (classes, image size, params). He et al. print 0.27 M for ResNet-20 and 0.46 M for ResNet-32
-# (table 6), Zagoruyko & Komodakis 11.0 M for WRN-16-8 and 36.5 M for WRN-28-10 (table 4),
-# Dosovitskiy et al. 86 M for ViT-B (table 1). The exact numbers are those of the public
-# implementations.
+# (classes, image size, params). He et al. print 0.27 M for ResNet-20, 0.46 M for ResNet-32 and
+# 0.85 M for ResNet-56 (table 6), Zagoruyko & Komodakis 11.0 M for WRN-16-8 and 36.5 M for WRN-28-10
+# (table 4), Dosovitskiy et al. 86 M for ViT-B (table 1). The exact numbers are those of the public
+# implementations: WRN-28-2 and DenseNet-121 are in the table of github.com/jvlmdr/flax-cifar,
+# ResNeXt29-32x4d in that of github.com/osmr/imgclsmob. NeuralFuse (Sun et al. 2024, table 7) prints
+# VGG16-BN and VGG19-BN without hidden layers in the head; the two here have 512 × 513 params each.
 PUBLISHED = {
     "resnet20": (10, 32, 269_722),
     "resnet32": (10, 32, 464_154),
+    "resnet56": (10, 32, 853_018),
     "resnet18": (10, 32, 11_173_962),
     "resnet50": (10, 32, 23_520_842),
     "resnet50_imagenet": (1000, 224, 25_557_032),
+    "resnext29_32x4d": (10, 32, 4_775_754),
+    "densenet121": (10, 32, 6_956_298),
+    "vgg16_bn": (10, 32, 14_728_266 + 2 * 512 * 513),
+    "vgg19_bn": (10, 32, 20_040_522 + 2 * 512 * 513),
     "wrn16_8": (10, 32, 10_961_370),
+    "wrn28_2": (10, 32, 1_467_610),
     "wrn28_10": (10, 32, 36_479_194),
     "vit_s16": (1000, 224, 22_050_664),
     "vit_b16": (1000, 224, 86_567_656),
@@ -65,6 +75,12 @@ def test_every_network_is_counted():
 TINY = {
     "basic": (partial(ResNet, stages=(1,), width=4), 4),
     "bottleneck": (partial(ResNet, stages=(1,), width=4, block=Bottleneck, stem="imagenet"), 8),
+    "grouped": (
+        partial(ResNet, stages=(1,), width=4, block=partial(Bottleneck, inner=2, groups=2)),
+        4,
+    ),
+    "dense": (partial(DenseNet, blocks=(1, 1), growth=2), 4),
+    "vgg": (partial(VGG, stages=(1, 1), width=4), 4),
     "wide": (partial(WideResNet, depth=10, widen=1), 4),
     "vit": (partial(VisionTransformer, width=8, depth=1, heads=2, patch=4), 8),
     "mlp": (MLP, 4),
@@ -73,7 +89,7 @@ TINY = {
 
 
 # (Basic blocks are trained in the tests of the command.)
-@pytest.mark.parametrize("name", ["bottleneck", "wide", "vit"])
+@pytest.mark.parametrize("name", ["bottleneck", "grouped", "dense", "vgg", "wide", "vit"])
 def test_a_step_lowers_the_loss(name):
     make, size = TINY[name]
     model = make(classes=3)
@@ -126,7 +142,10 @@ def test_a_shortcut_without_params_is_every_other_pixel_and_zero_channels():
 
 
 @pytest.mark.parametrize("shape", [(6,), (32, 32, 1), (32, 16, 5)])
-@pytest.mark.parametrize("name", ["mlp", "cnn", "tiny", "wrn16_8", "vit_s16"])
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", "cnn", "tiny", "resnext29_32x4d", "densenet121", "vgg16_bn", "wrn16_8", "vit_s16"],
+)
 def test_one_logit_per_class_for_examples_of_any_shape(name, shape):
     if len(shape) == 1 and name != "mlp":
         with pytest.raises(UserError, match=f"--model {name}: .*6 features.*use --model mlp"):

@@ -9,8 +9,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.networks.densenet import DenseNet
 from sam_optax.experiments.networks.resnet import Bottleneck, ResNet
 from sam_optax.experiments.networks.small import CNN, MLP
+from sam_optax.experiments.networks.vgg import VGG
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.networks.wide_resnet import WideResNet
 
@@ -25,6 +27,7 @@ class Architecture(NamedTuple):
 
 _cifar = partial(ResNet, width=16, projection=False)
 _resnet50 = partial(ResNet, stages=(3, 4, 6, 3), block=Bottleneck)
+_resnext = partial(Bottleneck, inner=2, groups=32)
 _vit = partial(VisionTransformer, depth=12)
 
 ARCHITECTURES = {
@@ -32,6 +35,7 @@ ARCHITECTURES = {
     "cnn": Architecture(CNN, "two convolutions of 16 and 32 channels"),
     "resnet20": Architecture(partial(_cifar, stages=(3, 3, 3)), "ResNet-20 for 32×32 images"),
     "resnet32": Architecture(partial(_cifar, stages=(5, 5, 5)), "ResNet-32 for 32×32 images"),
+    "resnet56": Architecture(partial(_cifar, stages=(9, 9, 9)), "ResNet-56 for 32×32 images"),
     "resnet18": Architecture(
         partial(ResNet, stages=(2, 2, 2, 2)), "ResNet-18 with the stem for 32×32 images"
     ),
@@ -39,7 +43,14 @@ ARCHITECTURES = {
     "resnet50_imagenet": Architecture(
         partial(_resnet50, stem="imagenet"), "ResNet-50 with ImageNet's stem"
     ),
+    "resnext29_32x4d": Architecture(
+        partial(ResNet, stages=(3, 3, 3), block=_resnext), "ResNeXt29-32x4d for 32×32 images"
+    ),
+    "densenet121": Architecture(DenseNet, "DenseNet-121 with the stem for 32×32 images"),
+    "vgg16_bn": Architecture(partial(VGG, stages=(2, 2, 3, 3, 3)), "VGG16-BN for 32×32 images"),
+    "vgg19_bn": Architecture(partial(VGG, stages=(2, 2, 4, 4, 4)), "VGG19-BN for 32×32 images"),
     "wrn16_8": Architecture(partial(WideResNet, depth=16, widen=8), "WRN-16-8"),
+    "wrn28_2": Architecture(partial(WideResNet, depth=28, widen=2), "WRN-28-2"),
     "wrn28_10": Architecture(partial(WideResNet, depth=28, widen=10), "WRN-28-10"),
     "vit_s16": Architecture(partial(_vit, width=384, heads=6), "ViT-S/16"),
     "vit_b16": Architecture(partial(_vit, width=768, heads=12), "ViT-B/16"),

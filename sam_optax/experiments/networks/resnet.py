@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016, arXiv 1512.03385).
+"""Residual networks (He et al. 2016, arXiv 1512.03385), ResNeXt among them (Xie et al. 2017).
 
 BatchNorm sees the whole batch of a step, or of m-sharpness a whole group: with the batch split over
 devices under ``jit``, its statistics are those of all of them.
@@ -17,14 +17,22 @@ Norm = Callable[..., Callable[[jax.Array], jax.Array]]
 he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
-def conv(channels: int, size: int, stride: int = 1, dtype: Any = jnp.float32) -> nn.Conv:
-    """A convolution without bias that pads (size − 1)/2 zeros on each side."""
+def conv(
+    channels: int,
+    size: int,
+    stride: int = 1,
+    dtype: Any = jnp.float32,
+    groups: int = 1,
+    bias: bool = False,
+) -> nn.Conv:
+    """A convolution that pads (size − 1)/2 zeros on each side."""
     return nn.Conv(
         channels,
         (size, size),
         strides=(stride, stride),
         padding=(size - 1) // 2,
-        use_bias=False,
+        feature_group_count=groups,
+        use_bias=bias,
         dtype=dtype,
         kernel_init=he_normal,
     )
@@ -68,12 +76,19 @@ class Basic(nn.Module):
 
 
 class Bottleneck(Basic):
-    """1×1, 3×3 and 1×1 convolutions, of ResNet-50; the 3×3 one has the stride."""
+    """1×1, 3×3 and 1×1 convolutions, of ResNet-50; the 3×3 one has the stride.
+
+    In ResNeXt it has ``groups``, and ``inner`` times as many channels.
+    """
+
+    inner: int = 1
+    groups: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = nn.relu(self.norm()(conv(self.channels, 1, 1, self.dtype)(x)))
-        y = nn.relu(self.norm()(conv(self.channels, 3, self.stride, self.dtype)(y)))
+        channels = self.inner * self.channels
+        y = nn.relu(self.norm()(conv(channels, 1, 1, self.dtype)(x)))
+        y = nn.relu(self.norm()(conv(channels, 3, self.stride, self.dtype, self.groups)(y)))
         y = self.norm()(conv(4 * self.channels, 1, 1, self.dtype)(y))
         return nn.relu(y + self._shortcut(x, 4 * self.channels))
 
@@ -86,7 +101,7 @@ class ResNet(nn.Module):
 
     classes: int
     stages: tuple[int, ...]
-    block: type[Basic] = Basic
+    block: Callable[..., Basic] = Basic
     width: int = 64
     stem: str = "cifar"
     projection: bool = True

@@ -76,7 +76,11 @@ def _asam(
 def _asam_cifar(data: str, table: int, sam: float, asam: float) -> Preset:
     title = f"WRN-28-10 on {_TITLES[data]}, ASAM's table {table}"
     left_out = "PyramidNet-272, with AutoAugment, CutMix and ShakeDrop, is left out"
-    return _asam(title, data, "wrn28_10", sam, asam, left_out)
+    others = (
+        "DenseNet-121, ResNet-20, ResNet-56, VGG19-BN, ResNeXt29-32x4d and WRN-28-2 are trained, "
+        "too: --model densenet121, resnet20, resnet56, vgg19_bn, resnext29_32x4d or wrn28_2"
+    )
+    return _asam(title, data, "wrn28_10", sam, asam, others, left_out)
 
 
 _ASAM_IMAGENET = _asam(
@@ -193,6 +197,7 @@ def _fsam(data: str, rho: float) -> Preset:
         differs=(
             "cropping and cutout are printed, their sizes are not; batch size, σ and λ of these "
             "experiments are not in the supplement",
+            "figure A1 also has VGG16-BN on CIFAR-100: --model vgg16_bn",
             "the transfer learning of A5.1, which starts from pretrained weights, is left out",
         ),
         methods=("sgd", "sam", "fsam"),
