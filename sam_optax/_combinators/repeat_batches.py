@@ -36,7 +36,7 @@ def repeat_batches(
       state_fn: returns the current optimizer state of the loop, such as ``lambda: state``,
         ``lambda: train_state.opt_state`` or, for NNX, ``lambda: optimizer.opt_state``.
       microbatches: the k of ``optax.MultiSteps(alternating(...), k)``: k consecutive batches then
-        make one step and are repeated together; an incomplete step at the end is dropped. Default:
+        make one step and are repeated together; an incomplete step at the end is dropped. Default
         1.
 
     Returns:

@@ -1,1 +1,1 @@
-"""The methods, and the pieces they are made of: each maps the ascent gradient to ε."""
+"""The SAM methods and the pieces they are composed of: each maps the ascent gradient to ε."""

@@ -1,4 +1,4 @@
-"""ASAM: ascent in a neighbourhood that scales with the weights."""
+"""ASAM: ascent within a neighbourhood that scales with the weights."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def asam(
     filter_axis: AxisOverride = hp.static_default(-1),
     stack_axes: StackAxes = hp.static_default(0),
 ) -> Perturbation:
-    r"""Adaptive SAM: the neighbourhood is measured in units of the weights.
+    r"""Adaptive SAM: perturbs each weight in proportion to its magnitude.
 
     With the normalization operator T_w and q = p/(p − 1),
 
@@ -49,18 +49,19 @@ def asam(
 
     * ``"elementwise"``: T_w = ``|w|``.
     * ``"filterwise"``: T_w = ‖f‖₂ for every element of a convolution filter f, ``|w|`` elsewhere.
-    * Biases: T = 1, without η, so that translations that leave the loss as it was change nothing.
+    * Biases: T = 1, without η, so that translations that preserve the loss also preserve ε.
 
-    Invariance (theorem 1): rescaling weights such that the loss stays as it was changes neither
-    the perturbed loss nor adaptive sharpness, if all of this holds:
+    Invariance (theorem 1): a rescaling of the weights that preserves the loss also preserves the
+    perturbed loss and adaptive sharpness, if all of these conditions hold:
 
-    * η = 0. With η > 0, weights that are not large against η feel their scale.
-    * T scales along with whatever is rescaled. Element-wise, it does for every weight; filter by
-      filter, for scales of whole filters. It holds where normalization follows a convolution (or
-      a layer that is normalized element-wise), and ends where the next convolution undoes the
-      scale, in one input channel of each of its filters.
-    * No bias is rescaled: hidden layers have none, or ``bias_mask=False``. A hidden bias grows with
-      its layer, and T = 1 does not; with ``bias_mask=False`` translations count instead.
+    * η = 0. With η > 0, the scale matters for weights that are not large compared with η.
+    * T scales with whatever is rescaled. The element-wise T does so for every weight, the
+      filter-wise T only for whole filters. The latter suffices where normalization follows a
+      convolution (or a layer that is normalized element-wise), but not where the next convolution
+      undoes the scale, in one input channel of each of its filters.
+    * No bias is rescaled: hidden layers have no biases, or ``bias_mask=False``. A hidden bias
+      scales with its layer, but T = 1 does not. With ``bias_mask=False``, translations are no
+      longer an invariance.
 
     Args:
       rho: radius ρ ≥ 0, relative to the weights. Default 0.5, the paper's for CIFAR-10 (1 for
@@ -69,15 +70,15 @@ def asam(
       p: norm of the neighbourhood, 1 ≤ p ≤ ∞. Default 2, the paper's for training.
       normalization: ``"elementwise"`` (the paper's choice) or ``"filterwise"``.
       bias_mask: which leaves are biases: a pytree of booleans (a prefix of the params) or a
-        function of the params that returns one, as in ``optax.masked``. Default: by their names,
-        see :func:`bias_leaves`. ``bias_mask=False`` normalizes every leaf.
-      filter_axis: the axis of a filter's index, for convolution kernels: leaves with four or more
-        axes. Default −1, the layout of Flax and Haiku; Equinox and PyTorch need 0. A function
-        ``(path, leaf) -> axis | None`` decides leaf by leaf (``None``: not filters), for example
-        for one-dimensional convolutions, whose kernels have three axes like those of attention.
+        function of the params that returns one, as in ``optax.masked``. Default: biases are found
+        by name, see :func:`bias_leaves`. ``bias_mask=False`` normalizes every leaf.
+      filter_axis: the axis that indexes the filters of a convolution kernel, a leaf with four or
+        more axes. Default −1, the layout of Flax and Haiku; Equinox and PyTorch need 0. A function
+        ``(path, leaf) -> axis | None`` decides per leaf (``None``: no filters). It is needed for
+        one-dimensional convolutions, whose kernels have three axes, as those of attention do.
       stack_axes: the number of leading axes that stack layers, as ``nn.scan``, ``nnx.scan`` and
-        Equinox's stacked blocks make them: each layer has its own filters, and axes are counted
-        within a layer. A function ``(path, leaf) -> number`` decides leaf by leaf. Default 0.
+        Equinox's stacked blocks create them. Each layer then has its own filters, and axes are
+        counted within a layer. A function ``(path, leaf) -> number`` decides per leaf. Default 0.
 
     Returns:
       A :class:`~sam_optax.Perturbation` whose ``update`` needs ``params``. Its state is empty
@@ -88,8 +89,8 @@ def asam(
         does not have, or ``params`` missing in ``update``.
 
     Warns:
-      UserWarning: in ``init``, if there is no ``bias_mask`` and no leaf has a bias's name, although
-        some leaves have one axis and others more.
+      UserWarning: in ``init``, if no ``bias_mask`` is given and no leaf is named like a bias,
+        although some leaves have one axis and others more.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
@@ -107,7 +108,7 @@ def asam(
     hp.check("rho", rho, lower=0)
     hp.check("eta", eta, lower=0)
     check_p(p)
-    p = float(p)  # a NumPy scalar in a closure is an array to those who filter closures
+    p = float(p)  # code that filters closures would take a NumPy scalar for an array
     if normalization not in ("elementwise", "filterwise"):
         raise ValueError(
             f"normalization must be 'elementwise' or 'filterwise', got {normalization!r}."
@@ -132,13 +133,14 @@ def asam(
         del extra
         if params is None:
             raise ValueError(
-                "asam needs the params: call update(grads, state, params) with the params that "
-                "the gradient was taken at."
+                "asam needs the params: call update(grads, state, params) with the params at "
+                "which the gradient was taken."
             )
         if norm_axis_name is not None and normalization == "filterwise":
             raise ValueError(
-                f"norm_axis_name={norm_axis_name!r} does not go with normalization='filterwise': "
-                "a filter may be cut into several shards. Shard the params under jit instead."
+                f"norm_axis_name={norm_axis_name!r} cannot be used with normalization="
+                "'filterwise': a filter may be split into several shards. Shard the params under "
+                "jit instead."
             )
         step = hp.step_of(state, training_step)
         eta_t = hp.evaluate(eta, step)

@@ -1,4 +1,4 @@
-"""Fisher SAM: the neighbourhood is measured by the diagonal of the empirical Fisher matrix."""
+"""Fisher SAM: ascent in the metric of the diagonal empirical Fisher information."""
 
 from typing import Any
 
@@ -17,21 +17,22 @@ from sam_optax._perturbations.perturbation import Perturbation
 
 
 def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Perturbation:
-    r"""Ascent within an ellipsoid of the Fisher metric instead of a ball.
+    r"""Fisher SAM: perturbs within an ellipsoid of the Fisher metric instead of a ball.
 
     .. math::
         \varepsilon = \rho\, \frac{T_w^2\, g}{\|T_w\, g\|_2},
         \qquad T_w^2 = (1 + \eta f)^{-1},
 
-    where f is the diagonal empirical Fisher information. ε solves the ascent problem in
-    ‖T_w⁻¹ε‖₂ ≤ ρ: where f is large, and the output sensitive, it moves less. η = 0 is SAM.
+    where f is the diagonal empirical Fisher information. ε solves the linearized ascent problem in
+    ‖T_w⁻¹ε‖₂ ≤ ρ: weights with a large f, to which the output is sensitive, are perturbed less. η =
+    0 is SAM.
 
-    f is the square of the mini-batch gradient, as in the paper's experiments. The mean over
-    examples of squared gradients, which it stands for, can be given instead:
-    ``update(grads, state, params, grad_fn=grad_fn, fisher=f)`` with a tree like the params.
+    By default f is the squared mini-batch gradient, as in the paper's experiments. It approximates
+    the mean over examples of squared gradients, which can be passed instead: ``update(grads, state,
+    params, grad_fn=grad_fn, fisher=f)`` with a tree like the params.
 
     ``as_perturbation(optax.chain(remove_full_gradient(), fisher_sam()))`` is F-FisherSAM, equation
-    (51) of the F-SAM supplement: f stays the square of the whole mini-batch gradient there.
+    (51) of the F-SAM supplement: there f is still the square of the whole mini-batch gradient.
 
     Args:
       rho: radius ρ ≥ 0 (the Fisher SAM paper's γ). Default 0.1, as in public implementations.
@@ -76,7 +77,7 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
     ) -> tuple[optax.Updates, optax.OptState]:
         del params, extra
         if fisher is not None:
-            remedy = "It is the mean over examples of squared gradients."
+            remedy = "Pass the mean over examples of squared gradients."
             tree_checks.require_like("fisher", fisher, updates, remedy)
         step = hp.step_of(state, training_step)
         eta_t = hp.evaluate(eta, step)
@@ -89,7 +90,7 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
                 return lax.rsqrt(1 + jnp.asarray(eta_t).astype(f.dtype) * f)
             magnitude = jnp.abs(trees.widen(x))
             root = jnp.sqrt(jnp.asarray(eta_t).astype(magnitude.dtype)) * magnitude
-            # Where the square might overflow, the 1 is far below rounding.
+            # Where the square might overflow, the 1 is negligible.
             return jnp.where(
                 root > 2.0**30, 1 / jnp.maximum(root, 1), lax.rsqrt(1 + jnp.square(root))
             )

@@ -25,13 +25,14 @@ def fsam(
     subtract: Subtract = "previous",
     accumulator_dtype: Any | None = None,
 ) -> Perturbation:
-    r"""Friendly SAM: :func:`remove_full_gradient`, then :func:`sam`.
+    r"""Friendly SAM: perturbs along the part of the gradient that is specific to the mini-batch.
 
     .. math::
         \varepsilon_t = \rho\, d_t / \|d_t\|_2, \qquad d_t = g_t - \sigma\, m_{t-1},
         \qquad m_t = \lambda\, m_{t-1} + (1 - \lambda)\, g_t.
 
-    The first step is SAM's. Where d = 0, ε = 0. Chained before :func:`asam` instead,
+    It is :func:`remove_full_gradient` followed by :func:`sam`. The first step is a SAM step. ε = 0
+    if d = 0. With :func:`asam` in place of ``sam``,
     ``as_perturbation(optax.chain(remove_full_gradient(), asam()))``, it is equation (51) of the
     supplement.
 

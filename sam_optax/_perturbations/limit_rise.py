@@ -1,4 +1,4 @@
-"""LE-SAM's radius: a perturbation whose linearized rise of the loss is bounded."""
+"""LE-SAM: bounds the rise of the linearized loss instead of the radius."""
 
 from typing import Any, NamedTuple
 
@@ -26,23 +26,23 @@ class LimitRiseState(NamedTuple):
 
 
 def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparameter) -> Perturbation:
-    r"""Shortens ε where the loss would rise by more than ``tau`` along it, to first order.
+    r"""Shortens ε such that the loss rises by at most ``tau`` along it, to first order.
 
     .. math::
         \varepsilon = \min\left(1, \frac{\tau}{\langle g, \varepsilon_0 \rangle}\right)
         \varepsilon_0, \qquad \varepsilon_0 = \mathrm{perturbation}(g),
 
-    with g the ascent gradient; ε₀ stays as it is where ⟨g, ε₀⟩ ≤ τ. ``limit_rise(sam(rho), tau)``
-    has the radius min(ρ, τ/‖g‖) and is LE-SAM: a budget in units of the loss in place of one in
-    units of the weights. Large gradients, early in training or on hard batches, get a short ε.
+    with g the ascent gradient; ε₀ is unchanged if ⟨g, ε₀⟩ ≤ τ. ``limit_rise(sam(rho), tau)`` is
+    LE-SAM, with the radius min(ρ, τ/‖g‖): the budget is in units of the loss and not of the
+    weights. Large gradients, early in training or on hard batches, then give a short ε.
 
     Around :func:`rsam` and other random starts, ⟨g, ε₀⟩ is the rise from the start. With
-    ``ascent_steps`` each step has the budget.
+    ``ascent_steps``, the budget holds for each step.
 
     Args:
-      perturbation: any perturbation that is not ``momentum_start`` or ``low_pass``, whose ε is
-        known before the gradient: put ``limit_rise`` inside of those,
-        ``momentum_start(limit_rise(sam(rho), tau))``. Its radius ρ is the largest.
+      perturbation: any perturbation except ``momentum_start`` and ``low_pass``, whose ε is computed
+        before the gradient: put ``limit_rise`` inside these, ``momentum_start(limit_rise(sam(rho),
+        tau))``. Its radius ρ is the upper bound.
       tau: budget τ > 0, in units of the loss, or an optax schedule of it. LE-SAM lets it decay to
         0 over the last epochs.
 
@@ -51,7 +51,7 @@ def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparamete
       inner product.
 
     Raises:
-      ValueError: ``tau`` ≤ 0, or the start of ``perturbation`` is its perturbed point.
+      ValueError: ``tau`` ≤ 0, or ``perturbation`` computes ε before the gradient.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
@@ -70,8 +70,8 @@ def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparamete
     inner = as_perturbation(perturbation)
     if inner.single_pass:
         raise ValueError(
-            "perturbation is at its perturbed point before there is a gradient (momentum_start, "
-            "low_pass): put limit_rise inside, as in momentum_start(limit_rise(sam(), tau))."
+            "perturbation computes eps before there is a gradient (momentum_start, low_pass): put "
+            "limit_rise inside it, as in momentum_start(limit_rise(sam(), tau))."
         )
 
     def init_fn(params: optax.Params) -> LimitRiseState:

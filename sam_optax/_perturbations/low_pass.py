@@ -1,4 +1,4 @@
-"""LPF-SGD: the gradient of the loss as smoothed by a Gaussian kernel."""
+"""LPF-SGD: the gradient of the loss smoothed by a Gaussian kernel."""
 
 from typing import Any
 
@@ -23,26 +23,26 @@ def low_pass(
     stack_axes: StackAxes = hp.static_default(0),
     draw: noise.Draw | None = None,
 ) -> Perturbation:
-    r"""Smoothing without ascent: the mean gradient at random points near the params.
+    r"""LPF-SGD: descends along the mean gradient at random points near the params, without ascent.
 
     .. math::
         \frac{1}{M} \sum_{i=1}^{M} \nabla L(w + \delta_i), \qquad
         \delta_i \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2)),
 
-    for kernels j as in :func:`random_start`. Each sample costs a gradient on the whole batch. The
-    paper splits the batch into M parts, each with a separate sample, at the cost of one gradient
-    in all: that is ``sharpness_aware(base_tx, low_pass(gamma, key=key), groups=M)``.
+    for kernels j as in :func:`random_start`. Each sample costs one gradient on the whole batch. The
+    paper splits the batch into M parts, each with a separate sample, at the total cost of one
+    gradient: that is ``sharpness_aware(base_tx, low_pass(gamma, key=key), groups=M)``.
 
-    ``grads`` given to ``update`` are not used: give ``None``.
+    ``update`` does not use ``grads``: pass ``None``.
 
     Args:
-      gamma: scale γ ≥ 0 of the noise. No value is standard, 0.002 is this library's. The public
-        code raises γ during training, for which a schedule will do.
+      gamma: scale γ ≥ 0 of the noise. There is no standard value; 0.002 is this library's choice.
+        The public code increases γ during training, which an optax schedule can do.
       samples: M, an integer ≥ 1.
       key: a JAX PRNG key, typed or raw, or an integer seed.
       noise_scale: standard deviation of the noise, as in :func:`random_start`. Default ``"norm"``,
-        γ ‖w_j‖, as in the public code of LPF-SGD; so ‖δ_j‖ ≈ γ √n_j ‖w_j‖, and a γ is good for
-        networks of one size. ``"relative"`` has one meaning for all.
+        γ ‖w_j‖, as in the public code of LPF-SGD; so ‖δ_j‖ ≈ γ √n_j ‖w_j‖, and the best γ depends
+        on the size of the network. With ``"relative"`` it does not.
       kernel_axis: see :func:`random_start`.
       stack_axes: see :func:`random_start`.
       draw: see :func:`random_start`.
@@ -65,7 +65,7 @@ def low_pass(
       Optimization Landscape <https://arxiv.org/abs/2201.08025>`_, 2022.
     """
     hp.check_integer("samples", samples, lower=1)
-    # With λ = 0, δ₀ + λĝ is the noise alone.
+    # With λ = 0, δ₀ + λĝ is only the noise.
     start = random_start(
         optax.identity(),
         gamma,

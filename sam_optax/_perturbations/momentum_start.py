@@ -1,4 +1,4 @@
-"""Ascent along past gradients, at one gradient per step."""
+"""Momentum-SAM: ascent along past gradients, at one gradient per step."""
 
 from typing import Any, NamedTuple
 
@@ -15,8 +15,8 @@ class MomentumStartState(NamedTuple):
     """State of :func:`sam_optax.momentum_start`.
 
     Attributes:
-      ema: m, the average of past gradients: structure, shapes and dtypes of the params; ``None``
-        in place of leaves that are not inexact.
+      ema: m, the average of past gradients, with the structure, shapes and dtypes of the params;
+        ``None`` in place of non-float leaves.
       inner_state: state of the perturbation that maps m to ε.
       schedule: :class:`~sam_optax.ScheduleState` if ``decay`` is a schedule, else
         ``optax.EmptyState``.
@@ -38,25 +38,25 @@ def momentum_start(
         m_t = \beta\, m_{t-1} + (1 - \beta)\, \hat g_t.
 
     The gradient at the perturbed point is the only one that a step evaluates: it drives the base
-    optimizer and enters the average that the next step ascends along. m₀ = 0, so in the first
-    step only the base optimizer runs.
+    optimizer and enters the average along which the next step ascends. m₀ = 0, so in the first step
+    only the base optimizer runs.
 
     * ``momentum_start(sam(rho), 0.9)`` ascends along the momentum of SGD with the same decay.
     * ``momentum_start(sam(rho), 0.0)`` ascends along the last step's gradient.
     * ``momentum_start(optax.chain(sam(rho), optax.scale(-1.0)), 0.9)`` is Momentum-SAM (Becker et
       al.), which perturbs by −ρ v/‖v‖, ahead of where the momentum is about to lead.
 
-    ``grads`` given to ``update`` are not used: give ``None``. With ``when``, only steps that
-    perturb enter the average.
+    ``update`` does not use ``grads``: pass ``None``. With ``when``, only the gradients of steps
+    that perturb enter the average.
 
     Args:
       perturbation: maps the average to ε, such as :func:`sam` or :func:`asam`.
-      decay: β, 0 ≤ β < 1. Default 0.9, the usual momentum.
+      decay: β, 0 ≤ β < 1. Default 0.9, the usual value for momentum.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn`` that is the perturbed point. Its state
       is one copy of the gradient and the state of ``perturbation``. Wrapping it in ``optax.chain``
-      would lose the start, and raises.
+      would lose the start and raises an error.
 
     Raises:
       ValueError: ``decay`` out of range, or ``perturbation`` has a start already.
@@ -81,8 +81,8 @@ def momentum_start(
     inner = as_perturbation(perturbation)
     if inner.has_start:
         raise ValueError(
-            "perturbation has a start of its own (random_start, low_pass, momentum_start): use "
-            "one of them only."
+            "perturbation already has a start (random_start, low_pass, momentum_start): use only "
+            "one of them."
         )
 
     def init_fn(params: optax.Params) -> MomentumStartState:

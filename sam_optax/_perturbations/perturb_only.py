@@ -1,4 +1,4 @@
-"""Restricting a perturbation to some leaves."""
+"""Restricts a perturbation to some leaves."""
 
 from typing import Any
 
@@ -12,13 +12,14 @@ from sam_optax._perturbations.perturbation import TREE_EXTRAS, Perturbation, as_
 
 
 def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> Perturbation:
-    """Displaces the chosen leaves only, and takes norms over them only.
+    """Restricts a perturbation to the chosen leaves, as ``optax.masked`` does for updates.
 
-    ε is that of ``perturbation`` on the tree of the chosen leaves, and 0 elsewhere, so ‖ε‖ = ρ
-    over the chosen leaves. The gradient function still sees, and differentiates, the full tree.
+    ε is computed by ``perturbation`` on the tree of the chosen leaves, and is 0 elsewhere. Norms
+    span the chosen leaves only, so ‖ε‖ = ρ over them. The gradient function still receives, and
+    differentiates, the full tree.
 
     Args:
-      perturbation: any perturbation, random starts included (noise is then drawn for the chosen
+      perturbation: any perturbation, including random starts (noise is then drawn for the chosen
         leaves only).
       mask: which leaves to perturb: a pytree of booleans (a prefix of the params) or a function
         of the params that returns one, as in ``optax.masked``.
@@ -28,7 +29,7 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
       leaves.
 
     Raises:
-      ValueError: the mask does not fit the params.
+      ValueError: the mask does not match the structure of the params.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
@@ -74,7 +75,7 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         params: optax.Params | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        # As in optax.masked, the structure may be read off the updates where params are missing.
+        # As in optax.masked, the structure is taken from the updates if params are missing.
         structure = updates if params is None else params
         chosen_params = None if params is None else split(params, params)
         given = split_extra(extra, structure)

@@ -1,4 +1,4 @@
-"""The type of every perturbation: a gradient transformation that can also be applied."""
+"""The type of every perturbation: a gradient transformation from the ascent gradient to ε."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from sam_optax._internal import control_flow, extra_args, states, trees
 from sam_optax._perturbations.start_state import guarded, of_marked
 
 TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
-"""Extra arguments of the perturbations that line up with the params, leaf by leaf."""
+"""Extra arguments of perturbations that have the structure of the params."""
 
 
 class Start(NamedTuple):
@@ -31,30 +31,29 @@ class Start(NamedTuple):
 class Perturbation(optax.GradientTransformationExtraArgs):
     """A gradient transformation that maps the ascent gradient g to a displacement ε.
 
-    It is an optax transformation like any other (``init``, ``update``, usable in
-    ``optax.chain``), whose output is *added* to the weights, and carries two functions for
-    hand-written training loops:
+    It is an ordinary optax transformation (``init``, ``update``, usable in ``optax.chain``) whose
+    output is *added* to the params. It has two further functions for hand-written training loops:
 
-    * ``start_fn(params, state) -> params`` at which the ascent gradient is to be taken: the
-      params themselves, except for methods with a start (``has_start``).
-    * ``perturb_fn(params, grads, state, **extra) -> (perturbed_params, new_state)``, jitted:
-      ``params + ε`` in the dtype of the params (or in ``perturb_dtype``). Every part of a chain
-      can see the raw gradient, as the extra argument ``ascent_grads``.
+    * ``start_fn(params, state) -> params`` returns the point at which to take the ascent gradient:
+      the params themselves, except for methods with a start (``has_start``).
+    * ``perturb_fn(params, grads, state, **extra) -> (perturbed_params, new_state)``, jitted,
+      returns ``params + ε`` in the dtype of the params (or in ``perturb_dtype``). Every part of a
+      chain can read the raw gradient from the extra argument ``ascent_grads``.
 
-    A start is part of this object and not of ``init`` and ``update``: ``optax.chain`` and other
-    wrappers, which take these two functions alone, would lose it. So the state of a perturbation
-    with a start is marked, as a :class:`StartState`, and whoever uses a transformation as a
-    perturbation refuses a marked state without a start.
+    A start is part of this object and not of ``init`` and ``update``, so ``optax.chain`` and other
+    wrappers, which keep only these two functions, would lose it. The state of a perturbation with a
+    start is therefore marked as a :class:`StartState`, and a transformation with a marked state but
+    without a start raises an error when it is used as a perturbation.
 
     Args:
-      init: ``params -> state``; any pytree.
+      init: ``params -> state``, any pytree.
       update: ``(grads, state, params, **extra) -> (eps, state)``.
       start_fn: ``(params, state, **extra) -> params``; ``None`` is the identity.
       single_pass: whether the start *is* the perturbed point, ``start_fn(params, state) ==
         params + eps``, so that a step takes one gradient.
       samples: number of draws of a random start over which a step averages its gradient.
-      state_type: type of the state (or a tuple of types), for a clear error where ``update`` is
-        handed another method's. ``None``: any state is taken.
+      state_type: type of the state (or a tuple of types), for a clear error if ``update`` receives
+        another method's state. ``None`` accepts any state.
 
     Example:
       >>> import jax, jax.numpy as jnp, sam_optax
@@ -96,7 +95,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         update: Callable[..., Any],
         start_fn: Callable[..., Any],
     ) -> "Perturbation":
-        """A perturbation that wraps ``inner``, with a start if that has one."""
+        """A perturbation that wraps ``inner``, with a start if ``inner`` has one."""
         if not inner.has_start:
             return cls(init, update)
         return cls(init, update, start_fn, single_pass=inner.single_pass, samples=inner.samples)
@@ -105,7 +104,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
     def _made(
         cls, init: Callable[..., Any], update: Callable[..., Any], start: Start | None
     ) -> "Perturbation":
-        """A perturbation of functions that are guarded already, and of the start they go with."""
+        """A perturbation from functions that are already guarded, with their start."""
         self = super().__new__(cls, init, update)
         self._start = start
         self.has_start = start is not None
@@ -125,7 +124,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         return type(self)._made, (self.init, self.update, self._start)
 
 
-# Without this, JAX would take a perturbation for the pair of its functions and lose the start.
+# Without this, JAX would flatten a perturbation as a pair of functions and lose the start.
 jax.tree_util.register_pytree_node(
     Perturbation,
     lambda p: ((p.init, p.update), p._start),
@@ -155,10 +154,10 @@ def perturbed_params(
     perturb_dtype: Any | None,
     extra: dict[str, Any],
 ) -> tuple[optax.Params, optax.OptState]:
-    """What ``perturb_fn`` returns, also with functions and names of axes among the arguments.
+    """The result of ``perturb_fn``; arguments may include functions and axis names.
 
-    It is jitted unless the caller is being traced: inside a larger program a jit would keep the
-    compiler from sharing norms with what surrounds it.
+    It is jitted unless the caller is being traced: inside a larger program, an inner jit would keep
+    the compiler from sharing norms with the surrounding code.
     """
     jitted = trees.all_arrays(extra) and not control_flow.is_traced(params, grads, state, extra)
     perturb = method.perturb_fn if jitted else functools.partial(displace, method)
@@ -171,21 +170,21 @@ def _identity(params: optax.Params, state: optax.OptState, **extra: Any) -> opta
 
 
 def as_perturbation(transformation: optax.GradientTransformation) -> Perturbation:
-    """Gives any optax transformation a ``start_fn`` and a ``perturb_fn``.
+    """Converts any optax transformation to a :class:`Perturbation`.
 
-    ε is what the transformation returns for the ascent gradient, with its sign: it is *added*
-    to the weights, so ``optax.scale(rho)`` climbs and ``optax.sgd(rho)`` descends.
+    ε is the output of the transformation for the ascent gradient, and it is *added* to the params:
+    ``optax.scale(rho)`` ascends and ``optax.sgd(rho)`` descends.
 
     Args:
-      transformation: an optax transformation. A :class:`Perturbation` is returned as it is.
+      transformation: an optax transformation. A :class:`Perturbation` is returned unchanged.
 
     Returns:
       The :class:`Perturbation`.
 
     Raises:
       TypeError: the argument is not a gradient transformation.
-      ValueError: (from ``init`` and ``update``) it holds a start that a wrapper such as
-        ``optax.chain`` has cut off from its ``start_fn``.
+      ValueError: (from ``init`` and ``update``) it contains a perturbation whose start was lost in
+        a wrapper such as ``optax.chain``.
 
     Example:
       >>> import optax, sam_optax

@@ -17,9 +17,9 @@ class PerturbationSurvival(NamedTuple):
     """What :func:`sam_optax.perturbation_survival` measures, both float32 (or wider) scalars.
 
     Attributes:
-      along: ⟨w̃ − w, ε⟩/‖ε‖², the share of ε that is left in its own direction.
-      length: ‖w̃ − w‖/‖ε‖. Much above ``along``, the displacement is mostly rounding noise; their
-        quotient is the cosine between the displacement and ε.
+      along: ⟨w̃ − w, ε⟩/‖ε‖², the share of ε that is left along ε.
+      length: ‖w̃ − w‖/‖ε‖. If it is much larger than ``along``, the displacement is mostly rounding
+        noise: ``along / length`` is the cosine between the displacement and ε.
     """
 
     along: chex.Array
@@ -36,19 +36,19 @@ def perturbation_survival(
     perturb_dtype: Any | None = None,
     **extra: Any,
 ) -> PerturbationSurvival:
-    r"""How much of ε is left between the two points that the model computes with.
+    r"""Measures how much of ε survives rounding, in the params that the model computes with.
 
     .. math::
         \langle \tilde w - w, \varepsilon \rangle / \|\varepsilon\|^2, \qquad
         \|\tilde w - w\| / \|\varepsilon\|,
 
     with w the params and w̃ the perturbed params, both as the model rounds them. Near (1, 1) the
-    step is what its formula says; at (0, 0) ε is rounded away, and SAM is its base optimizer at
-    twice the price; near (1, large), as for float32 params that the model casts to bfloat16, ε is
-    there on average, under rounding noise. It costs about one perturbation, no gradient.
+    step follows its formula. At (0, 0) ε is rounded away, and SAM is its base optimizer at twice
+    the cost. Near (1, large), as for float32 params that the model casts to bfloat16, ε survives on
+    average, with rounding noise. The measurement costs about one perturbation and no gradient.
 
-    Both points are rounded here whatever the compiler does: a compiled step may keep more digits
-    than its dtypes promise where it fuses a sum or a cast with what follows.
+    Both points are rounded here regardless of compiler optimizations. A compiled step may keep more
+    digits than its dtypes have, where it fuses a sum or a cast with the next operation.
 
     Args:
       perturbation: the perturbation.
@@ -56,13 +56,12 @@ def perturbation_survival(
       grads: the ascent gradient.
       state: the perturbation's state, such as ``state.perturbation_state`` of
         :func:`sharpness_aware`. It is not advanced.
-      compute_dtype: dtype that the model casts its params to. Default: it computes with the params
-        as it gets them.
+      compute_dtype: dtype to which the model casts its params. Default: no cast.
       perturb_dtype: as in :func:`sharpness_aware`.
       **extra: further arguments of the perturbation.
 
     Returns:
-      A :class:`PerturbationSurvival`. Where ε = 0 nothing is lost: (1, 1).
+      A :class:`PerturbationSurvival`. It is (1, 1) if ε = 0.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
@@ -95,7 +94,7 @@ def perturbation_survival(
 
 
 def _as_computed(leaf: Leaf, compute_dtype: Any | None) -> jax.Array:
-    """The leaf rounded to its dtype and to ``compute_dtype``, whatever the compiler would keep."""
+    """The leaf rounded to its dtype and to ``compute_dtype``, which the compiler cannot skip."""
     leaf = jnp.asarray(leaf)
     if jnp.iscomplexobj(leaf):
         return leaf

@@ -1,4 +1,4 @@
-"""SAM-noise: ascent along what the full gradient does not explain."""
+"""SAM-noise: ascent orthogonal to the full gradient."""
 
 from typing import Any
 
@@ -10,28 +10,28 @@ from sam_optax._perturbations.perturbation import Perturbation
 
 
 def project_out() -> Perturbation:
-    r"""Removes the projection of the ascent gradient on the full gradient.
+    r"""Removes the component of the ascent gradient along the full gradient.
 
     .. math::
         \mathrm{Proj}^\perp_{\nabla L}\, g
         = g - \frac{\langle g, \nabla L \rangle}{\|\nabla L\|^2}\, \nabla L,
 
-    with both as one vector over the whole tree. ∇L, over the whole training set, is an argument of
+    with each tree as one vector. ∇L, the gradient over the whole training set, is an argument of
     the step: ``update(grads, state, params, grad_fn=grad_fn, full_grads=full_grads)``.
 
     ``optax.chain(project_out(), sam(rho))`` is SAM-noise of the F-SAM supplement (section A5). Its
-    SAM-full and SAM-db need no piece: give the full gradient, or another batch's, as ``grads``.
-    F-SAM estimates the full gradient instead: :func:`remove_full_gradient`.
+    SAM-full and SAM-db need no transformation: pass the full gradient, or that of another batch, as
+    ``grads``. F-SAM estimates the full gradient instead: :func:`remove_full_gradient`.
 
-    What remains is 0 where it is as small as the rounding of g, so that ``sam`` does not
-    scale rounding errors up to its radius.
+    The result is 0 if it is no larger than the rounding error of g, so that ``sam`` does not scale
+    rounding errors up to its radius.
 
     Returns:
       A :class:`~sam_optax.Perturbation` without state, in the dtypes of the gradient, for use in
       ``optax.chain``.
 
     Raises:
-      ValueError: (from ``update``) there are no ``full_grads``.
+      ValueError: (from ``update``) ``full_grads`` is missing.
 
     Example:
       >>> import jax.numpy as jnp, optax, sam_optax
@@ -66,7 +66,7 @@ def project_out() -> Perturbation:
                 "project_out needs the full gradient: call update(grads, state, params, "
                 "grad_fn=grad_fn, full_grads=full_grads)."
             )
-        remedy = "It is the gradient of the loss over the whole training set."
+        remedy = "Pass the gradient of the loss over the whole training set."
         tree_checks.require_like("full_grads", full_grads, updates, remedy)
         rest, _ = vectors.reject(updates, full_grads, norm_axis_name)
         return trees.map_inexact(trees.cast_like, rest, updates), state

@@ -1,4 +1,4 @@
-"""ESAM's stochastic weight perturbation: a random part of ε, unbiased."""
+"""ESAM's stochastic weight perturbation: an unbiased random part of ε."""
 
 from typing import Any, NamedTuple
 
@@ -29,27 +29,27 @@ class RandomMaskState(NamedTuple):
 def random_mask(
     beta: hp.Hyperparameter = 0.6, *, key: noise.Key, whole_leaves: bool = False
 ) -> Perturbation:
-    r"""Keeps each element of ε with probability β, enlarged so that its expectation stays.
+    r"""Keeps each element of ε with probability β, scaled by 1/β to preserve its expectation.
 
     .. math::
         \varepsilon' = \frac{1}{\beta}\, b \odot \varepsilon, \qquad b_i \sim
         \mathrm{Bernoulli}(\beta), \qquad \mathbb{E}\, \varepsilon' = \varepsilon.
 
-    It goes after a perturbation: ``as_perturbation(optax.chain(sam(rho), random_mask(beta,
-    key=key)))``. The expected squared norm is ρ²/β. Before one, it makes a random subset of
-    the weights ascend at the full radius. ESAM's other half is :func:`rising_samples`.
+    Chain it after a perturbation: ``as_perturbation(optax.chain(sam(rho), random_mask(beta,
+    key=key)))``. The expected squared norm is ρ²/β. Chained before one, it makes a random subset of
+    the weights ascend with the full radius. The other half of ESAM is :func:`rising_samples`.
 
     Args:
-      beta: β in (0, 1], the share that is kept. Default 0.6; published settings are 0.5 and 0.6.
-        1 keeps all.
+      beta: β in (0, 1], the share of elements that is kept. Default 0.6; published settings are 0.5
+        and 0.6. 1 keeps every element.
       key: a JAX PRNG key, typed or raw, or an integer seed.
-      whole_leaves: whether a leaf is kept or dropped as a whole, as in ESAM's public code.
-        Default False: element by element, as the paper writes it.
+      whole_leaves: whether to keep or drop each leaf as a whole, as in ESAM's public code. Default
+        False: element-wise, as in the paper.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a :class:`RandomMaskState`, for use in
-      ``optax.chain``. Under ``axis_name`` and with ``groups``, each device and group draws its
-      own mask.
+      ``optax.chain``. Under ``axis_name`` and with ``groups``, each device and each group draws a
+      separate mask.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.

@@ -28,7 +28,7 @@ class RandomStartState(NamedTuple):
 
     Attributes:
       key: uint32 key data of the next draw (raw, so that every serializer takes it).
-      inner_state: state of the perturbation that follows the start.
+      inner_state: state of the inner perturbation.
       schedule: :class:`~sam_optax.ScheduleState` if a hyperparameter is a schedule, else
         ``optax.EmptyState``.
     """
@@ -59,50 +59,50 @@ def random_start(
         \delta_0 \sim N\left(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2 / n_j)\right),
 
     with ‖δ‖² = E‖δ₀‖². A kernel j of n_j elements is one output unit: an index of the last axis of
-    a leaf with two or more axes; a leaf with fewer is one kernel. So ‖δ_j‖ ≈ γ ‖w_j‖ for kernels
-    of every size, and noise and gradient count as λ says for networks of every size. Kernels that
-    are zero, such as biases at their initialization, get no noise.
+    a leaf with two or more axes; a leaf with fewer is one kernel. So ‖δ_j‖ ≈ γ ‖w_j‖ for kernels of
+    any size, and λ sets the balance of noise and gradient for networks of any size. Kernels that
+    are zero, such as biases at initialization, get no noise.
 
-    That is this library's reading. The paper prints δ₀ + λĝ with δ₀ ~ N(0, γ² diag(‖w_j‖)), and
-    values of neither γ nor λ for its tables; read literally (``noise_scale="sqrt_norm",
-    weighting="raw"``) with γ = 0.1 and λ = 1, ε is noise almost alone and the loss at the start is
-    that of chance.
+    That is this library's interpretation. The paper prints δ₀ + λĝ with δ₀ ~ N(0, γ² diag(‖w_j‖)),
+    and does not give γ or λ for its tables. Taken literally (``noise_scale="sqrt_norm",
+    weighting="raw"``) with γ = 0.1 and λ = 1, ε is almost pure noise, and the loss at the start is
+    at chance level.
 
-    The noise is drawn at the start and again for ε, from one key in the state; it is never held.
+    The noise is drawn at the start and again for ε, from one key in the state, and is never stored.
 
     Args:
-      perturbation: what maps the direction to ε, such as :func:`sam` or :func:`asam`. It is handed
-        the direction times ‖ĝ‖/λ, which is ĝ itself for γ = 0.
-      gamma: scale γ ≥ 0 of the noise. Default 0.1, this library's: a tenth of each kernel. 0 is
-        ``perturbation`` without a random start.
-      lmbda: weight λ ≥ 0 of the gradient against the noise. Default 2, this library's: the cosines
-        of ε with δ₀ and with ĝ are 0.45 and 0.89 for large networks (for :func:`sam`), so that
-        SAM's radii suit.
+      perturbation: maps the direction to ε, such as :func:`sam` or :func:`asam`. It receives the
+        direction times ‖ĝ‖/λ, which is ĝ itself for γ = 0.
+      gamma: scale γ ≥ 0 of the noise. Default 0.1, this library's choice: a tenth of each kernel's
+        norm. 0 is ``perturbation`` without a random start.
+      lmbda: weight λ ≥ 0 of the gradient relative to the noise. Default 2, this library's choice:
+        for large networks and :func:`sam`, the cosines of ε with δ₀ and with ĝ are then 0.45 and
+        0.89, so that SAM's radii are suitable.
       key: a JAX PRNG key, typed or raw, or an integer seed.
       noise_scale: standard deviation of an element of kernel j. ``"relative"``, the default, is
         γ ‖w_j‖/√n_j; ``"sqrt_norm"`` is γ ‖w_j‖^½, the paper's covariance read literally;
         ``"norm"`` is γ ‖w_j‖, as in the public code of LPF-SGD; ``"isotropic"`` is γ.
-      weighting: ``"normalized"``, the default, is δ₀/‖δ‖ + λĝ/‖ĝ‖; ``"normalized_gradient"`` is
-        δ₀ + λĝ/‖ĝ‖, as the paper's section 4.6 describes λ; ``"raw"`` is δ₀ + λĝ, equation (7)
-        and algorithm 1.
+      weighting: ``"normalized"`` (default): δ₀/‖δ‖ + λĝ/‖ĝ‖; ``"normalized_gradient"``: δ₀ +
+        λĝ/‖ĝ‖, following section 4.6 of the paper; ``"raw"``: δ₀ + λĝ, equation (7) and algorithm
+        1.
       kernel_axis: axis of the output unit. Default −1, the layout of Flax and Haiku; Equinox and
-        PyTorch need 0. A function ``(path, leaf) -> axis | None`` decides leaf by leaf (``None``:
-        one kernel).
+        PyTorch need 0. A function ``(path, leaf) -> axis | None`` decides per leaf (``None``: one
+        kernel).
       stack_axes: number of leading axes that stack layers (``nn.scan``, ``nnx.scan``), each of
         which has its own kernels, or a function ``(path, leaf) -> number``. Default 0.
       draw: ``(key, shape, dtype) -> array`` of independent elements of mean 0 and variance 1, such
         as ``jax.random.normal`` or ``jax.random.rademacher``. Default ``None``: this library's
-        counter-based generator, normal to within 4·10⁻⁴ in distribution, which takes no memory
-        and little time. Leaves of up to 2¹⁶ elements share one draw.
+        counter-based generator, whose distribution function is normal to within 4·10⁻⁴ and which
+        takes no memory and little time. Leaves of up to 2¹⁶ elements share one draw.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` with a ``start_fn``. Its state is one key and that of
-      ``perturbation``. Wrapping it in ``optax.chain`` would lose the start, and raises.
+      A :class:`~sam_optax.Perturbation` with a ``start_fn``. Its state is one key and the state of
+      ``perturbation``. Wrapping it in ``optax.chain`` would lose the start and raises an error.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key, or ``draw`` is not a function.
-      ValueError: a hyperparameter out of range, an unknown name, a ``draw`` of another shape than
-        it was asked for, or ``perturbation`` has a random start already.
+      ValueError: a hyperparameter is out of range, a name is unknown, ``draw`` returns the wrong
+        shape, or ``perturbation`` already has a random start.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
@@ -144,7 +144,7 @@ def random_start_cast(
     stack_axes: StackAxes,
     draw: noise.Draw | None,
 ) -> Perturbation:
-    """:func:`random_start`, where ``cast`` gives what becomes ε the dtype of the gradient."""
+    """:func:`random_start`; ``cast`` gives the direction the dtype of the gradient."""
     hp.check("gamma", gamma, lower=0)
     hp.check("lmbda", lmbda, lower=0)
     check_noise_scale(noise_scale)
@@ -154,7 +154,7 @@ def random_start_cast(
     noise.check_draw(draw)
     inner = as_perturbation(perturbation)
     if inner.has_start:
-        raise ValueError("perturbation has a random start already: use one random_start only.")
+        raise ValueError("perturbation already has a random start: use only one random_start.")
 
     def init_fn(params: optax.Params) -> RandomStartState:
         return RandomStartState(

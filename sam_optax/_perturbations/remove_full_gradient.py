@@ -21,9 +21,9 @@ class FullGradientState(NamedTuple):
     """State of :func:`sam_optax.remove_full_gradient`.
 
     Attributes:
-      count: int32 scalar, the number of gradients that the average has seen.
-      ema: m, the estimate of the full gradient: structure and shapes of the params, dtype of
-        each leaf (or ``accumulator_dtype``).
+      count: int32 scalar, the number of gradients in the average.
+      ema: m, the estimate of the full gradient, with the structure and shapes of the params, in the
+        dtype of each leaf (or ``accumulator_dtype``).
       schedule: :class:`~sam_optax.ScheduleState` if a hyperparameter is a schedule, else
         ``optax.EmptyState``.
     """
@@ -41,21 +41,21 @@ def remove_full_gradient(
     subtract: Subtract = "previous",
     accumulator_dtype: Any | None = None,
 ) -> Perturbation:
-    r"""Subtracts an exponential moving average of past gradients, which estimates the full one.
+    r"""Subtracts an estimate of the full gradient: an exponential moving average of past gradients.
 
     .. math::
         d_t = g_t - \sigma\, m_{t-1}, \qquad m_t = \lambda\, m_{t-1} + (1 - \lambda)\, g_t.
 
-    What remains is the batch-specific residual; chained before a perturbation it directs the
-    ascent. With σ = 1 and an unbiased m its expected inner product with the full gradient is 0
+    The result is the batch-specific residual. Chained before a perturbation, it sets the direction
+    of ascent. With σ = 1 and an unbiased m, its expected inner product with the full gradient is 0
     (lemma 1).
 
-    The paper's theorem and its public code weight the average differently; both are here:
+    The paper's theorem and its public code weight the average differently; both are available:
 
-    * ``ema_start="first_gradient"`` (default, the public code): nothing is subtracted at the first
-      step, so it is plain SAM, and then m₁ = g₁.
+    * ``ema_start="first_gradient"`` (default, the public code): the first step subtracts nothing,
+      so it is plain SAM, and m₁ = g₁.
     * ``"bias_corrected"``: weights w_t ∝ λ^(T−t) that sum to 1, as in theorem 1; with
-      ``subtract="previous"`` it differs from the default in the weight of g₁ alone.
+      ``subtract="previous"`` it differs from the default only in the weight of g₁.
     * ``"zero"``: m₀ = 0 and no correction.
     * ``subtract="previous"`` (default, the public code) uses m_{t−1}; ``"new"`` uses m_t, which
       contains the gradient itself.
@@ -66,8 +66,8 @@ def remove_full_gradient(
         between 0.6 and 0.95.
       ema_start: see above.
       subtract: see above.
-      accumulator_dtype: dtype of m. Default: each leaf's own. float32 is worth its memory for
-        bfloat16 gradients and λ > 0.99.
+      accumulator_dtype: dtype of m. Default: each leaf's own. Use float32 for bfloat16 gradients
+        and λ > 0.99.
 
     Returns:
       A :class:`~sam_optax.Perturbation` that maps g to d, in the dtypes of the gradient, for use
@@ -100,7 +100,7 @@ def remove_cast(
     accumulator_dtype: Any | None,
     cast: Callable[[jax.Array, Any], jax.Array],
 ) -> Perturbation:
-    """:func:`remove_full_gradient`, where ``cast`` gives the result the dtype of the gradient."""
+    """:func:`remove_full_gradient`; ``cast`` gives the result the dtype of the gradient."""
     hp.check("sigma", sigma, lower=0)
     hp.check("lmbda", lmbda, lower=0, upper=1)
     if ema_start not in ("first_gradient", "zero", "bias_corrected"):
@@ -154,8 +154,8 @@ def remove_cast(
             ema = _map_ema(lambda g, m: new_ema(trees.widen(g), m, 0), updates, state.ema)
             wide = trees.map_inexact(residual, updates, ema)
         else:
-            # The average is computed from d, not from g: the compiler then knows that it has read
-            # the old average before it writes the new one in its place, and makes no copy of it.
+            # The average is computed from d, not from g: the compiler then knows that the old
+            # average is read before the new one overwrites it, and makes no copy.
             wide = trees.map_inexact(residual, updates, state.ema)
             ema = _map_ema(lambda x, m: new_ema(x, m, sigma_t), wide, state.ema)
         d = trees.map_inexact(cast, wide, updates)
@@ -165,7 +165,7 @@ def remove_cast(
 
 
 def _map_ema(f: Any, updates: optax.Updates, ema: optax.Updates) -> optax.Updates:
-    """The new average; where the gradient has nothing, the old one stays."""
+    """The new average; leaves without a gradient keep the old one."""
     return jax.tree.map(
         lambda g, m: f(g, m) if trees.is_inexact(g) else m,
         updates,

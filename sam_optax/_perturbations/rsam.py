@@ -22,7 +22,7 @@ def rsam(
     stack_axes: StackAxes = hp.static_default(0),
     draw: noise.Draw | None = None,
 ) -> Perturbation:
-    r"""Random SAM: :func:`sam` with a kernel-wise :func:`random_start`.
+    r"""Random SAM: takes the ascent gradient of :func:`sam` at a random point near the params.
 
     .. math::
         \varepsilon = \rho\, d / \|d\|_2, \qquad
@@ -30,9 +30,9 @@ def rsam(
         \hat g = \nabla L(w + \delta_0), \qquad
         \delta_0 \sim N\left(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2 / n_j)\right),
 
-    with ‖δ‖² = E‖δ₀‖²: noise relative to each kernel, and both terms of unit length before λ
-    weighs them. The paper prints ``noise_scale="sqrt_norm", weighting="raw"``, without γ and λ:
-    see :func:`random_start`. γ = 0 is SAM, to the bit by default.
+    with ‖δ‖² = E‖δ₀‖²: the noise is relative to the norm of each kernel, and both terms have unit
+    length before λ weights them. The paper prints ``noise_scale="sqrt_norm", weighting="raw"``,
+    without γ and λ: see :func:`random_start`. γ = 0 is SAM, bit for bit by default.
 
     Args:
       rho: radius ρ ≥ 0 of the whole perturbation, noise included. Default 0.05, SAM's.

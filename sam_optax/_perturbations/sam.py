@@ -1,4 +1,4 @@
-"""SAM: ascent along the gradient, to the surface of a p-norm ball of radius ρ."""
+"""SAM: steepest ascent to the surface of a p-norm ball of radius ρ."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ from sam_optax._perturbations.perturbation import Perturbation
 
 
 def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Perturbation:
-    r"""Sharpness-aware minimization: the steepest ascent direction of the p-norm.
+    r"""SAM: perturbs the params by a step of length ρ in the direction of steepest ascent.
 
     .. math::
         \varepsilon = \rho\, \mathrm{sign}(g)\, |g|^{q-1} / \|g\|_q^{q-1},
         \qquad 1/p + 1/q = 1,
 
-    which for p = 2 is ρ g/‖g‖₂. The norm spans the whole tree as one vector, so ‖ε‖_p = ρ
-    unless g = 0, where ε = 0. For p = 1 the radius is shared among the elements of largest
-    magnitude.
+    which for p = 2 is ρ g/‖g‖₂. Steepest ascent is with respect to the p-norm. The norm treats the
+    whole tree as one vector, so ‖ε‖_p = ρ unless g = 0; then ε = 0. For p = 1 the elements of
+    largest magnitude share the radius.
 
     Args:
       rho: radius ρ ≥ 0 of the neighbourhood, in units of the weights. Default 0.05, which the SAM
@@ -48,7 +48,7 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
     """
     hp.check("rho", rho, lower=0)
     check_p(p)
-    p = float(p)  # a NumPy scalar in a closure is an array to those who filter closures
+    p = float(p)  # code that filters closures would take a NumPy scalar for an array
 
     def init_fn(params: optax.Params) -> optax.OptState:
         del params

@@ -1,4 +1,4 @@
-"""VaSSO's ascent direction: a moving average that suppresses the noise of mini-batches."""
+"""VaSSO's ascent direction: a moving average that suppresses mini-batch noise."""
 
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ class SmoothGradientState(NamedTuple):
     """State of :func:`sam_optax.smooth_gradient`.
 
     Attributes:
-      ema: d, the average: structure, shapes and dtypes of the params; ``None`` in place of leaves
-        that are not inexact.
+      ema: d, the average, with the structure, shapes and dtypes of the params; ``None`` in place of
+        non-float leaves.
       schedule: :class:`~sam_optax.ScheduleState` if ``theta`` is a schedule, else
         ``optax.EmptyState``.
     """
@@ -32,13 +32,13 @@ def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
     .. math::
         d_t = (1 - \theta)\, d_{t-1} + \theta\, g_t, \qquad d_0 = 0.
 
-    VaSSO is ``optax.chain(smooth_gradient(theta), sam(rho))``, with ε = ρ d/‖d‖. The zero start
-    needs no correction there, as ``sam`` does not see the length of d. The opposite of
-    :func:`remove_full_gradient`, which ascends along what this averages out.
+    VaSSO is ``optax.chain(smooth_gradient(theta), sam(rho))``, with ε = ρ d/‖d‖. Starting from zero
+    needs no bias correction, because ``sam`` does not depend on the length of d. It is the opposite
+    of :func:`remove_full_gradient`, which ascends along the noise that is averaged out here.
 
     Args:
-      theta: θ in (0, 1], the weight of the new gradient. Default 0.4; values between 0.2 and 0.9
-        have been published. 1 passes the gradient on as it is.
+      theta: θ in (0, 1], the weight of the new gradient. Default 0.4; published values are between
+        0.2 and 0.9. 1 leaves the gradient unchanged.
 
     Returns:
       A :class:`~sam_optax.Perturbation` that maps g to d, in the dtypes of the gradient, for use
@@ -83,7 +83,7 @@ def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
 
 
 def average(ema: optax.Updates, grads: optax.Updates, theta: Any) -> optax.Updates:
-    """(1 − θ) m + θ g in the dtypes of m; where the gradient has nothing, the old average."""
+    """(1 − θ) m + θ g in the dtypes of m; leaves without a gradient keep the old average."""
 
     def leaf(m: Leaf, g: Leaf) -> Leaf:
         if m is None or not trees.is_inexact(g):

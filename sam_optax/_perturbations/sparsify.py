@@ -1,4 +1,4 @@
-"""Sparse SAM: only a chosen part of the elements is perturbed."""
+"""Sparse SAM: perturbs only a chosen subset of the elements."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ from sam_optax._internal.devices import AxisName
 from sam_optax._internal.types import Leaf, PyTree
 from sam_optax._perturbations.perturbation import Perturbation
 
-_FISHER = "It is the mean over examples of squared gradients."
+_FISHER = "Pass the mean over examples of squared gradients."
 Choice = Literal["fisher", "dynamic"]
 
 
@@ -22,8 +22,8 @@ class SparsifyState(NamedTuple):
 
     Attributes:
       count: int32 scalar, the number of perturbations so far.
-      mask: Boolean arrays like the params: which elements are perturbed; ``None`` in place of
-        leaves that are not inexact.
+      mask: Boolean arrays with the shapes of the params, true where an element is perturbed;
+        ``None`` in place of non-float leaves.
       key: uint32 key data of the next draw (raw, so that every serializer takes it).
       schedule: :class:`~sam_optax.ScheduleState` if ``drop`` is a schedule, else
         ``optax.EmptyState``.
@@ -43,7 +43,7 @@ def sparsify(
     every: int = hp.static_default(100),
     drop: hp.Hyperparameter = 0.5,
 ) -> Perturbation:
-    r"""Sets the given share of ε to zero: all but the elements that a mask chooses.
+    r"""Sparse SAM: sets a given share of the elements of ε to zero.
 
     .. math::
         \varepsilon' = m \odot \varepsilon, \qquad m_i \in \{0, 1\}, \qquad
@@ -51,31 +51,31 @@ def sparsify(
 
     The mask spans the whole tree and is chosen again at every ``every``-th perturbation:
 
-    * ``"fisher"`` (SSAM-F): the elements of largest empirical Fisher information, for which the
-      squared gradient of the step's batch stands. Its mean over examples of squared gradients, as
-      in the paper, can be given: ``update(grads, state, params, grad_fn=grad_fn, fisher=f)``.
-    * ``"dynamic"`` (SSAM-D): starts at random; then, of the elements in the mask, the share
-      ``drop`` with the smallest gradients leaves it, and as many others join at random.
+    * ``"fisher"`` (SSAM-F): the elements of largest empirical Fisher information, approximated by
+      the squared gradient on the step's batch. The mean over examples of squared gradients, as in
+      the paper, can be passed instead: ``update(grads, state, params, grad_fn=grad_fn, fisher=f)``.
+    * ``"dynamic"`` (SSAM-D): starts from a random mask; each new choice removes the share ``drop``
+      of its elements with the smallest gradients and adds as many others at random.
 
-    It goes after a perturbation, ``as_perturbation(optax.chain(sam(rho), sparsify(s,
-    key=key)))``, where ‖ε'‖ ≤ ρ as in the paper. Before one, it chooses the elements that may
-    ascend, at the full radius. Nothing is saved in computing: the mask acts on dense arrays.
+    Chain it after a perturbation, ``as_perturbation(optax.chain(sam(rho), sparsify(s, key=key)))``,
+    where ‖ε'‖ ≤ ρ as in the paper. Chained before one, it chooses the elements that ascend, with
+    the full radius. It saves no computation, as the mask acts on dense arrays.
 
     Args:
-      sparsity: share s of the elements that is not perturbed, 0 ≤ s < 1. Default 0.5; the paper
-        goes up to 0.9 and more.
+      sparsity: share s of the elements that are not perturbed, 0 ≤ s < 1. Default 0.5; the paper
+        goes beyond 0.9.
       key: a JAX PRNG key, typed or raw, or an integer seed, for the dynamic mask and for ties.
       choice: ``"fisher"`` or ``"dynamic"``.
       every: number of perturbations between choices, an integer ≥ 1. The paper chooses once per
         epoch.
-      drop: share of the mask that a dynamic choice exchanges, in [0, 1). Default 0.5. The paper
-        lets it decay, ``optax.cosine_decay_schedule(0.5, steps)``.
+      drop: share of the mask that a dynamic choice replaces, in [0, 1). Default 0.5. The paper
+        decays it: ``optax.cosine_decay_schedule(0.5, steps)``.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` with a :class:`SparsifyState`, for use in
-      ``optax.chain``: one Boolean per element. Under ``axis_name`` the choice is by the mean of
-      the devices' scores, so that all have one mask. With ``groups`` each group chooses its own,
-      and the last one's is kept until the next choice.
+      A :class:`~sam_optax.Perturbation` with a :class:`SparsifyState`, for use in ``optax.chain``.
+      The mask takes one Boolean per element. Under ``axis_name`` it is chosen by the mean of the
+      devices' scores, so that all devices have the same mask. With ``groups`` each group chooses
+      its own mask, and that of the last group is kept until the next choice.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.
@@ -133,7 +133,7 @@ def sparsify(
         del params, extra
         if norm_axis_name is not None:
             raise ValueError(
-                f"norm_axis_name={norm_axis_name!r} does not go with sparsify, whose mask spans "
+                f"norm_axis_name={norm_axis_name!r} cannot be used with sparsify, whose mask spans "
                 "the whole tree. Shard the params under jit instead."
             )
         if fisher is not None:

@@ -1,7 +1,7 @@
-"""The mark on the state of a perturbation with a start, by which a start that is lost is noticed.
+"""Marks the state of a perturbation with a start, to detect a start that a wrapper has lost.
 
-A wrapper such as ``optax.chain`` takes over ``init`` and ``update`` alone. Its state then holds the
-mark, and whoever uses it as a perturbation finds the mark and no ``start_fn``.
+A wrapper such as ``optax.chain`` keeps only ``init`` and ``update``. Its state then contains the
+mark, although it has no ``start_fn``.
 """
 
 from collections.abc import Callable
@@ -18,20 +18,20 @@ class _Marked(NamedTuple):
 
 
 class StartState(_Marked):
-    """State of every perturbation that has a start, and takes its first gradient there.
+    """State of every perturbation with a start, that is, whose first gradient is not at the params.
 
-    It marks the state wherever that lies in the state of a larger transformation, so that a
-    wrapper that took over ``init`` and ``update`` but lost ``start_fn`` is noticed.
+    It marks the state, also when nested in the state of a larger transformation, to detect a
+    wrapper that kept ``init`` and ``update`` but lost ``start_fn``.
 
     Attributes:
-      state: the method's own state, such as :class:`~sam_optax.RandomStartState`, whose fields
-        can be read and replaced here too.
+      state: the state of the method, such as :class:`~sam_optax.RandomStartState`. Its fields can
+        be read and replaced through this object too.
     """
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols that the marker does not have
+        if name.startswith("__"):  # a protocol that this class does not implement
             raise AttributeError(name)
         return getattr(self.state, name)
 
@@ -45,7 +45,7 @@ def guarded(
     has_start: bool,
     state_type: states.StateType | None,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """``init`` and ``update`` that mark the state of a start and refuse another method's."""
+    """``init`` and ``update`` that mark the state if there is a start and check its type."""
 
     def init_fn(params: optax.Params) -> optax.OptState:
         return StartState(init(params)) if has_start else _refuse_lost_start(init(params))
@@ -70,7 +70,7 @@ def guarded(
 def of_marked(
     start_fn: Callable[..., Any], state_type: states.StateType | None
 ) -> Callable[..., Any]:
-    """``start_fn``, which is handed the marked state and sees the method's own."""
+    """``start_fn`` for the marked state."""
     return lambda params, state, **extra: start_fn(params, _unmarked(state, state_type), **extra)
 
 
@@ -83,10 +83,10 @@ def _refuse_lost_start(state: optax.OptState) -> optax.OptState:
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, StartState))
     if any(isinstance(node, StartState) for node in nodes):
         raise ValueError(
-            "the perturbation contains a start of its own (a random start: random_start, rsam or "
-            "low_pass; momentum_start; or a Perturbation with a start_fn) inside a wrapper such "
-            "as optax.chain or optax.inject_hyperparams, which would take the ascent gradient at "
-            "the params and not at the start. Put the start outermost, "
+            "the perturbation contains a start (a random start: random_start, rsam or low_pass; "
+            "momentum_start; or a Perturbation with a start_fn) inside a wrapper such as "
+            "optax.chain or optax.inject_hyperparams, which would take the ascent gradient at the "
+            "params and not at the start. Put the start outermost, "
             "random_start(optax.chain(...), key=key), and inject_hyperparams around "
             "sharpness_aware."
         )

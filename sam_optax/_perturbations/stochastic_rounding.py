@@ -34,18 +34,18 @@ def stochastic_rounding(
         \varepsilon' = \mathrm{SR}(w + \varepsilon) - w, \qquad
         \mathbb{E}\,\varepsilon' = \varepsilon,
 
-    where SR rounds to the dtype of each leaf of the params, to either neighbour with the
-    probability that makes the mean right. Rounding to nearest loses every element of ε that is
-    smaller than half the distance s between neighbours at w. What is kept on average comes with
-    noise, of variance ``|ε|(s − |ε|)`` per element.
+    where SR rounds to the dtype of each leaf of the params, up or down with the probabilities that
+    make the mean exact. Rounding to nearest loses every element of ε that is smaller than half the
+    distance s between neighbouring numbers at w. Stochastic rounding keeps it on average, with
+    noise of variance ``|ε|(s − |ε|)`` per element.
 
-    It is for params that are stored in low precision *and* must be computed with in it. If the
-    model can compute in float32, ``sharpness_aware(..., perturb_dtype=jnp.float32)`` keeps ε
-    exactly; if the params are float32 and the model casts them, rounding already takes some up and
-    some down. Leaves of float32 and wider are not rounded.
+    It is for params that are stored in low precision *and* used in low precision by the model. If
+    the model can compute in float32, ``sharpness_aware(..., perturb_dtype=jnp.float32)`` keeps ε
+    exactly; if the params are float32 and the model casts them, the cast already rounds some
+    elements up and some down. Leaves of float32 and wider are not rounded.
 
     Args:
-      perturbation: any perturbation, random starts included.
+      perturbation: any perturbation, including random starts.
       key: a JAX PRNG key, typed or raw, or an integer seed.
 
     Returns:
@@ -53,8 +53,8 @@ def stochastic_rounding(
       ``perturbation``.
 
     Raises:
-      ValueError: ``params`` missing in ``update``, or ``perturbation`` takes its only gradient at
-        its start, which is not rounded.
+      ValueError: ``params`` is missing in ``update``, or ``perturbation`` takes its only gradient
+        at its start, which is not rounded.
 
     Example:
       >>> import jax, jax.numpy as jnp, sam_optax
@@ -115,10 +115,10 @@ def stochastic_rounding(
 
 
 def _round_at_random(x: jax.Array, dtype: Any, key: chex.PRNGKey) -> jax.Array:
-    """``x`` (float32) at one of its two neighbours in ``dtype``, and at ``x`` in the mean."""
+    """``x`` (float32) rounded at random to one of its neighbours in ``dtype``, unbiased."""
     info = jnp.finfo(dtype)
     bits = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F800000)
-    # The power of two below |x|, and below it a grid of 2^nmant steps; all of this is exact.
+    # The grid between two powers of two has 2^nmant steps; all of this arithmetic is exact.
     power = jnp.maximum(lax.bitcast_convert_type(bits, jnp.float32), float(info.smallest_normal))
     steps = x / power * 2.0**info.nmant
     below = jnp.floor(steps)
@@ -135,6 +135,6 @@ def round_to(x: jax.Array, dtype: Any) -> jax.Array:
     rounded = lax.reduce_precision(x, info.nexp, info.nmant)
     if info.nexp >= 8:
         return rounded
-    # Below the normal range the operation gives 0, where float16 still has numbers.
+    # Below the normal range the operation returns 0, but float16 has subnormal numbers there.
     step = float(info.smallest_subnormal)
     return jnp.where(jnp.abs(x) < float(info.smallest_normal), jnp.round(x / step) * step, rounded)

@@ -209,11 +209,11 @@ def test_schedule_of_the_decay():
         (lambda: momentum(1.0), ValueError, ["decay", "1.0", "[0, 1)"]),
         (lambda: momentum(-0.1), ValueError, ["decay", "-0.1"]),
         (lambda: sam_optax.momentum_start(0.1), TypeError, ["GradientTransformation", "0.1"]),
-        (lambda: sam_optax.momentum_start(METHOD), ValueError, ["start of its own"]),
+        (lambda: sam_optax.momentum_start(METHOD), ValueError, ["already has a start"]),
         (
             lambda: sam_optax.momentum_start(sam_optax.rsam(key=jax.random.key(0))),
             ValueError,
-            ["start of its own"],
+            ["already has a start"],
         ),
         (
             lambda: sam_optax.sharpness_aware(BASE, METHOD, ascent_steps=2),

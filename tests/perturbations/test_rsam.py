@@ -397,7 +397,7 @@ def test_key_is_required():
 
 
 def test_one_random_start_only():
-    with pytest.raises(ValueError, match="random start already"):
+    with pytest.raises(ValueError, match="already has a random start"):
         sam_optax.random_start(sam_optax.rsam(key=KEY), key=KEY)
 
 

@@ -315,5 +315,5 @@ def test_bad_arguments(arguments, error, words):
 
 def test_sharded_params_inside_shard_map_are_refused():
     method = sam_optax.sparsify(key=KEY)
-    with pytest.raises(ValueError, match="norm_axis_name='model' does not go with sparsify"):
+    with pytest.raises(ValueError, match="norm_axis_name='model' cannot be used with sparsify"):
         method.update(jnp.ones(3), method.init(jnp.ones(3)), norm_axis_name="model")
