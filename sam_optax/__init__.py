@@ -48,21 +48,21 @@ from sam_optax._schedules.when import RandomWhen, after, bernoulli, every
 __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022
-    # Combinators, and what goes with them.
+    # Combinators and their companions.
     "alternating",
     "eval_params",
     "looksam",
     "pop_first_pass",
     "repeat_batches",
     "sharpness_aware",
-    # Methods: perturbations that papers name.
+    # Methods: perturbations with a name in a paper.
     "asam",
     "fisher_sam",
     "fsam",
     "low_pass",
     "rsam",
     "sam",
-    # Pieces of perturbations: what they are made of, and what wraps them.
+    # Pieces that compose or wrap perturbations.
     "Perturbation",
     "as_perturbation",
     "bias_leaves",
@@ -77,7 +77,7 @@ __all__ = [  # noqa: RUF022
     "smooth_gradient",
     "sparsify",
     "stochastic_rounding",
-    # Pieces for the base optimizer's chain, which receive both gradients.
+    # Transformations for the base optimizer's chain, which receive both gradients.
     "decoupled_sharpness",
     "mix_gradients",
     "reuse_orthogonal",
@@ -88,7 +88,7 @@ __all__ = [  # noqa: RUF022
     "part_of_batch",
     "reweighted_ascent",
     "rising_samples",
-    # Schedules: of the radius, and of when a step perturbs.
+    # Schedules of the radius, and of the steps that perturb.
     "RandomWhen",
     "after",
     "bernoulli",

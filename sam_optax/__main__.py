@@ -17,24 +17,24 @@ _EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX", "tyro"}
 _COMMANDS = {
     "compare": "train SGD and sharpness-aware methods on the same data and compare them",
     "train": "train one network by one method, in a paper's setting or yours",
-    "analyze": "measure how flat the networks are that a run has trained",
-    "ranks": "measure which sharpness ranks networks by their generalization gap",
+    "analyze": "measure the sharpness of the networks that a run has trained",
+    "ranks": "find which sharpness measure ranks networks by their generalization gap",
     "bench": "measure what a training step of each method costs",
     "collectives": "count what a sharded step sends between devices",
 }
-# Of sam_optax.experiments, where it does not have the command's name. Each is imported only when
-# its command is given; `run(options)` takes the dataclass of the command's name, as in `Compare`.
+# Modules of sam_optax.experiments whose names differ from the command's. Each is imported only when
+# its command runs; `run(options)` takes the dataclass named after the command, such as `Compare`.
 _MODULES = {"train": "compare", "bench": "bench.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a subcommand of the arguments, those of the process by default.
+    """Runs the subcommand that ``argv`` names (default: the arguments of the process).
 
-    The exit code is 0, 2 after a mistake of the user, 130 after an interrupt.
+    The exit code is 0, 2 after a user error, or 130 after an interrupt.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # ρ and ± are no reason to fail
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without ρ and ± must not fail
             stream.reconfigure(errors="replace")
     if not given or given[0] in ("-h", "--help"):
         print(_help())
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{name}: unknown command; use one of {', '.join(_COMMANDS)}.")
     try:
         return _run(name, arguments)
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         _silence()
         return 1
     except OSError as error:
@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = _fail("interrupted.", code=130)
         if argv is None:
-            # A computation may be running still. An interpreter that shuts down meanwhile takes
-            # the memory from under it, and crashes.
+            # A computation may still be running. If the interpreter shut down meanwhile, it would
+            # free the memory in use and crash.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -105,7 +105,7 @@ def _expanded(argument: str) -> str:
 
 
 def _first_lines(box: str) -> str:
-    """What a box says above its first rule, on one line."""
+    """The text above the first rule of tyro's box, on one line."""
     text = re.sub(r"[│╭╮╰╯|+]", " ", box.partition("╮\n")[2] or box)
     return " ".join(re.split(r"─{5,}", text)[0].split())
 
@@ -116,7 +116,7 @@ def _fail(message: str, code: int = 2) -> int:
 
 
 def _silence() -> None:
-    """Standard output leads nowhere, so that the interpreter need not fail at it once more."""
+    """Redirects standard output to the null device, so that the interpreter does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,1 +1,1 @@
-"""Pieces for the base optimizer's chain, which change the sharp gradient."""
+"""Transformations for the base optimizer's chain, which change the sharp gradient."""

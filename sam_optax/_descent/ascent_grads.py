@@ -1,4 +1,4 @@
-"""What the pieces of the base optimizer share: the ascent gradient that they are handed."""
+"""The ascent gradient that transformations in the base optimizer receive."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from sam_optax._internal import tree_checks
 def require_ascent_grads(
     who: str, ascent_grads: optax.Updates | None, updates: optax.Updates, extra: dict[str, Any]
 ) -> optax.Updates:
-    """The gradient that ``sharpness_aware`` hands to its base optimizer, or an error."""
+    """The ascent gradient passed by ``sharpness_aware``; raises an error if it is missing."""
     if "training_step" in extra:
         raise ValueError(
             f"{who} is not a perturbation: it belongs in the base optimizer, "
@@ -21,7 +21,7 @@ def require_ascent_grads(
         )
     if ascent_grads is None:
         raise ValueError(
-            f"{who} needs ascent_grads, which sharpness_aware hands to its base optimizer: put it "
+            f"{who} needs ascent_grads, which sharpness_aware passes to its base optimizer: put it "
             f"there, sharpness_aware(optax.chain({who}(...), base), perturbation), in front of a "
             "wrapper that drops extra arguments (optax.MultiSteps). With alternating, set "
             "keep_ascent_grads=True."
@@ -32,6 +32,6 @@ def require_ascent_grads(
 
 
 def where_perturbed(perturbed: chex.Numeric, value: chex.Numeric, otherwise: float) -> jax.Array:
-    """A hyperparameter of perturbing steps, and its value at the other steps."""
+    """A hyperparameter at perturbing steps, and its value at other steps."""
     value = jnp.asarray(value)
     return jnp.where(perturbed, value, jnp.full_like(value, otherwise))

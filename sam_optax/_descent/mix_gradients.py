@@ -1,4 +1,4 @@
-"""Weighted sums of the gradient and the sharp gradient."""
+"""Weighted sums of the plain and the sharp gradient."""
 
 from typing import Any
 
@@ -14,28 +14,29 @@ from sam_optax._internal.types import Leaf, PyTree
 
 
 def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtraArgs:
-    r"""A weighted sum of both gradients, first in the base optimizer's chain.
+    r"""Replaces the sharp gradient by a weighted sum of the plain and the sharp gradient.
 
     .. math::
         (1 - \alpha)\, g + \alpha\, g_s,
 
-    with g the ascent gradient and g_s the sharp one. To first order in ρ it is the gradient of
-    L + αρ‖∇L‖. Steps that do not perturb keep their gradient.
+    with g the ascent gradient and g_s the sharp one. It goes first in the base optimizer's chain.
+    To first order in ρ it is the gradient of L + αρ‖∇L‖. Steps that do not perturb keep their
+    gradient.
 
     * Penalizing the gradient norm (Zhao et al.): a penalty λ‖∇L‖ and SAM's radius r give
       α = λ/r, the paper's balance coefficient.
-    * WSAM (Yue et al.): the sharpness weighted by γ/(1 − γ), which is α; γ = ½ is SAM.
-      ``mix_gradients`` is its coupled form; :func:`decoupled_sharpness` the other.
+    * WSAM (Yue et al.): the sharpness is weighted by α = γ/(1 − γ); γ = ½ is SAM. ``mix_gradients``
+      is the coupled form, :func:`decoupled_sharpness` the decoupled one.
 
     Args:
-      weight: α ≥ 0. 0 is the base optimizer, 1 is SAM, and more than 1 goes beyond it.
+      weight: α ≥ 0. 0 is the base optimizer, 1 is SAM, and values above 1 extrapolate.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``weight`` is a
       schedule, which needs a step count.
 
     Raises:
-      ValueError: ``weight`` < 0; in ``update``, there are no ``ascent_grads``.
+      ValueError: ``weight`` < 0; in ``update``, ``ascent_grads`` is missing.
 
     Example:
       >>> import optax, sam_optax
@@ -68,7 +69,7 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
         del params
         g = require_ascent_grads("mix_gradients", ascent_grads, updates, extra)
         step = hp.step_of(state, None)
-        # With the weight 1, the gradient of a step that does not perturb stays as it is.
+        # With weight 1, the gradient of a step that does not perturb is unchanged.
         alpha = where_perturbed(perturbed, hp.evaluate(weight, step), 1)
         mixed = trees.map_inexact(
             lambda g_s, x: trees.cast_like(_mix(g_s, x, alpha), g_s), updates, g
@@ -91,26 +92,28 @@ def decoupled_sharpness(
     learning_rate: hp.Hyperparameter,
     weight: hp.Hyperparameter,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""WSAM's decoupled form: the sharpness is subtracted outside the base optimizer.
+    r"""WSAM's decoupled form: subtracts the gradient of the sharpness outside the base optimizer.
 
     .. math::
         \mathrm{base\_tx}(g) - \eta\, \alpha\, (g_s - g), \qquad \alpha = \gamma / (1 - \gamma),
 
-    with g the ascent gradient and g_s the sharp one: momentum and second moments see the plain
-    gradient alone. It is the default of WSAM's public code. For plain SGD both forms agree.
+    with g the ascent gradient and g_s the sharp one: momentum and second moments are computed from
+    the plain gradient only. It is the default of WSAM's public code. For plain SGD both forms
+    agree.
 
     Args:
       base_tx: the base optimizer, any optax transformation.
       learning_rate: η ≥ 0, usually that of ``base_tx``.
-      weight: α = γ/(1 − γ) ≥ 0; the public code's γ = 0.9 is α = 9.
+      weight: α = γ/(1 − γ) ≥ 0; γ = 0.9 of the public code is α = 9.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` to use as the base optimizer of
-      :func:`sharpness_aware`. Its state is a pair: of schedules (or empty) and of ``base_tx``.
+      :func:`sharpness_aware`. Its state is a pair: the state of the schedules (or empty) and that
+      of ``base_tx``.
 
     Raises:
       TypeError: ``base_tx`` is not a gradient transformation.
-      ValueError: a hyperparameter out of range; in ``update``, there are no ``ascent_grads``.
+      ValueError: a hyperparameter is out of range; in ``update``, ``ascent_grads`` is missing.
 
     Example:
       >>> import optax, sam_optax

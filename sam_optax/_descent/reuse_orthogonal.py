@@ -1,4 +1,4 @@
-"""LookSAM's piece: what SAM adds to the gradient, reused between the steps that perturb."""
+"""LookSAM's transformation: reuses SAM's correction of the gradient between perturbing steps."""
 
 from typing import Any, NamedTuple
 
@@ -17,9 +17,9 @@ class ReuseOrthogonalState(NamedTuple):
     """State of :func:`sam_optax.reuse_orthogonal`.
 
     Attributes:
-      g_v: the sharp gradient's part that is orthogonal to the ascent gradient, at the last step
-        that perturbed: structure, shapes and dtypes of the params; ``None`` in place of leaves
-        that are not inexact. 0 before the first such step.
+      g_v: the component of the sharp gradient orthogonal to the ascent gradient, at the last step
+        that perturbed, with the structure, shapes and dtypes of the params; ``None`` in place of
+        non-float leaves. 0 before the first such step.
       norm: ‖g_v‖, float32 (or wider) scalar.
       schedule: :class:`~sam_optax.ScheduleState` if ``alpha`` is a schedule, else
         ``optax.EmptyState``.
@@ -39,10 +39,10 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
         g + \alpha\, \frac{\|g\|}{\|g_v\|}\, g_v \quad \text{at other steps,}
 
     with inner products and norms over the whole tree as one vector. Steps that perturb keep their
-    sharp gradient g_s. Where g_v is as small as rounding, or no step has perturbed yet, the
-    other steps keep g.
+    sharp gradient g_s. Other steps keep g if g_v is no larger than rounding error, or if no step
+    has perturbed yet.
 
-    It belongs first in the base optimizer's chain of a ``sharpness_aware`` with ``when``:
+    It goes first in the base optimizer's chain, inside a ``sharpness_aware`` with ``when``;
     :func:`looksam` is the usual composition.
 
     Args:
@@ -53,7 +53,7 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
       An ``optax.GradientTransformationExtraArgs`` with a :class:`ReuseOrthogonalState`.
 
     Raises:
-      ValueError: ``alpha`` < 0; in ``update``, there are no ``ascent_grads``.
+      ValueError: ``alpha`` < 0; in ``update``, ``ascent_grads`` is missing.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax

@@ -1,4 +1,4 @@
-"""GSAM: descent that lowers the surrogate gap."""
+"""GSAM: descent that also reduces the surrogate gap."""
 
 from typing import Any
 
@@ -14,31 +14,32 @@ from sam_optax._internal.types import Leaf, PyTree
 
 
 def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformationExtraArgs:
-    r"""GSAM's change of the sharp gradient, first in the base optimizer's chain.
+    r"""GSAM: changes the sharp gradient such that the surrogate gap L(w + ε) − L(w) shrinks too.
 
     .. math::
         g_s - \alpha\, g_\perp, \qquad
         g_\perp = g - \frac{\langle g, g_s \rangle}{\|g_s\|^2}\, g_s,
 
     with g the ascent gradient and g_s the sharp one, each as one vector over the whole tree. It
-    descends on the perturbed loss and, orthogonally to that, ascends on the loss itself, which
-    lowers their difference, the surrogate gap.
+    goes first in the base optimizer's chain. The update descends on the perturbed loss and, in the
+    orthogonal direction, ascends on the loss itself, which reduces their difference, the surrogate
+    gap.
 
     GSAM is ``sharpness_aware(optax.chain(surrogate_gap(alpha), base), sam(rho))``, with ``rho``
     from :func:`rho_from_learning_rate` in the paper; with :func:`rsam` in place of ``sam`` it is
     R-GSAM, whose g is the gradient at the random start. Steps that do not perturb have g_⊥ = 0.
-    Under ``axis_name`` both gradients are means over the devices; the public code takes the parts
-    of each device's own.
+    Under ``axis_name`` both gradients are means over the devices; the public code decomposes the
+    gradients of each device.
 
     Args:
-      alpha: α ≥ 0. Default 0.4, that of the public code. 0 is SAM.
+      alpha: α ≥ 0. Default 0.4, as in the public code. 0 is SAM.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``alpha`` is a
       schedule, which needs a step count.
 
     Raises:
-      ValueError: ``alpha`` < 0; in ``update``, there are no ``ascent_grads``.
+      ValueError: ``alpha`` < 0; in ``update``, ``ascent_grads`` is missing.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax

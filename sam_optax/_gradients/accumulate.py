@@ -12,16 +12,16 @@ from sam_optax._internal.hyperparameters import check_integer
 def accumulate(
     grad_fn: Callable[[optax.Params, chex.Numeric], optax.Updates], n: int
 ) -> Callable[[optax.Params], optax.Updates]:
-    r"""A gradient function that averages over n microbatches, one after the other.
+    r"""Makes a gradient function that averages over n microbatches, evaluated sequentially.
 
     .. math::
         g(w) = \frac{1}{n} \sum_{i=0}^{n-1} \mathrm{grad\_fn}(w, i).
 
-    With it, both passes of a sharpness-aware step are taken over the whole batch in the memory
-    of one microbatch. ``optax.MultiSteps`` around ``sharpness_aware`` is something else: its
-    ascent gradient is the average, but its second pass sees the last microbatch alone.
-    ``MultiSteps`` *inside*, as the base optimizer, averages n complete sharpness-aware
-    gradients (m-sharpness over time), and is right.
+    With it, both passes of a sharpness-aware step cover the whole batch in the memory of one
+    microbatch. ``optax.MultiSteps`` around ``sharpness_aware`` is not equivalent: its ascent
+    gradient is the average, but its second pass sees only the last microbatch. ``MultiSteps``
+    *inside*, as the base optimizer, averages n complete sharpness-aware gradients (m-sharpness over
+    time), which is correct.
 
     Args:
       grad_fn: ``(params, i) -> grads``, the gradient on microbatch i (int32 scalar), a mean over

@@ -1,4 +1,4 @@
-"""What gradient functions that choose among examples share."""
+"""Helpers of gradient functions that choose among examples."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -12,11 +12,11 @@ from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.types import PyTree
 
 LossesFn: TypeAlias = Callable[[optax.Params, Any], chex.Array]
-"""``(params, batch) -> losses``, one for each example, of shape (batch,)."""
+"""``(params, batch) -> losses``, one per example, of shape (batch,)."""
 
 
 def gradient(loss: Callable[[optax.Params], chex.Array], params: optax.Params) -> optax.Updates:
-    """The gradient as optax wants it, which for complex params is the conjugate of JAX's."""
+    """The gradient in optax's convention, which for complex params is the conjugate of JAX's."""
     return jax.tree.map(lambda g: jnp.conj(g) if jnp.iscomplexobj(g) else g, jax.grad(loss)(params))
 
 

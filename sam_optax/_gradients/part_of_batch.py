@@ -9,15 +9,16 @@ from sam_optax._internal.types import PyTree
 
 
 def part_of_batch(batch: PyTree, fraction: float) -> PyTree:
-    """Evenly spaced examples of a batch, for an ascent gradient at a fraction of the price.
+    """Selects evenly spaced examples of a batch, for an ascent gradient at a fraction of the cost.
 
     ``update(None, state, params, grad_fn=grad_fn, ascent_grad_fn=lambda p: jax.grad(loss)(p,
-    part_of_batch(batch, 0.1)))`` makes a step of about 1.1 gradients: the ascent needs only a
-    direction, and the noise of a small batch does no harm there (m-sharpness and F-SAM seek it).
-    Examples are spaced evenly, so that each device keeps its share of a sharded batch.
+    part_of_batch(batch, 0.1)))`` makes a step that costs about 1.1 gradients. The ascent needs only
+    a direction, and the noise of a small batch does no harm there (m-sharpness and F-SAM even
+    benefit from it). Examples are spaced evenly, so that each device keeps its share of a sharded
+    batch.
 
     Args:
-      batch: a pytree of arrays, all with the examples along their first axis.
+      batch: a pytree of arrays whose first axis indexes the examples.
       fraction: share of the examples, in (0, 1].
 
     Returns:

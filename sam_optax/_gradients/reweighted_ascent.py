@@ -1,4 +1,4 @@
-"""δ-SAM's weights of examples in the ascent gradient."""
+"""δ-SAM: weights the examples in the ascent gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,24 +17,24 @@ from sam_optax._internal.types import PyTree
 def reweighted_ascent(
     losses_fn: LossesFn, batch: PyTree, *, key: noise.Key, power: float = 1.0
 ) -> Callable[[optax.Params], optax.Updates]:
-    r"""δ-SAM's ascent gradient, which approximates a separate perturbation for each example.
+    r"""δ-SAM: an ascent gradient that approximates a separate perturbation for each example.
 
     .. math::
         \sum_i \omega_i\, \nabla \ell_i(w), \qquad
         \omega_i \propto |\langle \nabla \ell_i(w), u \rangle|^k, \qquad u \sim N(0, I).
 
-    A separate perturbation would raise the loss of example i by ρ‖∇ℓ_i‖. The common ε whose rises
-    ⟨∇ℓ_i, ε⟩ come closest to these in the sum of squares starts out along Σ ‖∇ℓ_i‖ ∇ℓ_i: examples
-    weigh in proportion to the length of their gradient. The lengths are estimated by the derivative
-    along one random direction, ``|⟨∇ℓ_i, u⟩|``, whose expectation is proportional to ‖∇ℓ_i‖, at
-    the cost of a forward pass.
+    A separate perturbation would raise the loss of example i by ρ‖∇ℓ_i‖. Consider the common ε
+    whose rises ⟨∇ℓ_i, ε⟩ approximate these in the least-squares sense: the first gradient step
+    towards it is along Σ ‖∇ℓ_i‖ ∇ℓ_i, so each example is weighted by the norm of its gradient. The
+    norms are estimated by the derivative along one random direction, ``|⟨∇ℓ_i, u⟩|``, whose
+    expectation is proportional to ‖∇ℓ_i‖, at the cost of a forward pass.
 
     We could not obtain the paper and followed its public description; its weights may differ in
     detail.
 
     Args:
       losses_fn: ``(params, batch) -> losses``, of shape (batch,).
-      batch: what it takes as second argument.
+      batch: the second argument of ``losses_fn``.
       key: a JAX PRNG key, typed or raw, or an integer seed; pass a new one at each step.
       power: k. Default 1, as derived above; 0 is the plain gradient.
 
@@ -43,7 +43,8 @@ def reweighted_ascent(
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.
-      ValueError: ``power`` < 0; (from ``grad_fn``) there is not one loss for each example.
+      ValueError: ``power`` < 0; (from the returned function) ``losses_fn`` does not return one loss
+        per example.
 
     Example:
       >>> import jax, jax.numpy as jnp, sam_optax

@@ -13,7 +13,7 @@ from sam_optax._internal.types import PyTree
 def rising_samples(
     losses_fn: LossesFn, params: optax.Params, batch: PyTree, fraction: float = 0.5
 ) -> Callable[[optax.Params], optax.Updates]:
-    r"""ESAM's selection: the sharp gradient on the examples whose loss rises most.
+    r"""ESAM: takes the sharp gradient only on the examples whose loss rises most.
 
     .. math::
         \frac{1}{|B^+|} \sum_{i \in B^+} \nabla \ell_i(w + \varepsilon), \qquad
@@ -21,14 +21,14 @@ def rising_samples(
         \ell_i(w + \varepsilon) - \ell_i(w).
 
     The sharp pass costs a forward pass over the batch and a gradient on part of it. The ascent
-    gradient is that of the whole batch: give it as ``grads``, or as ``ascent_grad_fn``, since at
-    w itself no loss has risen. The first half of ESAM is :func:`random_mask`.
+    gradient is that of the whole batch: pass it as ``grads`` or by ``ascent_grad_fn``, since at w
+    itself no loss has risen. The other half of ESAM is :func:`random_mask`.
 
     Args:
       losses_fn: ``(params, batch) -> losses``, of shape (batch,).
-      params: w, where the losses are compared to.
-      batch: a pytree of arrays, all with the examples along their first axis.
-      fraction: γ in (0, 1], the share of the examples. Default 0.5, the paper's.
+      params: w, the reference point of the rises.
+      batch: a pytree of arrays whose first axis indexes the examples.
+      fraction: γ in (0, 1], the share of examples to select. Default 0.5, the paper's.
 
     Returns:
       ``params -> grads``, for ``update(..., grad_fn=...)``.

@@ -14,19 +14,19 @@ def rho_from_learning_rate(
     lr_min: float,
     lr_max: float,
 ) -> optax.Schedule:
-    r"""A schedule for the radius that follows the learning rate's.
+    r"""Makes a schedule for the radius ρ that follows a learning-rate schedule linearly.
 
     .. math::
         \rho_t = \rho_{\min} + (\rho_{\max} - \rho_{\min})\,
         \frac{\eta_t - \eta_{\min}}{\eta_{\max} - \eta_{\min}},
 
     clamped to [ρ_min, ρ_max], so that a warm-up below ``lr_min`` has the radius ρ_min and not a
-    negative one. Where ``lr_min == lr_max`` the radius is ρ_max from that learning rate on.
+    negative one. If ``lr_min == lr_max``, the radius is ρ_max at and above that learning rate.
 
     Args:
       schedule: the learning rate, a function of the training step.
       rho_min: radius at the lowest learning rate, ≥ 0.
-      rho_max: radius at the highest, ≥ ``rho_min``.
+      rho_max: radius at the highest learning rate, ≥ ``rho_min``.
       lr_min: lowest learning rate, ≥ 0.
       lr_max: highest learning rate, ≥ ``lr_min``.
 

@@ -13,10 +13,10 @@ from sam_optax._internal.hyperparameters import check_integer
 
 
 class RandomWhen(NamedTuple):
-    """A ``when`` that reads a state: what :func:`sam_optax.bernoulli` returns.
+    """A ``when`` with a state, as :func:`sam_optax.bernoulli` returns it.
 
     Attributes:
-      init: ``() -> state``, which the optimizer keeps as ``when_state`` and which does not change.
+      init: ``() -> state``, which the optimizer keeps unchanged as ``when_state``.
       decide: ``(training_step, state) -> bool``.
     """
 
@@ -25,7 +25,7 @@ class RandomWhen(NamedTuple):
 
 
 When: TypeAlias = Callable[[chex.Array], chex.Numeric] | RandomWhen
-"""A function of the training step (int32 scalar, from 0) that says whether it perturbs."""
+"""A function of the training step (int32 scalar, from 0) that returns whether it perturbs."""
 
 
 def check_when(when: Any) -> None:
@@ -43,7 +43,7 @@ def init_when(when: When | None) -> Any:
 
 
 def decide(when: When | None, training_step: chex.Array, state: optax.OptState) -> chex.Numeric:
-    """Whether a training step perturbs: True for all without a ``when``."""
+    """Whether a training step perturbs; always True without a ``when``."""
     if when is None:
         return True
     if isinstance(when, RandomWhen):
@@ -52,7 +52,7 @@ def decide(when: When | None, training_step: chex.Array, state: optax.OptState) 
 
 
 def every(k: int) -> When:
-    """Perturbs at steps 0, k, 2k, …: one in ``k`` costs a second gradient.
+    """Perturbs at every k-th step (0, k, 2k, …): one step in k costs a second gradient.
 
     Args:
       k: period, an integer ≥ 1.
@@ -94,10 +94,10 @@ def after(n: int) -> When:
 
 
 def bernoulli(p: hp.Hyperparameter, *, key: noise.Key) -> RandomWhen:
-    """Perturbs at random, each step with probability ``p``: SS-SAM.
+    """SS-SAM: perturbs at random, each step with probability ``p``.
 
-    The decision is a function of the key, which the optimizer's state holds (``when_state``), and
-    of the training step: a run that is resumed goes on as it would have, and all devices agree.
+    The decision depends on the key in the optimizer's state (``when_state``) and on the training
+    step only, so a resumed run continues exactly, and all devices agree.
 
     Args:
       p: probability that a step perturbs, 0 ≤ p ≤ 1, or an optax schedule of it. A step costs
@@ -106,7 +106,7 @@ def bernoulli(p: hp.Hyperparameter, *, key: noise.Key) -> RandomWhen:
       key: a JAX PRNG key, typed or raw, or an integer seed.
 
     Returns:
-      For ``sharpness_aware(..., when=...)`` and ``alternating(..., when=...)``.
+      A value for ``sharpness_aware(..., when=...)`` and ``alternating(..., when=...)``.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.
