@@ -1,5 +1,6 @@
 """The commands ``compare`` and ``train``: what each method is worth on the same data."""
 
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -178,7 +179,8 @@ def _draw(out: OutputDirectory, found: Mapping[str, Any]) -> None:
 
 
 def _console(stderr: bool = False) -> Console:
-    return Console(stderr=stderr, highlight=False, quiet=bool(jax.process_index()))
+    width = None if stderr or sys.stdout.isatty() else 100  # of a file; rich would take 80
+    return Console(stderr=stderr, highlight=False, quiet=bool(jax.process_index()), width=width)
 
 
 def _print(message: str, stderr: bool = False) -> None:

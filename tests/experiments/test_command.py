@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from sam_optax.__main__ import main
 from sam_optax.experiments import compare
@@ -183,9 +184,9 @@ def run(archive, tmp_path_factory):
 def test_the_table_is_on_standard_output_and_the_progress_on_standard_error(run):
     process, out = run
     assert process.returncode == 0, process.stderr
-    assert re.search(r"^sgd .*\d\d\.\d\d ± \d+\.\d\d +\d\.\d{3} ", process.stdout, re.M)
-    assert re.search(r"^sam rho 0.1 +ρ 0.1 +\d\d\.\d\d ± ", process.stdout, re.M)
-    assert re.search(r"^sam rho 1e\+30 +ρ 1e\+30 +diverged +– +– +\d", process.stdout, re.M)
+    assert re.search(r"^sgd +\d\d\.\d\d ± \d+\.\d\d +± \d+\.\d\d +\d\d\.", process.stdout, re.M)
+    assert re.search(r"^sam +ρ 0.1 +\d\d\.\d\d ± ", process.stdout, re.M)
+    assert re.search(r"^sam +ρ 1e\+30 +diverged +– +diverged( +–)+ +\d", process.stdout, re.M)
     assert "40 % of the training labels are wrong" in process.stdout
     assert f"The results are in {out}." in process.stdout
     assert re.match(r"compiling sgd \(1 of \d\)", process.stderr)
@@ -259,6 +260,65 @@ def test_a_run_that_diverges_is_written_and_told(capsys, archive, tmp_path):
         "sam_optax: The training has diverged; give a smaller --lr or radius, or --clip."
     )
     assert names(tmp_path) >= RESULTS | {"report.html"}
+
+
+# The studies of the papers, in a hundredth of their time.
+
+
+def preset(name, labels=lambda y: y):
+    """The setting of a paper for a small network, on digits as an archive of images."""
+
+    def arguments(folder, *more):
+        x, y = load_digits(return_X_y=True)
+        x, y = (16 * x.reshape(-1, 8, 8)).clip(0, 255).astype(np.uint8), labels(y)
+        parts = {"x_train": x[:1000], "y_train": y[:1000], "x_test": x[1000:], "y_test": y[1000:]}
+        np.savez(folder / "digits.npz", **parts)
+        data = ["--dataset", f"npz:{folder / 'digits.npz'}", "--model", "mlp", "--devices", "1"]
+        more = ["--scale", "0.03", "--seeds", "2", *more, "--out", str(folder / "out")]
+        return ["compare", "--preset", name, *data, *more]
+
+    return arguments
+
+
+def test_each_method_of_a_preset_is_trained_at_its_row_and_swept(capsys, trainer, tmp_path):
+    """ASAM's table 2 and figure 4: infinity, words and truth values are given as such."""
+    more = ("--asam.rho", "0.5", "1", "--asam.p", "2", "inf", "--asam.normalize-biases", "True")
+    more += ("--asam.normalization", "filterwise")
+    assert main(preset("asam-cifar10")(tmp_path, *more)) == 0
+    out = tmp_path / "out"
+    assert names(out) == RESULTS | PICTURES - {"steps.png"} | {"sweep.png"}
+    methods = results.from_json(out / "results.json")["methods"]
+    assert [method["epochs"] for method in methods] == [12] + [6] * 5
+    assert [method["hyperparameters"] for method in methods[:2]] == [{}, {"rho": 0.05}]
+    assert methods[-1]["name"] == "asam rho 1 p inf"
+    asam = {"rho": 1.0, "eta": 0.01, "p": "inf", "normalization": "filterwise"}
+    assert methods[-1]["hyperparameters"] == {**asam, "normalize_biases": True}
+    printed = capsys.readouterr().out
+    assert re.search(r"^sam +ρ 0.05, epochs 6 +50\.00 ± 0\.00 +± 0\.00 ", printed, re.M)
+    assert "inf," in printed
+    assert main(preset("asam-cifar10")(tmp_path, "--asam.p", "two")) == 2
+    assert re.match(r"sam_optax: .*--asam\.p.*two", capsys.readouterr().err)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compile_fast")
+def test_the_ascent_is_led_by_more_and_more_of_the_data(tmp_path):
+    """F-SAM's investigation, A5, of more than ten classes."""
+    twice = lambda y: y + 10 * (np.arange(len(y)) % 2)  # every digit is two classes
+    more = ("--methods", "sam", "sam_full", "sam_batches", "--sam-batches.batches", "1", "3", "99")
+    assert main(preset("fsam-cifar10", twice)(tmp_path, "--scale", "0.1", *more)) == 0
+    found = results.from_json(tmp_path / "out" / "results.json")
+    assert found["dataset"]["classes"] == 20
+    rows = {method["name"]: method for method in found["methods"]}
+    one, all_data = rows["sam_batches batches 1"], rows["sam_batches batches 99"]
+    assert one["summary"]["train_loss"] == rows["sam"]["summary"]["train_loss"]
+    assert all_data["summary"]["train_loss"] == rows["sam_full"]["summary"]["train_loss"]
+    assert all_data["gradients"] == rows["sam_full"]["gradients"]
+    for row in csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines()):
+        last, best = float(row["test_accuracy"]), float(row["best_test_accuracy"])
+        assert last <= min(best, float(row["test_top5_accuracy"]))
+        assert best <= float(row["best_test_top5_accuracy"]) < 1
+    assert (tmp_path / "out" / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
 # Files, pipes and terminals.

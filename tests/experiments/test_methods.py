@@ -86,6 +86,17 @@ def with_all(grad, i):
     return {"grad_fn": grad(batch(i)), "ascent_grad_fn": grad((X, Y))}
 
 
+def several(grad, i):
+    """The batch, and two others as the trainer draws them."""
+    rows = jax.random.choice(jax.random.fold_in(KEY, i), 40, (2, 10), replace=False)
+
+    def mean(params):
+        grads = [grad(b)(params) for b in (batch(i), *((X[row], Y[row]) for row in rows))]
+        return jax.tree.map(lambda *leaves: sum(leaves) / 3, *grads)
+
+    return {"grad_fn": grad(batch(i)), "ascent_grad_fn": mean}
+
+
 # As a user would write them; those that the library's own tests cover in this form are left out.
 BY_HAND = {
     "gsam": lambda: loop(
@@ -100,6 +111,7 @@ BY_HAND = {
     ),
     "part": lambda: loop(sharp(sam_optax.sam(0.95)), with_part),
     "sam_full": lambda: loop(sharp(SAM), with_all),
+    "sam_batches": lambda: loop(sharp(SAM), several),
     "every": lambda: loop(sharp(sam_optax.sam(1.0), when=sam_optax.every(5))),
     "wsam_decoupled": lambda: loop(sharp(SAM, sam_optax.decoupled_sharpness(BASE.tx, 0.5, 9.0))),
     "msam": lambda: loop(
@@ -114,7 +126,7 @@ BY_HAND = {
         sharp(optax.chain(sam_optax.remove_full_gradient(1.0, 0.9), sam_optax.asam(2.0, 0.01)))
     ),
 }
-HYPER = {"part": {"fraction": 0.2}, "gsam": {"lr_max": 0.5}}
+HYPER = {"sam_batches": {"batches": 3}, "part": {"fraction": 0.2}, "gsam": {"lr_max": 0.5}}
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +151,35 @@ def test_is_what_a_user_would_write(trained, name):
     assert_close(trained[name], BY_HAND[name](), 1e-6)
 
 
+def test_one_batch_is_sam_and_as_many_as_there_are_is_the_full_gradient(trained):
+    assert_close(run("sam_batches", batches=1), trained["sam"], 0)
+    assert_close(run("sam_batches", batches=4), trained["sam_full"], 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"p": np.inf}, {"normalization": "filterwise"}, {"normalize_biases": True}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_asam_s_options_are_the_library_s(changes):
+    """An infinite p may be text, which results can hold."""
+    biases = False if changes.pop("normalize_biases", None) else None
+    given = {**changes, **({} if biases is None else {"normalize_biases": True})}
+    by_hand = loop(sharp(sam_optax.asam(2.0, 0.01, **changes, bias_mask=biases)))
+    text = {name: str(value) if name == "p" else value for name, value in given.items()}
+    assert_close(run("asam", **text), by_hand, 1e-6)
+
+
+def test_gradients_of_a_step_follow_the_hyperparameters():
+    def gradients(name, **changes):
+        return METHODS[name].variant(**changes).gradients(8.0)
+
+    assert gradients("sam") == 2
+    assert gradients("every", k=4) == 1.25
+    assert gradients("sam_full") == gradients("sam_batches", batches=99) == 9
+    assert gradients("sam_batches", batches=4) == 5
+
+
 def test_the_wrong_method_is_told_apart(trained):
     with pytest.raises(AssertionError):
         assert_close(trained["part"], BY_HAND["sam_full"](), 1e-6)
@@ -150,6 +191,9 @@ def test_the_wrong_method_is_told_apart(trained):
         ("sam", {"rho": -1.0}, r"--sam\.rho must be in \[0, inf\), got -1\.0"),
         ("part", {"fraction": 0.0}, r"--part\.fraction must be in \(0, 1\], got 0\.0"),
         ("looksam", {"k": 0}, r"--looksam\.k must be at least 1, got 0"),
+        ("asam", {"p": 0.5}, r"--asam\.p must be in \[1, inf\], got 0\.5"),
+        ("asam", {"normalization": "x"}, r"--asam\.normalization must be 'elementwise' or 'filt"),
+        ("sam_batches", {"batches": 0}, r"--sam-batches\.batches must be at least 1, got 0"),
         ("ssam_f", {"every": 0}, r"--ssam-f\.every must be at least 1, got 0"),
         ("wsam", {"gamma": 1.0}, r"--wsam\.gamma must be in \[0, 1\), got 1\.0"),
         ("gsam", {"rho_max": 0.1}, r"--gsam\.rho_max must be in \[0\.2, inf\), got 0\.1"),

@@ -54,7 +54,7 @@ RSAM = {"epochs": 200, "batch_size": 128, "m": 128, "model": "resnet18", "optimi
 VIT = {"epochs": 300, "batch_size": 4096, "m": 4096, "optimizer": "adamw", "image_size": 224}
 FSAM = {"epochs": 200, "lr": 0.05, "schedule": "cosine", "momentum": 0.9, "flip": True}
 FSAM |= {"model": "resnet18", "optimizer": "sgd"}
-FSAM_METHODS = ("sam", "fsam", "sam_full", "sam_db", "sam_noise")
+FSAM_METHODS = ("sam", "fsam", "sam_full", "sam_db", "sam_noise", "sam_batches")
 PRINTED = {
     "asam-cifar10": {
         "sgd": {**ASAM, "epochs": 400},
@@ -226,6 +226,17 @@ def test_several_values_are_rows_of_their_own():
         "gamma": "given",
         "lmbda": "default, chosen on digits",
     }
+
+
+def test_what_has_no_default_is_passed_on_where_it_is_given():
+    assert "p" not in resolve(options(methods=("asam",))).rows["asam"].variant.hyperparameters
+    given = {"asam": {"p": (2.0, math.inf), "normalize_biases": (True,)}}
+    for preset in (None, "asam-cifar10"):
+        found = resolve(options(preset, methods=("asam",), hyperparameters=given))
+        assert list(found.rows) == ["asam p 2", "asam p inf"]
+        values = found.rows["asam p inf"].variant.hyperparameters
+        assert (values["p"], values["normalize_biases"], values["eta"]) == (math.inf, True, 0.01)
+        assert "normalization" not in values
 
 
 def test_the_frontier_has_several_radii_of_what_is_cheaper_than_sam():

@@ -6,12 +6,13 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from scipy import stats
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
-from sam_optax.experiments.reporting import figures, frontier, html, palette, results, table
+from sam_optax.experiments.reporting import figures, frontier, html, palette, results, sweep, table
 from sam_optax.experiments.reporting.live import Live
 
 SEEDS = (5, 6, 7)
@@ -48,7 +49,7 @@ def of_method(name, loss, hyperparameters=None, accuracy=(0.5, 0.75, 1.0)):
         "examples_per_second": 60.0,
         "diverged": len(loss) - len(kept),
         "summary": {
-            key: results.summary(np.array([values[i] for i in kept], np.float32))
+            key: results.summary(np.array([values[i] for i in kept], float))
             for key, values in measures.items()
         },
         "seeds": [
@@ -80,6 +81,8 @@ def of_run(*methods, name="npz:small.npz", **settings):
         "sharpness_rho": 0.5,
         **settings,
     }
+    for row in methods:
+        row["differences"] = results.differences(row, methods)
     return {
         "format": results.FORMAT,
         "format_version": results.FORMAT_VERSION,
@@ -110,7 +113,7 @@ def found():
     )
 
 
-def printed(found, width=80):
+def printed(found, width=100):
     file = io.StringIO()
     table.print_results(Console(file=file, width=width), found)
     return file.getvalue()
@@ -152,8 +155,31 @@ def test_results_of_another_version_are_refused_by_name(older, tmp_path):
 def test_numbers_are_the_shortest_of_their_float32():
     assert results.number(np.float32(0.1)) == 0.1
     assert results.number(np.float32("nan")) is None
-    assert results.summary(np.array([0.5, 0.75, 1.0])) == {"mean": 0.75, "std": 0.25}
-    assert results.summary(np.array([])) == {"mean": None, "std": None}
+    low, high = stats.t.interval(0.95, 2, loc=0.75, scale=stats.sem([0.5, 0.75, 1.0]))
+    several = results.summary(np.array([0.5, 0.75, 1.0]))
+    assert several == {"mean": 0.75, "std": 0.25, "interval": pytest.approx((high - low) / 2)}
+    assert results.summary(np.array([0.5])) == {"mean": 0.5, "std": None, "interval": None}
+    assert results.summary(np.array([])) == {"mean": None, "std": None, "interval": None}
+
+
+def test_differences_are_seed_by_seed_and_to_the_best_sam():
+    found = of_run(
+        of_method("sgd", [1.0] * 3, accuracy=(0.5, 0.6, 0.7)),
+        of_method("sam 1", [1.0] * 3, {"rho": 0.1}, accuracy=(0.6, 0.6, 0.6)),
+        of_method("sam 2", [1.0, 1.0, None], {"rho": 0.2}, accuracy=(0.7, 0.8, 0.1)),
+        of_method("asam", [1.0, 1.0, 1.0], {"rho": 2.0}, accuracy=(0.8, 0.8, 0.8)),
+    )
+    sgd, first, second, asam = (method["differences"] for method in found["methods"])
+    assert (list(sgd), list(first), list(second)) == (["sam"], ["sgd"], ["sgd"])
+    gain = asam["sgd"]["test_accuracy"]
+    ends = stats.ttest_rel([0.8] * 3, [0.5, 0.6, 0.7]).confidence_interval(0.95)
+    assert gain["mean"] - gain["interval"] == pytest.approx(ends.low)
+    assert gain["mean"] + gain["interval"] == pytest.approx(ends.high)
+    assert asam["sam"]["to"] == "sam 2"
+    assert asam["sam"]["test_accuracy"]["mean"] == pytest.approx(0.05)  # of two seeds
+    text = printed(found)
+    assert "+20.00 ± 24.84" in rows(text)["asam"]
+    assert "over the best one where there are several" in text
 
 
 def test_csv_has_a_line_for_every_run(found):
@@ -167,6 +193,7 @@ def test_csv_has_a_line_for_every_run(found):
         "best_test_accuracy": "0.5",
         "train_loss": "1.0",
         "sharpness": "0.1",
+        "best_epoch": "4",
         "diverged": "0",
         "step_cost": "1.875",
     }
@@ -197,13 +224,31 @@ def test_the_table_says_what_was_trained_on_and_what_came_out(found):
         "SGD: learning rate 0.1 (cosine to 0), momentum 0.9, weight decay 0.0005\n\n"
     )
     lines = rows(text)
-    assert lines["sgd"].split() == ["sgd", "75.00", "±", "25.00", "2.000", "0.2000", "1.88"]
-    assert "75.00 ± 35.36" in lines["sam"]
+    sgd = "sgd 75.00 ± 25.00 ± 62.10 75.00 ± 25.00 – +0.00 ± 0.00 0.2000 1.88"
+    assert lines["sgd"].split() == sgd.split()
+    assert "75.00 ± 35.36  ± 317.66" in lines["sam"]
     assert "1 of 3 diverged" in text
-    assert lines["asam"].split()[-4:] == ["diverged", "–", "–", "1.88"]
+    assert lines["asam"].split()[-7:] == ["diverged", "–", "diverged", "–", "–", "–", "1.88"]
     assert "ρ 2, η 0.01" in lines["asam"]
     assert "ε of SAM with ρ 0.5 for all" in text
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 108  # as wide as these intervals
+
+
+def test_numbers_stay_on_their_line_where_the_table_does_not_fit(found):
+    narrow = rows(printed(found, width=40))
+    for name, line in rows(printed(found)).items():
+        if name in DEFAULT:
+            assert narrow[name].split()[-10:] == line.split()[-10:]
+
+
+def test_what_is_not_in_the_table_is_on_the_page(found):
+    assert "train loss" not in printed(found)
+    for method in found["methods"]:
+        top5 = results.summary(np.array([0.9, 0.92, 0.94]))
+        method["summary"] |= {"test_top5_accuracy": top5, "best_test_top5_accuracy": top5}
+    page = html.html_page(found, {}).decode()
+    for text in ("train loss\nnats", "best 95 %\n%", "best top-5\n%", "92.00 ± 2.00", "± 4.97"):
+        assert text in page
 
 
 def test_settings_that_differ_are_with_the_method():
@@ -217,7 +262,7 @@ def test_settings_that_differ_are_with_the_method():
     assert "AdamW: learning rate 0.1 (cosine to 0 after 9 steps of warm-up), weight decay" in text
     assert "scaled down (--scale 0.1)" in text
     assert "epochs 8" in rows(text)["sgd"]
-    assert "±" not in text.split("test accuracy:")[0]
+    assert "±" not in text.split("last epoch:")[0]
 
 
 ACCURACIES = {
@@ -285,6 +330,26 @@ def test_figures_suit_the_run(found, monkeypatch):
     monkeypatch.setattr(figures, "png", lambda *of: b"")
     for i, names in ((0, ["curves.png"]), (2, ["curves.png", "steps.png"])):
         assert list(figures.all_figures({**found, "methods": found["methods"][i : i + 1]})) == names
+
+
+def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(monkeypatch):
+    def asam(rho, p):
+        return of_method(f"asam {rho} {p}", [1.0] * 3, {"rho": rho, "p": p, "eta": 0.01})
+
+    radii, norms = (0.1, 2.0, 0.5), (2.0, "inf")
+    found = of_run(
+        of_method("sgd", [1.0] * 3),
+        of_method("rsam", [None] * 3, {"rho": 0.1, "lmbda": 2.0}),
+        *(asam(rho, p) for rho in radii for p in norms),
+    )
+    assert sweep.options(found) == ["rho"]  # infinity is no place on an axis
+    axes = Figure().subplots()
+    sweep.over(axes, found, "rho")
+    _, names = axes.get_legend_handles_labels()
+    assert sorted(names) == ["asam, p 2", "asam, p inf", "sgd"]  # what has diverged is not drawn
+    assert [line.get_xdata().tolist() for line, *_ in axes.containers] == [[0.1, 0.5, 2.0]] * 2
+    assert axes.get_xscale() == "log"
+    assert next(iter(figures.all_figures(found))) == "sweep.png"
 
 
 def test_every_method_has_one_look_that_no_other_has():

@@ -517,8 +517,21 @@ def test_methods_without_groups_are_those_that_would_perturb_them_alike():
     """What looks at the whole batch or along past gradients, and what does not perturb."""
     assert {name for name, method in METHODS.items() if not method.groups} == {
         *("sgd", "momentum", "msam", "m_asam"),
-        *("delta_sam", "sam_full", "sam_db", "sam_noise", "esam", "part"),
+        *("delta_sam", "sam_full", "sam_db", "sam_batches", "sam_noise", "esam", "part"),
     }
+
+
+def test_of_many_classes_the_five_likeliest_are_counted_too(arrays, outcomes):
+    many = dataclasses.replace(tasks.vectors(arrays), classes=12)
+    small = tasks.make(many, "sgd", model=tasks.Flat(12, norm=False), seeds=2)
+    found = tasks.run(small)["sgd"]
+    for seed in range(2):
+        variables = jax.tree.map(lambda leaf, i=seed: leaf[i], found.variables)
+        logits = small.model.apply(variables, many.test.x, train=False)
+        five = np.argsort(-logits, axis=1)[:, :5]
+        share = np.mean(np.any(five == many.test.y[:, None], axis=1))
+        assert found.curves["test_top5_accuracy"][-1, seed] == pytest.approx(share)
+    assert "test_top5_accuracy" not in outcomes["sgd"].curves
 
 
 @slow
@@ -545,7 +558,7 @@ def test_images_on_disk_are_shared_by_devices_and_cropped_at_random():
     assert np.any(one["rsam"].curves["train_loss"] != still["rsam"].curves["train_loss"])
 
 
-@pytest.mark.parametrize("name", ["sam_full", "sam_db", "sam_noise"])
+@pytest.mark.parametrize("name", ["sam_full", "sam_db", "sam_batches", "sam_noise"])
 def test_methods_that_need_all_examples_at_hand_refuse_images_on_disk(name):
     with pytest.raises(UserError, match=f"--methods {name}: needs all .* in memory"):
         tasks.make(tasks.images(on_disk=True), "sgd", name)

@@ -124,6 +124,7 @@ def test_the_figure_on_the_front_page_is_drawn_from_results(tmp_path):
                 "seeds": [{**run, "diverged": False} for run in seeds],
                 "step_cost": 1.0,
                 "hyperparameters": {"rho": 0.5},
+                "summary": {"test_accuracy": {"mean": 0.9, "std": 0.0, "interval": 0.01}},
             }
             for name in methods
         ]

@@ -38,6 +38,19 @@ def friendly(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
     return build
 
 
+def asam(
+    key: Any,
+    rho: float,
+    eta: float,
+    p: float | str = 2,
+    normalization: Any = "elementwise",
+    normalize_biases: bool = False,
+) -> Perturbation:
+    """ASAM; an infinite p may be text, as in results, and biases are found by their names."""
+    biases = False if normalize_biases else None
+    return sam_optax.asam(rho, eta, p=float(p), normalization=normalization, bias_mask=biases)
+
+
 def sparse(key: Any, **options: Any) -> Perturbation:
     """SSAM's mask; with ``drop`` the dynamic one."""
     choice: Any = "dynamic" if "drop" in options else "fisher"
@@ -131,6 +144,28 @@ def another_batch(step: Step, **_: Any) -> dict[str, Any]:
     index = jax.random.choice(step.key, examples, (size,), replace=False)
     batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], step.data)
     return {"ascent_grad_fn": step.grad_fn(batch)}
+
+
+def several_batches(step: Step, batches: int, **_: Any) -> dict[str, Any]:
+    """The ascent gradient on the batch and on others, which are not augmented; at most all data."""
+    if batches < 1:
+        raise ValueError(f"batches must be at least 1, got {batches!r}.")
+    examples, size = len(step.data[1]), len(step.batch[1])
+    if batches == 1:
+        return {}
+    if batches * size >= examples:
+        return whole(step)
+    index = jax.random.choice(step.key, examples, (batches - 1, size), replace=False)
+
+    def gradient(params: Any) -> Any:
+        def add(total: Any, rows: jax.Array) -> tuple[Any, None]:
+            batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], step.data)
+            return jax.tree.map(jnp.add, total, step.grad_fn(batch)(params)), None
+
+        total, _ = jax.lax.scan(add, step.grad_fn(step.batch)(params), index)
+        return jax.tree.map(lambda leaf: leaf / batches, total)
+
+    return {"ascent_grad_fn": gradient}
 
 
 def full_gradient(step: Step, **_: Any) -> dict[str, Any]:

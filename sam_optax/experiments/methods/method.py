@@ -16,10 +16,14 @@ BLOCK = 500
 
 
 class Option(NamedTuple):
-    """A hyperparameter of a method: its default value and what it is."""
+    """A hyperparameter of a method: its default value, what it is, and its type.
 
-    default: float | int
+    Without a default it is passed on where it is given; else the library's default holds.
+    """
+
+    default: Any
     help: str
+    kind: type
 
 
 class Base(NamedTuple):
@@ -89,7 +93,8 @@ class Method:
     title: str
     build: Callable[..., optax.GradientTransformation]
     options: Mapping[str, Option]  # NAME is --METHOD.NAME on the command line
-    gradients: float = 2.0  # of a batch, in a step
+    # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
+    gradients: float | Callable[..., float] = 2.0
     arguments: Callable[..., dict[str, Any]] = lambda step, **options: {}
     needs_data: bool = False  # whether a step needs all training examples at hand
     # Whether groups of a batch can have perturbations of their own: not those of methods that look
@@ -99,7 +104,8 @@ class Method:
     def variant(self, **changes: Any) -> "Variant":
         """The method with its default hyperparameters, but for some."""
         defaults = {name: option.default for name, option in self.options.items()}
-        return Variant(self, defaults | changes)
+        known = {name: value for name, value in defaults.items() if value is not None}
+        return Variant(self, known | changes)
 
 
 class Variant(NamedTuple):
@@ -107,6 +113,11 @@ class Variant(NamedTuple):
 
     method: Method
     hyperparameters: Mapping[str, Any]
+
+    def gradients(self, batches: float) -> float:
+        """Gradients of a batch in a step, with so many batches in the training set."""
+        found = self.method.gradients
+        return found(batches, **self.hyperparameters) if callable(found) else found
 
     def transformation(self, base: Base, key: jax.Array) -> optax.GradientTransformation:
         """Its optimizer."""

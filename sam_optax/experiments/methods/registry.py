@@ -33,9 +33,14 @@ _HELP = {
 def _options(**values: Any) -> dict[str, Option]:
     """Hyperparameters: a default, or a default and what it is."""
     pairs = {k: v if isinstance(v, tuple) else (v, _HELP[k]) for k, v in values.items()}
-    return {name: Option(*pair) for name, pair in pairs.items()}
+    return {name: Option(value, text, type(value)) for name, (value, text) in pairs.items()}
 
 
+_REGION = {  # what ASAM's figure 4 varies
+    "p": Option(None, "Norm p of the neighbourhood, such as 2 or inf.", float),
+    "normalization": Option(None, "Normalization operator: elementwise or filterwise.", str),
+    "normalize_biases": Option(None, "Whether biases are normalized as other params are.", bool),
+}
 _RSAM = inspect.signature(sam_optax.rsam).parameters
 _START = _options(
     gamma=(_RSAM["gamma"].default, "Scale γ of the random start's noise."),
@@ -51,10 +56,15 @@ _SSAM = functools.partial(
 _PAST = functools.partial(Method, gradients=1, groups=False)
 _WHOLE = functools.partial(Method, build=build.sam, groups=False)
 
+
+def _periodic(batches: float, k: int, **_: float) -> float:
+    return 1 + 1 / k
+
+
 METHODS: dict[str, Method] = {
     "sgd": Method("the base optimizer", lambda base, key: base.tx, {}, 1, groups=False),
     "sam": Method("SAM", build.sam, _options(rho=0.5)),
-    "asam": Method("ASAM", built(build.keyless(sam_optax.asam)), _options(rho=2.0, eta=0.01)),
+    "asam": Method("ASAM", built(build.asam), _options(rho=2.0, eta=0.01) | _REGION),
     # ε lies along the gradient by 0.89 with the default λ: 0.6 steps as far along it as SAM's 0.5.
     "rsam": Method("R-SAM", built(build.keyed(sam_optax.rsam)), _options(rho=0.6) | _START),
     "fsam": Method("F-SAM", built(build.keyless(sam_optax.fsam)), _options(rho=0.5) | _EMA),
@@ -109,7 +119,7 @@ METHODS: dict[str, Method] = {
     "sam_full": _WHOLE(
         "SAM along the full gradient",
         options=_options(rho=0.5),
-        gradients=15,
+        gradients=lambda batches, **_: 1 + batches,
         arguments=build.whole,
         needs_data=True,
     ),
@@ -119,11 +129,21 @@ METHODS: dict[str, Method] = {
         arguments=build.another_batch,
         needs_data=True,
     ),
+    "sam_batches": _WHOLE(
+        "SAM along several batches",
+        options=_options(
+            rho=0.5,
+            batches=(2, "Batches that lead the ascent: the step's, and others; at most all."),
+        ),
+        gradients=lambda data, batches, **_: 1 + min(data, batches),
+        arguments=build.several_batches,
+        needs_data=True,
+    ),
     "sam_noise": _WHOLE(
         "SAM off the full gradient",
         build=built(lambda key, rho: optax.chain(sam_optax.project_out(), sam_optax.sam(rho))),
         options=_options(rho=0.5),
-        gradients=16,
+        gradients=lambda batches, **_: 2 + batches,
         arguments=build.full_gradient,
         needs_data=True,
     ),
@@ -141,19 +161,19 @@ METHODS: dict[str, Method] = {
         "SS-SAM",
         build.ss_sam,
         _options(rho=0.5, p=(0.5, "Probability that a step perturbs.")),
-        1.5,
+        lambda batches, p, **_: 1 + p,
     ),
-    "every": Method("SAM at every k-th step", build.every, _options(rho=1.0, k=5), 1.2),
+    "every": Method("SAM at every k-th step", build.every, _options(rho=1.0, k=5), _periodic),
     "looksam": Method(
         "LookSAM",
         build.looksam,
         _options(rho=0.3, k=5, alpha=(0.7, "Size α of the reused part.")),
-        1.2,
+        _periodic,
     ),
     "part": _WHOLE(
         "SAM, ascent on part of the batch",
         options=_options(rho=0.95, fraction=(0.02, "Share of the batch that leads the ascent.")),
-        gradients=1.02,
+        gradients=lambda batches, fraction, **_: 1 + fraction,
         arguments=build.part,
     ),
     "momentum": _PAST(

@@ -11,7 +11,7 @@ import tyro
 from sam_optax.experiments.errors import UserError
 
 Class = TypeVar("Class", bound=type)
-_METAVARS = {bool: "True|False", int: "INT", float: "FLOAT"}
+METAVARS = {bool: "True|False", int: "INT", float: "FLOAT"}
 
 
 class Allowed(NamedTuple):
@@ -63,7 +63,7 @@ def setting(default: Any, allowed: Allowed | None = None, text: str = "", **give
     ``unmentioned`` is the value where a preset says nothing, if it is not the default.
     """
     text = text or (f"{default:g}" if isinstance(default, float) else str(default))
-    given = {"metavar": _METAVARS.get(type(default)), "otherwise": default, **given}
+    given = {"metavar": METAVARS.get(type(default)), "otherwise": default, **given}
     return option(None, allowed, f"(default: {text}, or the preset's)", **given)
 
 

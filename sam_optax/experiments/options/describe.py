@@ -1,6 +1,7 @@
 """A run as plain data, before it begins: what its results begin with, and what restores it."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import Resolved, Row, Setting, option_flag
+from sam_optax.experiments.reporting.words import plain
 
 _OF_OPTIONS = ("scale", "dtype", "seeds", "seed_offset")
 _WHERE_GIVEN = ("preset", "frontier", "image_column", "label_column", "test_split")
@@ -68,13 +70,18 @@ def describe(
                 "name": name,
                 "method": row.method,
                 "title": METHODS[row.method].title,
-                "hyperparameters": dict(row.variant.hyperparameters),
+                "hyperparameters": {  # JSON has no infinity
+                    option: str(value) if value == math.inf else value
+                    for option, value in row.variant.hyperparameters.items()
+                },
                 "sources": dict(row.sources),
                 "settings": {k: v._asdict() for k, v in rows[name].items() if k not in common},
                 "epochs": rows[name]["epochs"].value,
                 "batch_size": rows[name]["batch_size"].value,
                 "steps_per_epoch": len(dataset.train.y) // rows[name]["batch_size"].value,
-                "gradients": METHODS[row.method].gradients,
+                "gradients": row.variant.gradients(
+                    len(dataset.train.y) / rows[name]["batch_size"].value
+                ),
             }
             for name, row in resolved.rows.items()
         ],
@@ -137,7 +144,7 @@ def _notes(
         if setting.source.startswith("not printed")
     ]
     chosen += [
-        f"{row.method}'s {name} {row.variant.hyperparameters[name]:g}"
+        f"{row.method}'s {name} {plain(row.variant.hyperparameters[name])}"
         for row in resolved.rows.values()
         for name, source in row.sources.items()
         if source.startswith("not printed")

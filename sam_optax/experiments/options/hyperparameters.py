@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 from sam_optax.experiments.methods.method import Method
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.options.declare import annotated, setting
+from sam_optax.experiments.options.declare import METAVARS, annotated, setting
 
 
 def _group(name: str, method: Method) -> type:
     """The options of a method: for each hyperparameter the values that are trained."""
     fields = []
-    for option, (default, help) in method.options.items():
-        values: Any = tuple[type(default), ...]  # type: ignore[misc]
-        field = setting(default, help=help)
+    for option, (default, help, kind) in method.options.items():
+        values: Any = tuple[kind, ...]  # type: ignore[valid-type]
+        text = "that of sam_optax" if default is None else ""
+        field = setting(default, text=text, metavar=METAVARS.get(kind), help=help)
         fields.append((option, annotated(values | None, field), field))
     title = f"{name.title().replace('_', '')}Options"
     return dataclasses.make_dataclass(title, fields, frozen=True)

@@ -182,7 +182,7 @@ def _rsam_vit(model: str, title: str, rho: float) -> Preset:
 
 
 def _fsam(data: str, rho: float) -> Preset:
-    sharp = ("sam", "fsam", "sam_full", "sam_db", "sam_noise")
+    sharp = ("sam", "fsam", "sam_full", "sam_db", "sam_noise", "sam_batches")
     changed = {"lr": 0.05, "weight_decay": 1e-3}  # of SAM and its modified variants
     return Preset(
         f"ResNet-18 on {_TITLES[data]}, F-SAM's training from scratch",
@@ -193,7 +193,7 @@ def _fsam(data: str, rho: float) -> Preset:
         {"sgd": {"weight_decay": 5e-4}} | {name: {"rho": rho} for name in sharp},
         {"model": "F-SAM, supplement A6 and A7"},
         stand_ins={"batch_size": 128, "crop": 4, "cutout": 16 if data == "cifar10" else 8},
-        stand_in_rows={"fsam": {"sigma": 1.0, "lmbda": 0.9}},
+        stand_in_rows={"fsam": {"sigma": 1.0, "lmbda": 0.9}, "sam_batches": {"batches": 2}},
         differs=(
             "cropping and cutout are printed, their sizes are not; batch size, σ and λ of these "
             "experiments are not in the supplement",

@@ -14,6 +14,7 @@ from sam_optax.experiments.methods.registry import DEFAULT, METHODS
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import DEFAULTS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS, Preset
+from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training.task import Recipe
 
 RECIPE = tuple(field.name for field in dataclasses.fields(Recipe))
@@ -74,12 +75,16 @@ def resolve(options: Compare) -> Resolved:
     for name in _methods(options, preset):
         settings = {s: _setting(s, options, preset, name) for s in RECIPE}
         settings["m"] = _group_size(name, settings)
-        values = {o: _hyperparameter(name, o, options, preset) for o in METHODS[name].options}
+        values = {
+            option: found
+            for option in METHODS[name].options
+            if (found := _hyperparameter(name, option, options, preset)) is not None
+        }
         sources = {option: source for option, (_, source) in values.items()}
         varied = [option for option, found in values.items() if len(found.value) > 1]
         for chosen in itertools.product(*(found.value for found in values.values())):
             hyperparameters = dict(zip(values, chosen, strict=True))
-            label = " ".join([name, *(f"{o} {hyperparameters[o]:g}" for o in varied)])
+            label = " ".join([name, *(f"{o} {plain(hyperparameters[o])}" for o in varied)])
             variant = Variant(METHODS[name], hyperparameters)
             methods.check(name, variant)
             if label in rows:
@@ -136,8 +141,10 @@ def _given(name: str, printed: Mapping[str, Any]) -> str:
     return f"given; the paper's is {paper}"
 
 
-def _hyperparameter(name: str, option: str, options: Compare, preset: Preset | None) -> Setting:
-    """The values of a hyperparameter, a tuple, and where they are from."""
+def _hyperparameter(
+    name: str, option: str, options: Compare, preset: Preset | None
+) -> Setting | None:
+    """The values of a hyperparameter, a tuple, and where they are from; if it has any."""
     given = getattr(getattr(options.hyperparameters, name), option)
     printed = preset.rows.get(name, {}) if preset else {}
     if given is not None:
@@ -146,10 +153,13 @@ def _hyperparameter(name: str, option: str, options: Compare, preset: Preset | N
         return Setting(given, _given(option, printed))
     if options.frontier and option == "rho":
         return Setting(FRONTIER[name], "of --frontier")
-    if preset is None:
-        return Setting((METHODS[name].options[option].default,), "default, chosen on digits")
-    if option in printed:
+    if preset and option in printed:
         return Setting((printed[option],), preset.source)
+    default = METHODS[name].options[option].default
+    if default is None:
+        return None
+    if preset is None:
+        return Setting((default,), "default, chosen on digits")
     if option in (chosen := preset.stand_in_rows.get(name, {})):
         return Setting((chosen[option],), CHOSEN_HERE)
     function = getattr(sam_optax, name, None)

@@ -1,9 +1,7 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
 """The figures of a run, each as PNG and drawn from the contents of ``results.json`` alone."""
 
-import io
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,20 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sam_optax.experiments.reporting import words
-from sam_optax.experiments.reporting.frontier import (
-    CONFIDENCE,
-    GOAL_COST,
-    GOAL_SHARE,
-    Point,
-    points,
-)
+from sam_optax.experiments.reporting import sweep, words
+from sam_optax.experiments.reporting.axes import errorbars, legend, png, tidy
+from sam_optax.experiments.reporting.frontier import GOAL_COST, GOAL_SHARE, Point, points
 from sam_optax.experiments.reporting.palette import Style, style, styles
 
 CAPTIONS = {
     "curves.png": "After each epoch; bands are ± one standard deviation of the seeds.",
     "bars.png": "After the last epoch, with standard deviations; dots are the seeds.",
     "steps.png": "One training step after each epoch: both gradients, and the rise of its loss.",
+    "sweep.png": "After the last epoch, with 95 % intervals; bands are methods with one setting.",
     "frontier.png": "Methods in the upper left corner are good and cheap.",
 }
 _CURVES = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss (nats per example)"}
@@ -42,7 +36,8 @@ def all_figures(results: Mapping[str, Any]) -> dict[str, bytes]:
     """The figures that suit a run, by file name."""
     if words.setting(results, "frontier"):
         return {"frontier.png": frontier(results)}
-    found = {"curves.png": curves(results)}
+    found = {"sweep.png": sweep.sweep(results)} if sweep.options(results) else {}
+    found["curves.png"] = curves(results)
     if len(results["methods"]) > 1:
         found["bars.png"] = bars(results)
     if any("cosine" in method["seeds"][0]["curves"] for method in results["methods"]):
@@ -78,7 +73,7 @@ def bars(results: Mapping[str, Any]) -> bytes:
         for i, (method, look) in enumerate(_styled(results)):
             _bar(axes, i, look, method, key, digits)
         axes.set_xticks(range(len(names)), names, **turned)
-        _tidy(axes)
+        tidy(axes)
         axes.margins(x=0.02 if many else 0.05, y=0.15)
     return png(figure, _title(results))
 
@@ -92,13 +87,9 @@ def frontier(results: Mapping[str, Any]) -> bytes:
         mine = [p for p in found if p.method == name]
         look = {"color": style(name).color, "marker": style(name).marker}
         best = max(mine, key=lambda p: p.accuracy)
-        rest = [p for p in mine if p is not best]
-        _errorbars(cost, [p.cost for p in rest], rest, **look, alpha=0.35, markersize=5)
-        _errorbars(cost, [best.cost], [best], **look, label=name, markersize=9)
-        if "rho" in best.hyperparameters:
-            mine.sort(key=lambda p: p.hyperparameters["rho"])
-            radii = [p.hyperparameters["rho"] for p in mine]
-            _errorbars(radius, radii, mine, **look, linestyle="-")
+        _over_cost(cost, [p for p in mine if p is not best], **look, alpha=0.35, markersize=5)
+        _over_cost(cost, [best], **look, label=name, markersize=9)
+    sweep.over(radius, results, "rho")
     _goal(cost, found)
     cost.set(xlabel="time of a training step, relative to SGD", ylabel="test accuracy (%)")
     cost.set_title("each method at its best radius, paler at the others", fontsize="medium")
@@ -108,11 +99,10 @@ def frontier(results: Mapping[str, Any]) -> bytes:
     radius.set_xticks(_RADII, [f"{rho:g}" for rho in _RADII])
     radius.minorticks_off()
     for axes in (cost, radius):
-        _tidy(axes, "both")
-    _legend(figure, cost)
+        tidy(axes, "both")
+    legend(figure, cost)
     seeds = words.counted(len(results["seeds"]), "seed")
-    interval = f"mean of {seeds} with {100 * CONFIDENCE:g} % confidence intervals"
-    return png(figure, f"{words.task(results)}; {interval}")
+    return png(figure, f"{words.task(results)}; mean of {seeds} with 95 % confidence intervals")
 
 
 def _over_epochs(
@@ -126,9 +116,9 @@ def _over_epochs(
                 _curve(axes, method, key, look, i)
         axes.set(xlabel="epoch", ylabel=label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _tidy(axes)
+        tidy(axes)
         axes.margins(y=0.1)
-    _legend(figure, grid[0])
+    legend(figure, grid[0])
     return png(figure, _title(results))
 
 
@@ -161,10 +151,9 @@ def _scale(key: str) -> int:
     return 100 if key == "test_accuracy" else 1
 
 
-def _errorbars(axes: Axes, x: list[float], found: list[Point], **look: Any) -> None:
-    y, width = ([100 * p.accuracy for p in found], [100 * np.nan_to_num(p.interval) for p in found])
-    look = {"linestyle": "none", "linewidth": 1.2, "elinewidth": 1, "capsize": 3, **look}
-    axes.errorbar(x, y, width, **look)
+def _over_cost(axes: Axes, found: list[Point], **look: Any) -> None:
+    cost, y, half = ([getattr(p, name) for p in found] for name in ("cost", "accuracy", "interval"))
+    errorbars(axes, cost, y, half, **look)
 
 
 def _goal(axes: Axes, found: list[Point]) -> None:
@@ -189,28 +178,6 @@ def _styled(results: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Style]]
     return list(zip(methods, styles([m["method"] for m in methods]), strict=True))
 
 
-def _tidy(axes: Axes, axis: Any = "y") -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis=axis, alpha=0.3)
-    axes.set_axisbelow(True)
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles = axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=6, frameon=False)
-
-
 def _title(results: Mapping[str, Any]) -> str:
     seeds = words.counted(len(results["seeds"]), "seed")
     return f"{words.task(results)}; mean and standard deviation of {seeds}"
-
-
-def png(figure: Figure, title: str = "") -> bytes:
-    """The figure as a file."""
-    if title:
-        figure.suptitle(title, fontsize="medium", parse_math=False)  # a dollar sign is one
-    file = io.BytesIO()
-    with warnings.catch_warnings():  # where the font has no glyph there are boxes
-        warnings.filterwarnings("ignore", "Glyph .* missing from")
-        figure.savefig(file, format="png", dpi=150)
-    return file.getvalue()

@@ -31,7 +31,7 @@ def html_page(results: Mapping[str, Any], drawn: Mapping[str, bytes]) -> bytes:
         title=_title(results),
         headline=_headline(results),
         heading=words.heading(results),
-        table=table.summarize(results, best=True),
+        table=table.summarize(results, full=True),
         figures=images,
         shared=[
             [words.named(name), s["value"], s["source"]] for name, s in results["settings"].items()
@@ -74,7 +74,7 @@ def _headline(results: Mapping[str, Any]) -> str:
 def _own_settings(method: Mapping[str, Any]) -> list[list[Any]]:
     """What a method is trained with: setting, value and source."""
     values, sources = method["hyperparameters"].items(), method["sources"]
-    rows = [[words.SYMBOLS.get(name, name), value, sources.get(name)] for name, value in values]
+    rows = [[words.symbol(name), value, sources.get(name)] for name, value in values]
     return rows + [
         [words.named(name), s["value"], s["source"]] for name, s in method["settings"].items()
     ]

@@ -13,7 +13,7 @@ METHODS = {
     "#009E73": ("rsam", "rgsam", "looksam", "low_pass"),
     "#D55E00": ("fsam", "fisher_sam", "f_fisher_sam", "part"),
     "#CC79A7": ("gsam", "momentum", "delta_sam", "esam"),
-    "#56B4E9": ("wsam", "wsam_decoupled", "msam"),
+    "#56B4E9": ("wsam", "wsam_decoupled", "msam", "sam_batches"),
     "#B3A000": ("vasso", "ssam_f", "ssam_d", "m_asam"),
 }
 _LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))

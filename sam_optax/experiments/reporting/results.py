@@ -11,7 +11,7 @@ import math
 import platform
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,18 @@ if TYPE_CHECKING:
     from sam_optax.experiments.training.train import Outcome
 
 FORMAT = "sam_optax.experiment"
-FORMAT_VERSION = 1
-MEASURES = ("test_accuracy", "best_test_accuracy", "train_loss", "sharpness")
+FORMAT_VERSION = 2
+CONFIDENCE = 0.95
+BASES = ("sgd", "sam")
+"""Methods that the others are compared with, seed by seed."""
+ACCURACIES = ("test_accuracy", "test_top5_accuracy")
 UNITS = {
     "test_accuracy": "share of the test examples, which have clean labels, after the last epoch",
+    "test_top5_accuracy": "share of them whose label is among the five likeliest (> 10 classes)",
     "best_test_accuracy": "the highest test accuracy after an epoch",
+    "best_test_top5_accuracy": "the highest top-5 accuracy after an epoch",
+    "interval": "half the width of a mean's 95 % confidence interval, Student's t",
+    "differences": "to sgd, and to the sam with the best mean test accuracy, seed by seed",
     "train_loss": "nats, mean over the training set, on the labels trained on",
     "sharpness": "nats, L(w + eps) - L(w) on training examples, eps of SAM at sharpness_rho",
     "ascent_norm": "norm of the ascent gradient in a step after each epoch",
@@ -66,12 +73,45 @@ def number(value: Any) -> float | None:
 
 
 def summary(values: np.ndarray) -> dict[str, float | None]:
-    """Mean and sample standard deviation, where there are enough values for them."""
+    """Mean, sample standard deviation, and half the confidence interval of the mean.
+
+    ``None`` where there are not enough values.
+    """
+    from scipy import stats  # takes its time
+
     wide = np.asarray(values, np.float64)
-    return {
-        "mean": number(wide.mean()) if len(wide) else None,
-        "std": number(wide.std(ddof=1)) if len(wide) > 1 else None,
-    }
+    if len(wide) < 2:
+        return {"mean": number(wide[0]) if len(wide) else None, "std": None, "interval": None}
+    std = wide.std(ddof=1)
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(wide) - 1)
+    half = quantile * std / np.sqrt(len(wide))
+    return {"mean": number(wide.mean()), "std": number(std), "interval": number(half)}
+
+
+def differences(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The gain of a method over each of ``BASES``, in the seeds in which neither diverged.
+
+    Of a base that is trained at several radii, the one with the best mean test accuracy counts.
+    """
+    found = {}
+    for base in BASES:
+        rows = [row for row in methods if row["method"] == base != method["method"]]
+        if not rows:
+            continue
+        best = max(rows, key=lambda row: row["summary"]["test_accuracy"]["mean"] or 0.0)
+        pairs = [
+            (ours, theirs)
+            for ours, theirs in zip(method["seeds"], best["seeds"], strict=True)
+            if not (ours["diverged"] or theirs["diverged"])
+        ]
+        found[base] = {
+            "to": best["name"],
+            **{
+                key: summary(np.array([ours[key] - theirs[key] for ours, theirs in pairs]))
+                for key in ("test_accuracy", "best_test_accuracy")
+            },
+        }
+    return found
 
 
 def collect(
@@ -82,6 +122,10 @@ def collect(
     A seed has diverged if its final training loss is not finite; summaries are over the others.
     """
     seeds = description["seeds"]
+    methods = [
+        {**method, **_of_method(method, seeds, outcomes[method["name"]])}
+        for method in description["methods"]
+    ]
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -89,18 +133,16 @@ def collect(
         "parameters": parameters,
         "units": UNITS,
         "versions": versions(),
-        "methods": [
-            {**method, **_of_method(method, seeds, outcomes[method["name"]])}
-            for method in description["methods"]
-        ],
+        "methods": [{**row, "differences": differences(row, methods)} for row in methods],
     }
 
 
 def _of_method(method: Mapping[str, Any], seeds: list[int], outcome: "Outcome") -> dict[str, Any]:
     accuracy = outcome.curves["test_accuracy"]
+    known = {name: outcome.curves[name] for name in ACCURACIES if name in outcome.curves}
     finals = {
-        "test_accuracy": accuracy[-1],
-        "best_test_accuracy": np.nanmax(accuracy, axis=0),
+        **{name: curve[-1] for name, curve in known.items()},
+        **{f"best_{name}": np.nanmax(curve, axis=0) for name, curve in known.items()},
         "train_loss": outcome.curves["train_loss"][-1],
         "sharpness": outcome.sharpness,
     }
@@ -159,10 +201,11 @@ def to_csv(results: Mapping[str, Any]) -> bytes:
     """One line for each method and seed; a field is empty where the number is not finite."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["method", "seed", *MEASURES, "diverged", "step_cost"])
+    measures = [*results["methods"][0]["summary"], "best_epoch"]
+    writer.writerow(["method", "seed", *measures, "diverged", "step_cost"])
     for method in results["methods"]:
         for seed in method["seeds"]:
-            numbers = [seed[key] for key in MEASURES]
+            numbers = [seed[key] for key in measures]
             diverged = int(seed["diverged"])
             writer.writerow([method["name"], seed["seed"], *numbers, diverged, method["step_cost"]])
     return file.getvalue().encode()

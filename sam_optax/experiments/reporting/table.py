@@ -11,9 +11,20 @@ from rich.table import Table
 from rich.text import Text
 
 from sam_optax.experiments.reporting import words
-from sam_optax.experiments.reporting.frontier import CONFIDENCE, GOAL_COST, GOAL_SHARE, points
+from sam_optax.experiments.reporting.frontier import GOAL_COST, GOAL_SHARE, points
+from sam_optax.experiments.reporting.results import BASES, CONFIDENCE
 
-_COST = "time of a training step, median ratio over interleaved epochs"
+_COST = "time of a training step relative to SGD's, median over interleaved epochs"
+_ACCURACIES = (  # with the half widths of their intervals
+    ("last epoch", "test_accuracy", "95 %"),
+    ("best epoch", "best_test_accuracy", "best 95 %"),
+    ("top-5", "test_top5_accuracy", "top-5 95 %"),
+    ("best top-5", "best_test_top5_accuracy", "best top-5 95 %"),
+)
+_IN_FULL = ("best 95 %", "top-5", "top-5 95 %", "best top-5", "best top-5 95 %", "train loss")
+_NARROW = ("sharpness", "95 %", "best epoch")
+"""Columns that a narrow terminal does without, the first first."""
+_UNITS = {"method": "", "with": "", "train loss": "nats", "sharpness": "nats", "cost": "× SGD"}
 
 
 class Summary(NamedTuple):
@@ -24,23 +35,53 @@ class Summary(NamedTuple):
     legend: dict[str, str]  # heading -> what it is
 
 
-def summarize(results: Mapping[str, Any], best: bool = False) -> Summary:
-    """The table of a run; on request with the best test accuracy of an epoch."""
-    return _frontier(results) if words.setting(results, "frontier") else _comparison(results, best)
+def summarize(results: Mapping[str, Any], full: bool = False) -> Summary:
+    """The table of a run; in full it is wider than a terminal."""
+    return _frontier(results) if words.setting(results, "frontier") else _comparison(results, full)
 
 
 def print_results(console: Console, results: Mapping[str, Any]) -> None:
     """Prints what was trained on, a line for each method, and what the columns are."""
     console.print(Text("\n" + "\n".join(words.heading(results)) + "\n"), soft_wrap=True)
-    summary = summarize(results)
+    summary, left_out = summarize(results), []
+    for name in _NARROW:
+        if name in summary.columns and _width(console, _table(summary)) > console.width:
+            summary, left_out = _without(summary, name), [*left_out, name]
+    table, width = _table(summary), _width(console, _table(summary))
+    table.width = width if width > console.width else None
+    console.print(table, crop=False)
+    lines = [f"{name + ':':14} {text}" for name, text in summary.legend.items()]
+    if left_out:
+        lines.append(
+            f"{'not shown:':14} {', '.join(left_out)}, for want of width; with --out in the report"
+        )
+    console.print(Text("\n" + "\n".join(lines)), style="dim", soft_wrap=True)
+
+
+def _table(summary: Summary) -> Table:
+    """Hyperparameters are wrapped where they are long, and numbers are not."""
     table = ruled()
     for i, (name, unit) in enumerate(summary.columns.items()):
-        table.add_column(f"{name}\n{unit}" if unit else name, justify="left" if i < 2 else "right")
+        heading = f"{name}\n{unit}" if unit else name
+        cells = "\n".join([heading, *(row[i] for row in summary.rows)]).split("\n")
+        width = min(max(map(len, cells)), 18 if name == "with" else 100)
+        table.add_column(heading, justify="left" if i < 2 else "right", min_width=width)
     for row in summary.rows:
         table.add_row(*map(Text, row))
-    console.print(table)
-    legend = "\n".join(f"{name + ':':14} {text}" for name, text in summary.legend.items())
-    console.print(Text("\n" + legend), style="dim")
+    return table
+
+
+def _width(console: Console, table: Table) -> int:
+    return console.measure(table, options=console.options.update(max_width=1000)).minimum
+
+
+def _without(summary: Summary, name: str) -> Summary:
+    at = list(summary.columns).index(name)
+    columns, legend = (
+        {key: text for key, text in of.items() if key != name}
+        for of in (summary.columns, summary.legend)
+    )
+    return Summary(columns, [row[:at] + row[at + 1 :] for row in summary.rows], legend)
 
 
 def print_settings(console: Console, description: Mapping[str, Any]) -> None:
@@ -68,33 +109,52 @@ def ruled(*columns: str) -> Table:
     return Table(*columns, **look, padding=(0, 1, 0, 0))
 
 
-def _comparison(results: Mapping[str, Any], best: bool) -> Summary:
-    methods, seeds = results["methods"], len(results["seeds"])
-    columns = {"method": "", "with": "", "test accuracy": "%"} | ({"best": "%"} if best else {})
-    columns |= {"train loss": "nats", "sharpness": "nats", "step cost": "× SGD"}
+def _comparison(results: Mapping[str, Any], full: bool) -> Summary:
+    seeds = len(results["seeds"])
     rho, examples = (words.setting(results, f"sharpness_{of}") for of in ("rho", "examples"))
     on = words.counted(examples, "training example") if examples else "the training set"
-    legend = {"test accuracy": "after the last epoch, on clean labels; mean ± deviation of seeds"}
-    if best:
-        legend["best"] = "the highest test accuracy after an epoch: chosen on the test examples"
-    legend |= {
+    gain = "seed by seed, after the last epoch: mean ± 95 % confidence interval"
+    legend = {
+        "last epoch": "test accuracy, on clean labels; mean ± deviation of seeds",
+        "95 %": "half the width of the mean's confidence interval, Student's t",
+        "best epoch": "the highest test accuracy after an epoch: chosen on the test examples",
+        "top-5": "after the last epoch; the label is among the five likeliest",
+        "− SGD": f"gain over SGD {gain}",
+        "− SAM": "the same over SAM, over the best one where there are several",
         "train loss": "mean over the training set, with the labels trained on",
         "sharpness": f"L(w + ε) − L(w) on {on}, ε of SAM with ρ {rho:g} for all",
-        "step cost": _COST,
+        "cost": _COST,
+        "diverged": "training loss not finite; the numbers are of the other seeds",
     }
-    if any(method["diverged"] for method in methods):
-        legend["diverged"] = "training loss not finite; the numbers are of the other seeds"
-    rows = []
-    for method in methods:
-        summary = method["summary"]
-        row = [method["name"], words.trained_with(method), words.percent(summary["test_accuracy"])]
-        if 0 < method["diverged"] < seeds:
-            row[-1] += f"\n{method['diverged']} of {seeds} diverged"
-        if best:
-            row.append(words.percent(summary["best_test_accuracy"]))
-        row += [_fixed(summary["train_loss"]["mean"], 3), _fixed(summary["sharpness"]["mean"], 4)]
-        rows.append([*row, _fixed(method["step_cost"], 2)])
-    return Summary(columns, rows, legend)
+    cells = [_cells(method, seeds) for method in results["methods"]]
+    # A column in which nothing is known is left out.
+    names = [n for n in cells[0] if any(row[n] != "–" for row in cells)]
+    names = [name for name in names if full or name not in _IN_FULL]
+    shown = [*names, *(["diverged"] if any(m["diverged"] for m in results["methods"]) else [])]
+    return Summary(
+        {name: _UNITS.get(name, "%") for name in names},
+        [[row[name] for name in names] for row in cells],
+        {name: text for name, text in legend.items() if name in shown},
+    )
+
+
+def _cells(method: Mapping[str, Any], seeds: int) -> dict[str, str]:
+    """The row of a method, by heading."""
+    summary, none = method["summary"], {"mean": None, "interval": None}
+    row = {"method": method["method"], "with": words.trained_with(method)}
+    for name, key, half in _ACCURACIES:
+        row[name] = words.percent(summary[key]) if key in summary else "–"
+        width = summary.get(key, none)["interval"]
+        row[half] = "–" if width is None else f"± {100 * width:.2f}"
+    if 0 < method["diverged"] < seeds:
+        row["last epoch"] += f"\n{method['diverged']} of {seeds} diverged"
+    for base in BASES:
+        gain = method["differences"].get(base, {}).get("test_accuracy", none)
+        known = gain["mean"] is not None
+        row[f"− {base.upper()}"] = words.percent(gain, "interval", "+") if known else "–"
+    row["train loss"] = _fixed(summary["train_loss"]["mean"], 3)
+    row["sharpness"] = _fixed(summary["sharpness"]["mean"], 4)
+    return row | {"cost": _fixed(method["step_cost"], 2)}
 
 
 def _fixed(value: float | None, digits: int) -> str:
@@ -103,7 +163,7 @@ def _fixed(value: float | None, digits: int) -> str:
 
 def _frontier(results: Mapping[str, Any]) -> Summary:
     columns = {"method": "", "with": "", "test accuracy": "%", "gain kept": "%"}
-    columns |= {"step cost": "× SGD", "goal": ""}
+    columns |= {"cost": "× SGD", "goal": ""}
     rows = [
         [
             point.method,
@@ -120,7 +180,7 @@ def _frontier(results: Mapping[str, Any]) -> Summary:
         "test accuracy": f"after the last epoch, on clean labels; mean of {seeds} ± "
         f"{100 * CONFIDENCE:g} % confidence interval",
         "gain kept": "share of the gain over SGD that SAM has at its best radius here",
-        "step cost": _COST,
+        "cost": _COST,
         "goal": f"{100 * GOAL_SHARE:g} % of the gain at {GOAL_COST:g} × the cost of SGD",
     }
     return Summary(columns, rows, legend)

@@ -19,18 +19,18 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def variation(mean: float, width: float, digits: int = 2) -> str:
+def variation(mean: float, width: float, digits: int = 2, sign: str = "") -> str:
     """A mean with what is on either side of it, where both are known."""
     if math.isnan(mean):
         return "diverged"
-    text = f"{mean:.{digits}f}"
+    text = f"{mean:{sign}.{digits}f}"
     return text if math.isnan(width) else f"{text} ± {width:.{digits}f}"
 
 
-def percent(summary: Mapping[str, float | None]) -> str:
+def percent(summary: Mapping[str, float | None], width: str = "std", sign: str = "") -> str:
     """The mean of a share in percent, with its standard deviation where it is known."""
-    mean, deviation = (math.nan if (x := summary[key]) is None else x for key in ("mean", "std"))
-    return variation(100 * mean, 100 * deviation)
+    mean, around = (math.nan if (x := summary[key]) is None else 100 * x for key in ("mean", width))
+    return variation(mean, around, sign=sign)
 
 
 def duration(seconds: float) -> str:
@@ -58,7 +58,12 @@ def trained_with(method: Mapping[str, Any]) -> str:
     """A method's hyperparameters, and those of its settings that differ from other methods'."""
     own = [f"{named(name)} {plain(s['value'])}" for name, s in method["settings"].items()]
     values = method["hyperparameters"].items()
-    return ", ".join([*(f"{SYMBOLS.get(name, name)} {value:g}" for name, value in values), *own])
+    return ", ".join([*(f"{symbol(name)} {plain(value)}" for name, value in values), *own])
+
+
+def symbol(hyperparameter: str) -> str:
+    """The papers' letter for a hyperparameter, or its name."""
+    return SYMBOLS.get(hyperparameter, named(hyperparameter))
 
 
 def setting(results: Mapping[str, Any], name: str, default: Any = None) -> Any:

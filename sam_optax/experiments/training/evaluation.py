@@ -50,7 +50,7 @@ class Evaluation:
             return jax.jit(of_block)
 
         self._loss = program(functools.partial(measures.total_loss, task))
-        self._hits = program(functools.partial(measures.correct, task))
+        self._hits = program(functools.partial(measures.hits, task))
         self._gradient = program(gradient)
         self._perturbed = jax.jit(over_seeds(perturbed, count))
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
@@ -85,7 +85,8 @@ class Evaluation:
         loss = self._total(self._loss, variables, self._labelled(seeds))
         hits = self._total(self._hits, variables, self._tested())
         loss, hits = jax.device_get((loss, hits))
-        return {"train_loss": loss / np.float32(train), "test_accuracy": hits / np.float32(test)}
+        shares = {name: count / np.float32(test) for name, count in hits.items()}
+        return {"train_loss": loss / np.float32(train), **shares}
 
     def sharpness(self, variables: Any, seeds: tuple[int, ...]) -> np.ndarray:
         """L(w + ε) − L(w) in nats, ε being SAM's for the full gradient, one for each seed.

@@ -94,7 +94,11 @@ def total_loss(task: Task, variables: Any, block: Blocks) -> jax.Array:
     return jnp.sum(block.weight * losses(task, variables, (block.x, block.y))[0])
 
 
-def correct(task: Task, variables: Any, block: Blocks) -> jax.Array:
-    """The number of examples of a block that are classified correctly."""
+def hits(task: Task, variables: Any, block: Blocks) -> dict[str, jax.Array]:
+    """How many examples of a block are classified correctly, also by the first five of many."""
     logits, _ = _logits(task, variables, block.x)
-    return jnp.sum(block.weight * (jnp.argmax(logits, -1) == block.y))
+    found = {"test_accuracy": jnp.argmax(logits, -1) == block.y}
+    if task.dataset.classes > 10:
+        five = jax.lax.top_k(logits, 5)[1]
+        found["test_top5_accuracy"] = jnp.any(five == block.y[:, None], -1)
+    return {name: jnp.sum(block.weight * hit) for name, hit in found.items()}

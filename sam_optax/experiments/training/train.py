@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sam_optax import StepInfo
 from sam_optax.experiments.networks.small import CNN, MLP
 from sam_optax.experiments.training import work
 from sam_optax.experiments.training.devices import Devices, over_seeds
@@ -35,7 +34,7 @@ _SMALL = 2**24
 class Outcome:
     """What became of one method.
 
-    The curves are ``train_loss`` in nats, ``test_accuracy`` in [0, 1], and where steps were watched
+    The curves are ``train_loss`` in nats, test accuracies in [0, 1], and where steps were watched
     the numbers of :class:`sam_optax.StepInfo` (NaN if not known).
     """
 
@@ -152,8 +151,7 @@ class Training:
         gap = np.full((missing, len(self.task.seeds)), np.nan, np.float32)
         curves = {
             field: np.concatenate([np.stack([point[field] for point in runner.curve]), gap])
-            for field in ("train_loss", "test_accuracy", *StepInfo._fields)
-            if field in runner.curve[0]
+            for field in runner.curve[0]
         }
         references = [other for other in self.runners if other.entry.method == work.REFERENCE]
         return Outcome(

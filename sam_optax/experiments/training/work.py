@@ -29,7 +29,8 @@ def work(
     pieces = {}
     for name, entry in task.entries.items():
         epochs = entry.recipe.epochs if until is None else min(until, entry.recipe.epochs)
-        pieces[name] = entry.variant.method.gradients + evaluation, epochs
+        gradients = entry.variant.gradients(train / entry.recipe.batch_size)
+        pieces[name] = gradients + evaluation, epochs
     longest = max(count for _, count in pieces.values())
     if timed and reference(task):
         pieces[TIMED] = (1.0, min(longest, REFERENCE_ROUNDS))
