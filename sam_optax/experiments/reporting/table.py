@@ -43,7 +43,8 @@ def summarize(results: Mapping[str, Any], full: bool = False) -> Summary:
 def print_results(console: Console, results: Mapping[str, Any]) -> None:
     """Prints what was trained on, a line for each method, and what the columns are."""
     console.print(Text("\n" + "\n".join(words.heading(results)) + "\n"), soft_wrap=True)
-    summary, left_out = summarize(results), []
+    summary = summarize(results)
+    left_out: list[str] = []
     for name in _NARROW:
         if name in summary.columns and _width(console, _table(summary)) > console.width:
             summary, left_out = _without(summary, name), [*left_out, name]
