@@ -31,7 +31,7 @@ def html_page(results: Mapping[str, Any], drawn: Mapping[str, bytes]) -> bytes:
         title=_title(results),
         headline=_headline(results),
         heading=words.heading(results),
-        table=table.summarize(results, full=True),
+        table=table.summarize(results),
         figures=images,
         shared=[
             [words.named(name), s["value"], s["source"]] for name, s in results["settings"].items()

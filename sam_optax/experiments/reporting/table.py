@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
 """The table of a run, for the terminal and for the page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ _ACCURACIES = (  # with the half widths of their intervals
     ("top-5", "test_top5_accuracy", "top-5 95 %"),
     ("best top-5", "best_test_top5_accuracy", "best top-5 95 %"),
 )
+# For the page alone, as a terminal is not wide enough.
 _IN_FULL = ("best 95 %", "top-5", "top-5 95 %", "best top-5", "best top-5 95 %", "train loss")
 _NARROW = ("sharpness", "95 %", "best epoch")
 """Columns that a narrow terminal does without, the first first."""
@@ -35,19 +36,22 @@ class Summary(NamedTuple):
     legend: dict[str, str]  # heading -> what it is
 
 
-def summarize(results: Mapping[str, Any], full: bool = False) -> Summary:
-    """The table of a run; in full it is wider than a terminal."""
-    return _frontier(results) if words.setting(results, "frontier") else _comparison(results, full)
+def summarize(results: Mapping[str, Any], without: Sequence[str] = ()) -> Summary:
+    """The table of a run, without some columns of a comparison."""
+    if words.setting(results, "frontier"):
+        return _frontier(results)
+    return _comparison(results, without)
 
 
 def print_results(console: Console, results: Mapping[str, Any]) -> None:
     """Prints what was trained on, a line for each method, and what the columns are."""
     console.print(Text("\n" + "\n".join(words.heading(results)) + "\n"), soft_wrap=True)
-    summary = summarize(results)
+    summary = summarize(results, _IN_FULL)
     left_out: list[str] = []
     for name in _NARROW:
         if name in summary.columns and _width(console, _table(summary)) > console.width:
-            summary, left_out = _without(summary, name), [*left_out, name]
+            left_out.append(name)
+            summary = summarize(results, [*_IN_FULL, *left_out])
     table, width = _table(summary), _width(console, _table(summary))
     table.width = width if width > console.width else None
     console.print(table, crop=False)
@@ -76,15 +80,6 @@ def _width(console: Console, table: Table) -> int:
     return console.measure(table, options=console.options.update(max_width=1000)).minimum
 
 
-def _without(summary: Summary, name: str) -> Summary:
-    at = list(summary.columns).index(name)
-    columns, legend = (
-        {key: text for key, text in of.items() if key != name}
-        for of in (summary.columns, summary.legend)
-    )
-    return Summary(columns, [row[:at] + row[at + 1 :] for row in summary.rows], legend)
-
-
 def print_settings(console: Console, description: Mapping[str, Any]) -> None:
     """Prints what would be trained, where each value is from, and the notes."""
     table = ruled("setting", "value", "from")
@@ -110,7 +105,7 @@ def ruled(*columns: str) -> Table:
     return Table(*columns, **look, padding=(0, 1, 0, 0))
 
 
-def _comparison(results: Mapping[str, Any], full: bool) -> Summary:
+def _comparison(results: Mapping[str, Any], without: Sequence[str]) -> Summary:
     seeds = len(results["seeds"])
     rho, examples = (words.setting(results, f"sharpness_{of}") for of in ("rho", "examples"))
     on = words.counted(examples, "training example") if examples else "the training set"
@@ -129,8 +124,7 @@ def _comparison(results: Mapping[str, Any], full: bool) -> Summary:
     }
     cells = [_cells(method, seeds) for method in results["methods"]]
     # A column in which nothing is known is left out.
-    names = [n for n in cells[0] if any(row[n] != "–" for row in cells)]
-    names = [name for name in names if full or name not in _IN_FULL]
+    names = [n for n in cells[0] if n not in without and any(row[n] != "–" for row in cells)]
     shown = [*names, *(["diverged"] if any(m["diverged"] for m in results["methods"]) else [])]
     return Summary(
         {name: _UNITS.get(name, "%") for name in names},
