@@ -6,11 +6,17 @@ from sam_optax._combinators.first_pass import FirstPassState, pop_first_pass
 from sam_optax._combinators.looksam import looksam
 from sam_optax._combinators.repeat_batches import repeat_batches
 from sam_optax._combinators.sharpness_aware import SharpnessAwareState, sharpness_aware
+from sam_optax._combinators.simultaneous import SimultaneousState, simultaneous
 from sam_optax._combinators.step_info import StepInfo
+from sam_optax._descent.away_from_eigenvector import away_from_eigenvector
+from sam_optax._descent.match_ascent_norm import match_ascent_norm
 from sam_optax._descent.mix_gradients import decoupled_sharpness, mix_gradients
 from sam_optax._descent.reuse_orthogonal import ReuseOrthogonalState, reuse_orthogonal
+from sam_optax._descent.scale_by_precision import scale_by_precision
 from sam_optax._descent.surrogate_gap import surrogate_gap
+from sam_optax._descent.toward_maximum import TowardMaximumState, toward_maximum
 from sam_optax._gradients.accumulate import accumulate
+from sam_optax._gradients.lookbehind import lookbehind
 from sam_optax._gradients.part_of_batch import part_of_batch
 from sam_optax._gradients.reweighted_ascent import reweighted_ascent
 from sam_optax._gradients.rising_samples import rising_samples
@@ -18,6 +24,7 @@ from sam_optax._internal.biases import bias_leaves
 from sam_optax._internal.devices import local
 from sam_optax._internal.hyperparameters import ScheduleState
 from sam_optax._perturbations.asam import asam
+from sam_optax._perturbations.bsam import BsamState, bsam
 from sam_optax._perturbations.fisher_sam import fisher_sam
 from sam_optax._perturbations.fsam import fsam
 from sam_optax._perturbations.limit_rise import LimitRiseState, limit_rise
@@ -42,8 +49,10 @@ from sam_optax._perturbations.stochastic_rounding import (
     StochasticRoundingState,
     stochastic_rounding,
 )
+from sam_optax._perturbations.zscore_filter import zscore_filter
+from sam_optax._schedules.above_average import AboveAverageState, above_average
 from sam_optax._schedules.rho_from_learning_rate import rho_from_learning_rate
-from sam_optax._schedules.when import RandomWhen, after, bernoulli, every
+from sam_optax._schedules.when import GradNormWhen, RandomWhen, after, bernoulli, every
 
 __version__ = "0.1.0"
 
@@ -55,8 +64,10 @@ __all__ = [  # noqa: RUF022
     "pop_first_pass",
     "repeat_batches",
     "sharpness_aware",
+    "simultaneous",
     # Methods: perturbations with a name in a paper.
     "asam",
+    "bsam",
     "fisher_sam",
     "fsam",
     "low_pass",
@@ -77,25 +88,35 @@ __all__ = [  # noqa: RUF022
     "smooth_gradient",
     "sparsify",
     "stochastic_rounding",
+    "zscore_filter",
     # Transformations for the base optimizer's chain, which receive both gradients.
+    "away_from_eigenvector",
     "decoupled_sharpness",
+    "match_ascent_norm",
     "mix_gradients",
     "reuse_orthogonal",
+    "scale_by_precision",
     "surrogate_gap",
+    "toward_maximum",
     # Gradient functions.
     "accumulate",
     "local",
+    "lookbehind",
     "part_of_batch",
     "reweighted_ascent",
     "rising_samples",
     # Schedules of the radius, and of the steps that perturb.
+    "GradNormWhen",
     "RandomWhen",
+    "above_average",
     "after",
     "bernoulli",
     "every",
     "rho_from_learning_rate",
     # States, and other records of a step.
+    "AboveAverageState",
     "AlternatingState",
+    "BsamState",
     "FirstPassState",
     "FullGradientState",
     "LimitRiseState",
@@ -106,9 +127,11 @@ __all__ = [  # noqa: RUF022
     "ReuseOrthogonalState",
     "ScheduleState",
     "SharpnessAwareState",
+    "SimultaneousState",
     "SmoothGradientState",
     "SparsifyState",
     "StartState",
     "StepInfo",
     "StochasticRoundingState",
+    "TowardMaximumState",
 ]

@@ -93,6 +93,11 @@ METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "momentum_limited": lambda rho: sam_optax.momentum_start(
         sam_optax.limit_rise(sam_optax.asam(rho), 0.1)
     ),
+    "zscore_filter": lambda rho: sam_optax.zscore_filter(0.5),
+    "zsharp": lambda rho: optax.chain(sam_optax.zscore_filter(0.5), sam_optax.sam(rho)),
+    "bsam": lambda rho, **options: sam_optax.bsam(
+        rho, data_size=100.0, weight_decay=0.1, key=KEY, **options
+    ),
     "scale": optax.scale,
     "by_hand": lambda rho: optax.chain(optax.contrib.normalize(), optax.scale(rho)),
 }

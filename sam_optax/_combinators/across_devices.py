@@ -3,12 +3,15 @@
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
+from jax import lax
 
 from sam_optax._combinators.batch_parts import Perturbed
 from sam_optax._combinators.gradient_functions import Evaluation, Evaluations, Pass
 from sam_optax._combinators.perturbed_gradient import Gradients
-from sam_optax._internal import devices
+from sam_optax._internal import devices, trees
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.types import PyTree
 
@@ -76,3 +79,24 @@ class Devices:
     def mean(self, tree: PyTree) -> PyTree:
         """The mean over the devices."""
         return devices.pmean(tree, self.axis_name)
+
+
+def one_each(
+    evaluate: Evaluation, point: optax.Params, ahead: optax.Params, axis_name: str
+) -> tuple[optax.Updates, optax.Updates]:
+    """The gradients at both points, each of which one of two devices evaluates."""
+    if (size := lax.psum(1, axis_name)) != 2:
+        raise ValueError(
+            f"axis_name={axis_name!r} must be an axis of two devices, one for each gradient, got "
+            f"{size}."
+        )
+    first = lax.axis_index(axis_name) == 0
+    own = trees.map_inexact(lambda p, q: jnp.where(first, p, q), point, ahead)
+    grads = evaluate(own).grads
+
+    def of(mine: jax.Array) -> Any:
+        return trees.map_inexact(
+            lambda g: lax.psum(jnp.where(mine, g, jnp.zeros_like(g)), axis_name), grads
+        )
+
+    return of(first), of(~first)

@@ -15,7 +15,7 @@ from sam_optax._internal import control_flow, extra_args, states, trees
 from sam_optax._internal.hyperparameters import check_transformation
 from sam_optax._internal.types import PyTree
 from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
-from sam_optax._schedules.when import When, check_when, decide, init_when
+from sam_optax._schedules.when import GradNormWhen, When, check_when, decide_before, init_when
 
 # Which gradient the next call takes; the last two do not always occur.
 _ASCENT, _SHARP, _PLAIN, _UNUSED = range(4)
@@ -137,6 +137,11 @@ def alternating(
             f"{method.samples} samples: use samples=1."
         )
     check_when(when)
+    if isinstance(when, GradNormWhen):
+        raise ValueError(
+            "when sees the gradient's norm (above_average), and alternating decides before there "
+            "is a gradient: use sharpness_aware, or every, after or bernoulli."
+        )
 
     def first_point(
         w: optax.Params, perturbation_state: optax.OptState, when_state: Any, step: chex.Array
@@ -146,7 +151,7 @@ def alternating(
         def start() -> optax.Params:
             return method.start_fn(w, perturbation_state, training_step=step)
 
-        perturbed = decide(when, step, when_state)
+        perturbed = decide_before(when, step, when_state)
         point = control_flow.cond(perturbed, start, lambda: w) if method.has_start else w
         return point, jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
 
@@ -160,7 +165,7 @@ def alternating(
         return AlternatingState(
             step=step,
             skipped=jnp.zeros((), jnp.int32),
-            phase=jnp.where(decide(when, step, when_state), first, _PLAIN).astype(jnp.int32),
+            phase=jnp.where(decide_before(when, step, when_state), first, _PLAIN).astype(jnp.int32),
             params=w,
             ascent_grads=jax.tree.map(jnp.zeros_like, w) if keep_ascent_grads else none,
             perturbation_state=method.init(params),

@@ -10,7 +10,7 @@ from sam_optax._internal import slips, states, tree_checks
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.hyperparameters import check_integer
 from sam_optax._perturbations.perturbation import Perturbation
-from sam_optax._schedules.when import When, check_when
+from sam_optax._schedules.when import GradNormWhen, When, check_when
 
 
 def check_options(
@@ -31,6 +31,12 @@ def check_options(
             f"(momentum_start, low_pass), got {ascent_steps!r}."
         )
     check_when(when)
+    if isinstance(when, GradNormWhen) and (method.has_start or groups is not None):
+        raise ValueError(
+            "when sees the norm of the gradient at the params (above_average), which a step with "
+            "groups or with a perturbation that has a start (random_start, rsam, low_pass, "
+            "momentum_start) does not evaluate: use every, after or bernoulli."
+        )
     if groups is not None:
         check_integer("groups", groups, lower=1)
     if norm_axis_name is not None and method.has_start:
@@ -85,13 +91,22 @@ def check_state(state: optax.OptState, expected: type) -> None:
 
 
 def check_functions(
-    method: Perturbation, updates: Any, value_and_grad_fn: Any, ascent_grad_fn: Any
+    method: Perturbation,
+    when: When | None,
+    updates: Any,
+    value_and_grad_fn: Any,
+    ascent_grad_fn: Any,
 ) -> None:
     """Raises for gradient functions that do not match the perturbation or the given gradient."""
     if value_and_grad_fn is not None and updates is not None and not method.has_start:
         raise ValueError(
             "value_and_grad_fn requires grads=None: if you have the gradient at the params, you "
             "have the loss too. Pass grads and grad_fn."
+        )
+    if ascent_grad_fn is not None and isinstance(when, GradNormWhen):
+        raise ValueError(
+            "ascent_grad_fn is for perturbing steps only, and when sees the norm of the gradient "
+            "at the params (above_average): leave one of them out."
         )
     if ascent_grad_fn is not None and method.single_pass:
         raise ValueError(

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import chex
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -27,7 +28,7 @@ from sam_optax._combinators.gradient_functions import (
 from sam_optax._combinators.perturbed_gradient import Gradients, PerturbedGradient
 from sam_optax._combinators.skip_nonfinite import all_finite, norm_is_finite, unless_nonfinite
 from sam_optax._combinators.step_info import StepInfo
-from sam_optax._internal import control_flow, extra_args
+from sam_optax._internal import control_flow, extra_args, vectors
 from sam_optax._internal.devices import AxisName, check_local
 from sam_optax._internal.hyperparameters import (
     check_float_dtype,
@@ -47,7 +48,8 @@ class SharpnessAwareState(NamedTuple):
         Schedules of the perturbation and ``when`` count both.
       perturbation_state: state of the perturbation.
       base_state: state of the base optimizer.
-      when_state: raw uint32 key of :func:`sam_optax.bernoulli`, else ``optax.EmptyState``.
+      when_state: raw uint32 key of :func:`sam_optax.bernoulli`, statistics of
+        :func:`sam_optax.above_average`, else ``optax.EmptyState``.
       info: :class:`~sam_optax.StepInfo` of the last step with ``info=True``, else ``None``.
     """
 
@@ -96,7 +98,8 @@ def sharpness_aware(
     momentum and clipping act. (Clipping before ``sharpness_aware`` changes the ascent gradient only
     and does not bound the update.) If it asks for them by name, it also receives the first ascent
     gradient as ``ascent_grads``, whether the step perturbs as ``perturbed`` (see
-    :func:`surrogate_gap`), ``norm_axis_name``, and the loss of ``value_and_grad_fn`` as ``value``.
+    :func:`surrogate_gap`), the perturbation's state before the step as ``perturbation_state``,
+    ``norm_axis_name``, and the loss of ``value_and_grad_fn`` as ``value``.
 
     Args:
       base_tx: the base optimizer, any optax transformation, line searches included.
@@ -106,8 +109,8 @@ def sharpness_aware(
         with the full radius. Each costs one gradient. Corresponds to ``sync_period=n + 1`` of
         ``optax.contrib.sam``.
       when: function of the training step (int32 scalar, from 0) that returns whether it perturbs:
-        see :func:`every`, :func:`after` and :func:`bernoulli`. On other steps only ``base_tx``
-        runs, bit for bit, with one gradient. Default: every step perturbs.
+        see :func:`every`, :func:`after`, :func:`bernoulli` and :func:`above_average`. On other
+        steps only ``base_tx`` runs, bit for bit, with one gradient. Default: every step perturbs.
       skip_nonfinite: whether to skip a step whose ascent gradient (or its norm) or sharp gradient
         is not finite: the params and all state except ``state.skipped`` then do not change.
       perturb_dtype: dtype of the perturbed params. Default: each leaf's own. ``jnp.float32``
@@ -214,7 +217,7 @@ def sharpness_aware(
             )
         check_params(params)
         check_state(state, SharpnessAwareState)
-        check_functions(method, updates, value_and_grad_fn, ascent_grad_fn)
+        check_functions(method, when, updates, value_and_grad_fn, ascent_grad_fn)
         check_local(updates, axis_name)
         given = updates is not None and value_and_grad_fn is None
         once = groups is None and when is None and one_perturbation.evaluates_once(given)
@@ -222,7 +225,6 @@ def sharpness_aware(
             evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, once)
         )
         step = state.step + state.skipped
-        perturbed = decide(when, step, state.when_state)
 
         # Both branches share g if the ascent starts at w and uses grad_fn on the whole batch.
         leads = not (loss.ascent_given or method.has_start or groups)
@@ -231,6 +233,12 @@ def sharpness_aware(
             first: Pass | None = Pass(None, updates)
         else:
             first = loss.sharp(params) if leads else None
+
+        def squared_norm() -> jax.Array:
+            assert first is not None
+            return devices.mean(jnp.square(vectors.norm(first.grads, norm_axis_name)))
+
+        perturbed, when_state = decide(when, step, state.when_state, squared_norm)
 
         def perturb() -> Gradients:
             extra_of_step = {"training_step": step, **extra}
@@ -249,12 +257,13 @@ def sharpness_aware(
 
         def descend() -> tuple[optax.Updates, SharpnessAwareState]:
             new_updates, base_state = base.update(
-                g_s, state.base_state, params, **base_extra(g, perturbed, found.value, extra)
+                g_s, state.base_state, params, **base_extra(g, perturbed, state, found.value, extra)
             )
             return new_updates, state._replace(
                 step=optax.safe_increment(state.step),
                 perturbation_state=found.perturbation_state,
                 base_state=base_state,
+                when_state=when_state,
                 info=None
                 if found.climb is None
                 else step_info.collect(g, g_s, found.climb, norm_axis_name),
@@ -275,10 +284,18 @@ def sharpness_aware(
         )
 
     def base_extra(
-        ascent_grads: optax.Updates, perturbed: Any, value: Any, extra: dict[str, Any]
+        ascent_grads: optax.Updates,
+        perturbed: Any,
+        state: SharpnessAwareState,
+        value: Any,
+        extra: dict[str, Any],
     ) -> dict[str, Any]:
         """The extra arguments of the base optimizer: the caller's and those that it asks for."""
-        given = {"ascent_grads": ascent_grads, "perturbed": perturbed}
+        given = {
+            "ascent_grads": ascent_grads,
+            "perturbed": perturbed,
+            "perturbation_state": state.perturbation_state,
+        }
         if norm_axis_name is not None:
             given["norm_axis_name"] = norm_axis_name
         if value is not None and base_takes_value:

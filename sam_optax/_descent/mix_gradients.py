@@ -72,14 +72,15 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
         # With weight 1, the gradient of a step that does not perturb is unchanged.
         alpha = where_perturbed(perturbed, hp.evaluate(weight, step), 1)
         mixed = trees.map_inexact(
-            lambda g_s, x: trees.cast_like(_mix(g_s, x, alpha), g_s), updates, g
+            lambda g_s, x: trees.cast_like(mix(g_s, x, alpha), g_s), updates, g
         )
         return mixed, hp.advance(state, step)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _mix(g_s: PyTree, g: Leaf, alpha: jax.Array) -> jax.Array:
+def mix(g_s: Leaf, g: Leaf, alpha: jax.Array) -> jax.Array:
+    """(1 − α) g + α g_s, in float32 or wider."""
     sharp = trees.widen(g_s)
     if g is None:
         return sharp

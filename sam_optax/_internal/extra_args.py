@@ -22,7 +22,7 @@ FOR_PERTURBATIONS = (
 )
 """What the combinators add to the extra arguments of a perturbation."""
 
-FOR_BASE = ("ascent_grads", "norm_axis_name", "perturbed")
+FOR_BASE = ("ascent_grads", "norm_axis_name", "perturbation_state", "perturbed")
 """What the combinators add to the extra arguments of a base optimizer."""
 
 

@@ -4,6 +4,7 @@ Elements are compared as unsigned integers, and the k-th largest is found bit by
 one count over the tree. A sharded tree stays where it is.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chex
@@ -46,15 +47,34 @@ def largest(ranks: PyTree, among: PyTree, k: chex.Numeric, key: chex.Array) -> P
     return jax.tree.map(lambda a, d: (a | d) & (k > 0), above, drawn)
 
 
+def kth_largest(ranks: Sequence[jax.Array], k: Sequence[int]) -> list[jax.Array]:
+    """The k-th largest rank of each array, all found in one loop."""
+
+    def at_least(thresholds: list[jax.Array]) -> list[jax.Array]:
+        pairs = zip(ranks, thresholds, k, strict=True)
+        return [jnp.sum(r >= t, dtype=jnp.uint32) >= count for r, t, count in pairs]
+
+    return _bit_by_bit(at_least, [jnp.zeros((), jnp.uint32) for _ in ranks])
+
+
 def _threshold(ranks: PyTree, among: PyTree, k: jax.Array) -> jax.Array:
     """The largest t with at least ``k`` chosen elements of rank ≥ t."""
 
-    def with_bit(i: chex.Array, threshold: jax.Array) -> jax.Array:
-        candidate = threshold | (jnp.uint32(1) << jnp.asarray(31 - i, jnp.uint32))
-        enough = _count(jax.tree.map(lambda r, a: a & (r >= candidate), ranks, among)) >= k
-        return jnp.where(enough, candidate, threshold)
+    def at_least(t: jax.Array) -> jax.Array:
+        return _count(jax.tree.map(lambda r, a: a & (r >= t), ranks, among)) >= k
 
-    return lax.fori_loop(0, 32, with_bit, jnp.zeros((), jnp.uint32))
+    return _bit_by_bit(at_least, jnp.zeros((), jnp.uint32))
+
+
+def _bit_by_bit(holds: Callable[[Any], PyTree], zeros: PyTree) -> PyTree:
+    """The largest uint32 (or tree of them, each for itself) for which something holds."""
+
+    def with_bit(i: chex.Array, found: PyTree) -> PyTree:
+        bit = jnp.uint32(1) << jnp.asarray(31 - i, jnp.uint32)
+        candidate = jax.tree.map(lambda t: t | bit, found)
+        return jax.tree.map(jnp.where, holds(candidate), candidate, found)
+
+    return lax.fori_loop(0, 32, with_bit, zeros)
 
 
 def _count(marked: Any) -> jax.Array:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import chex
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -24,13 +25,29 @@ class RandomWhen(NamedTuple):
     decide: Callable[[chex.Array, Any], chex.Numeric]
 
 
-When: TypeAlias = Callable[[chex.Array], chex.Numeric] | RandomWhen
+class GradNormWhen(NamedTuple):
+    """A ``when`` that sees the gradient's norm: what :func:`sam_optax.above_average` returns.
+
+    Attributes:
+      init: ``() -> state``, which the optimizer keeps as ``when_state``.
+      decide: ``(training_step, state, squared_norm) -> (bool, state)``, with ‖g‖² of the ascent
+        gradient at the params.
+    """
+
+    init: Callable[[], Any]
+    decide: Callable[[chex.Array, Any, jax.Array], tuple[chex.Numeric, Any]]
+
+
+When: TypeAlias = Callable[[chex.Array], chex.Numeric] | RandomWhen | GradNormWhen
 """A function of the training step (int32 scalar, from 0) that returns whether it perturbs."""
+
+
+_WITH_STATE = (RandomWhen, GradNormWhen)
 
 
 def check_when(when: Any) -> None:
     """Raises unless ``when`` is a :data:`When` or ``None``."""
-    if when is not None and not callable(when) and not isinstance(when, RandomWhen):
+    if when is not None and not callable(when) and not isinstance(when, _WITH_STATE):
         raise TypeError(
             "when must be a function of the training step, such as sam_optax.every(2), got "
             f"{when!r}."
@@ -39,15 +56,25 @@ def check_when(when: Any) -> None:
 
 def init_when(when: When | None) -> Any:
     """The state of a ``when``."""
-    return when.init() if isinstance(when, RandomWhen) else optax.EmptyState()
+    return when.init() if isinstance(when, _WITH_STATE) else optax.EmptyState()
 
 
-def decide(when: When | None, training_step: chex.Array, state: optax.OptState) -> chex.Numeric:
-    """Whether a training step perturbs; always True without a ``when``."""
+def decide(
+    when: When | None, training_step: chex.Array, state: Any, squared_norm: Callable[[], jax.Array]
+) -> tuple[chex.Numeric, Any]:
+    """Whether a training step perturbs, and the new state; always True without a ``when``."""
+    if isinstance(when, GradNormWhen):
+        return when.decide(training_step, state, squared_norm())
+    return decide_before(when, training_step, state), state
+
+
+def decide_before(when: When | None, training_step: chex.Array, state: Any) -> chex.Numeric:
+    """The same of a ``when`` that does not see the gradient."""
     if when is None:
         return True
     if isinstance(when, RandomWhen):
         return when.decide(training_step, state)
+    assert not isinstance(when, GradNormWhen)
     return when(training_step)
 
 

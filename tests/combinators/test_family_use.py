@@ -20,6 +20,7 @@ BASES = {
     "surrogate_gap": lambda: sam_optax.surrogate_gap(0.4),
     "mix_gradients": lambda: sam_optax.mix_gradients(2.0),
     "reuse_orthogonal": lambda: sam_optax.reuse_orthogonal(0.7),
+    "match_ascent_norm": sam_optax.match_ascent_norm,
     "decoupled_sharpness": lambda: sam_optax.decoupled_sharpness(optax.identity(), 0.1, 2.0),
 }
 every_base = pytest.mark.parametrize("name", BASES)

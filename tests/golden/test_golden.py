@@ -39,11 +39,15 @@ def tree(data, prefix, step=None):
     }
 
 
-def loss(params, x, y):
+def network(params, x):
     for layer in LAYERS:
         x = x @ params[layer]["kernel"] + params[layer]["bias"]
         x = x if layer == LAYERS[-1] else jnp.tanh(x)
-    return optax.softmax_cross_entropy_with_integer_labels(x, y).mean()
+    return x
+
+
+def loss(params, x, y):
+    return optax.softmax_cross_entropy_with_integer_labels(network(params, x), y).mean()
 
 
 def sgd(hyper):

@@ -1,0 +1,150 @@
+"""SAMPa: gradients at two points that are both known beforehand, one on each of two devices."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._combinators.across_devices import one_each
+from sam_optax._combinators.checks import check_params, check_state
+from sam_optax._combinators.gradient_functions import GradFn, evaluations
+from sam_optax._descent.mix_gradients import mix
+from sam_optax._internal import extra_args, trees
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
+
+
+class SimultaneousState(NamedTuple):
+    """State of :func:`sam_optax.simultaneous`.
+
+    Attributes:
+      step: int32 scalar, the number of steps taken.
+      ahead_grads: the last gradient at y: structure, shapes and dtypes of the params; ``None`` in
+        place of leaves that are not inexact. 0 before the first step.
+      perturbation_state: state of the perturbation.
+      base_state: state of the base optimizer.
+    """
+
+    step: chex.Array
+    ahead_grads: optax.Updates
+    perturbation_state: optax.OptState
+    base_state: optax.OptState
+
+
+def simultaneous(
+    base_tx: optax.GradientTransformation,
+    perturbation: optax.GradientTransformation,
+    lmbda: hp.Hyperparameter = 0.2,
+    *,
+    axis_name: str | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Takes both gradients of a step at once: SAMPa, which is as fast as SGD on two devices.
+
+    .. math::
+        \begin{aligned}
+        \tilde w_t &= w_t + \mathrm{perturbation}(\nabla L(y_t)), \\
+        y_{t+1} &= w_t + \mathrm{base\_tx}(\nabla L(y_t)), \\
+        w_{t+1} &= w_t + \mathrm{base\_tx}\big((1 - \lambda)\, \nabla L(\tilde w_t)
+            + \lambda\, \nabla L(y_{t+1})\big).
+        \end{aligned}
+
+    ∇L(y_t) is known from the step before, so neither of the two gradients waits for the other. Only
+    the last line changes the base optimizer's state. The first step has no ∇L(y₀): ε = 0.
+
+    With ``axis_name``, an axis of two devices in ``jax.shard_map`` or ``jax.pmap`` on which params
+    and state are replicated, each device evaluates one gradient. Without it a step evaluates two.
+
+    ``update(None, state, params, grad_fn=grad_fn)`` also takes ``ascent_grad_fn``, the gradient at
+    y where that is on another batch (in the public code w̃ is for the batch before). With
+    ``axis_name``, ``grad_fn`` is each device's own: device 0 is for w̃, device 1 for y.
+
+    Args:
+      base_tx: the base optimizer, any optax transformation.
+      perturbation: maps the gradient at y to ε, such as :func:`sam`.
+      lmbda: λ in [0, 1], or an optax schedule of it. Default 0.2, the public code's.
+      axis_name: the axis of two devices. Over other axes, ``grad_fn`` returns a mean.
+
+    Returns:
+      An ``optax.GradientTransformationExtraArgs`` with a :class:`SimultaneousState`.
+
+    Raises:
+      TypeError: an argument is not a gradient transformation.
+      ValueError: ``lmbda`` out of range, or the perturbation has a start; in ``update``, something
+        is missing, or the axis does not have two devices.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sam_optax
+      >>> tx = sam_optax.simultaneous(optax.sgd(0.25), sam_optax.sam(rho=1.0), lmbda=0.0)
+      >>> x = jnp.array(4.0)
+      >>> state = tx.init(x)
+      >>> for _ in range(2):
+      ...     updates, state = tx.update(None, state, x, grad_fn=jax.grad(lambda x: x**2))
+      ...     x = optax.apply_updates(x, updates)
+      ...     print(x)  # 4 − 2 · 4/4, then 2 − 2 · (2 + 1)/4
+      2.0
+      0.5
+
+    References:
+      Xie et al., `SAMPa: Sharpness-aware Minimization Parallelized
+      <https://arxiv.org/abs/2410.10683>`_, 2024.
+    """
+    hp.check_transformation("base_tx", base_tx)
+    hp.check("lmbda", lmbda, lower=0, upper=1, upper_allowed=True)
+    method = as_perturbation(perturbation)
+    if method.has_start:
+        raise ValueError(
+            "the perturbation has a start of its own (random_start, low_pass, momentum_start), and "
+            "simultaneous takes the ascent gradient at y: use sharpness_aware."
+        )
+    base = extra_args.only_asked(base_tx, extra_args.FOR_BASE)
+
+    def init_fn(params: optax.Params) -> SimultaneousState:
+        check_params(params)
+        return SimultaneousState(
+            step=jnp.zeros((), jnp.int32),
+            ahead_grads=trees.inexact_zeros(params),
+            perturbation_state=method.init(params),
+            base_state=base.init(params),
+        )
+
+    def update_fn(
+        updates: optax.Updates | None,
+        state: SimultaneousState,
+        params: optax.Params | None = None,
+        *,
+        grad_fn: GradFn | None = None,
+        ascent_grad_fn: GradFn | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, SimultaneousState]:
+        del updates
+        if params is None:
+            raise ValueError("simultaneous needs the params: update(None, state, params, ...).")
+        check_params(params)
+        check_state(state, SimultaneousState)
+        if ascent_grad_fn is not None and axis_name is not None:
+            raise ValueError("ascent_grad_fn does not go with axis_name: use each one's grad_fn.")
+        loss = evaluations(params, grad_fn, None, ascent_grad_fn, extra, axis_name is not None)
+
+        g = trees.merge(state.ahead_grads, jax.tree.map(trees.zeros_like, params))
+        given = {"training_step": state.step, **extra}
+        point, moved = perturbed_params(method, params, g, state.perturbation_state, None, given)
+        of_base = extra_args.for_base({}, extra)
+        ahead = trees.add(params, base.update(g, state.base_state, params, **of_base)[0])
+
+        if axis_name is None:
+            sharp, seen = loss.sharp(point).grads, loss.ascent(ahead).grads
+        else:
+            sharp, seen = one_each(loss.sharp, point, ahead, axis_name)
+        share = 1 - jnp.asarray(hp.evaluate(lmbda, state.step))
+        mixed = trees.map_inexact(lambda a, b: trees.cast_like(mix(a, b, share), a), sharp, seen)
+        new_updates, base_state = base.update(mixed, state.base_state, params, **of_base)
+        return new_updates, SimultaneousState(
+            step=optax.safe_increment(state.step),
+            ahead_grads=trees.cast_tree_like(seen, state.ahead_grads),
+            perturbation_state=moved,
+            base_state=base_state,
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,95 @@
+"""X-SAM: the sharp gradient, corrected along an eigenvector of the Hessian."""
+
+from typing import Any
+
+import chex
+import jax.numpy as jnp
+import optax
+
+from sam_optax._descent.ascent_grads import where_perturbed
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import tree_checks, trees, vectors
+from sam_optax._internal.devices import AxisName
+from sam_optax._internal.types import Leaf
+
+
+def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformationExtraArgs:
+    r"""X-SAM's correction of the sharp gradient, first in the base optimizer's chain.
+
+    .. math::
+        \frac{g_s}{\|g_s\|} - \alpha\, |\langle g_s, v \rangle|\, v,
+
+    with g_s the sharp gradient and v a unit eigenvector of the Hessian's largest eigenvalue. X-SAM
+    is ``sharpness_aware(optax.chain(away_from_eigenvector(alpha), base), sam(rho))``. The caller
+    computes v now and then and passes it to every step, ``tx.update(None, state, params,
+    grad_fn=grad_fn, eigenvector=v)``. It comes from a few steps of power iteration, as in the
+    paper, or from ``sam_optax.analysis.hessian_eigenvalues(loss, params, k=1).vectors``, whose
+    leaves have a leading axis of 1.
+
+    The formula has units, since only the first term is normalized, and it depends on the sign of
+    v, which an eigenvector does not have. With ⟨g_s, v⟩ > 0 it takes a share of the part along v
+    away. We could not obtain the paper and followed its public description. Steps that do not
+    perturb keep their gradient.
+
+    Args:
+      alpha: α ≥ 0, or an optax schedule of it; in the paper at most 2.
+
+    Returns:
+      An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``alpha`` is a
+      schedule, which needs a step count.
+
+    Raises:
+      ValueError: ``alpha`` < 0; in ``update``, there is no ``eigenvector``, or it does not line up
+        with the params.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> tx = sam_optax.away_from_eigenvector(alpha=0.1)
+      >>> g_sharp, v = jnp.array([3.0, 4.0]), jnp.array([0.0, 1.0])
+      >>> updates, _ = tx.update(g_sharp, tx.init(g_sharp), eigenvector=v)
+      >>> print(f"{updates[0]:.1f} {updates[1]:.1f}")  # (0.6, 0.8) − 0.1 · 4 · (0, 1)
+      0.6 0.4
+
+    References:
+      Duan et al., `X-SAM: Boosting Sharpness-Aware Minimization with Dominant-Eigenvector Gradient
+      Correction <https://arxiv.org/abs/2601.10251>`_, 2026.
+    """
+    hp.check("alpha", alpha, lower=0)
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        del params
+        return hp.init_schedules(alpha)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        eigenvector: optax.Params | None = None,
+        perturbed: chex.Numeric = True,
+        norm_axis_name: AxisName | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params, extra
+        if eigenvector is None:
+            raise ValueError(
+                "away_from_eigenvector needs a unit eigenvector of the Hessian: call "
+                "update(grads, state, params, grad_fn=grad_fn, eigenvector=v)."
+            )
+        remedy = "Take the leading axis off the vectors of hessian_eigenvalues: leaf[0]."
+        tree_checks.require_like("eigenvector", eigenvector, updates, remedy)
+        step = hp.step_of(state, None)
+        length = vectors.norm(updates, norm_axis_name)
+        scale = where_perturbed(perturbed, 1 / jnp.where(length > 0, length, 1), 1)
+        along = jnp.abs(vectors.inner(eigenvector, updates, norm_axis_name))
+        share = where_perturbed(perturbed, hp.evaluate(alpha, step) * along, 0)
+
+        def corrected(g_s: Leaf, v: Leaf) -> Any:
+            wide = vectors.times(trees.widen(g_s), scale)
+            if v is not None:
+                wide = wide - vectors.times(jnp.asarray(v).astype(wide.dtype), share)
+            return trees.cast_like(wide, g_s)
+
+        return trees.map_inexact(corrected, updates, eigenvector), hp.advance(state, step)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,64 @@
+"""Stable SAM: the sharp gradient at the length of the ascent gradient."""
+
+from typing import Any
+
+import chex
+import jax.numpy as jnp
+import optax
+
+from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
+from sam_optax._internal import trees, vectors
+from sam_optax._internal.devices import AxisName
+
+
+def match_ascent_norm() -> optax.GradientTransformationExtraArgs:
+    r"""Gives the sharp gradient the length of the ascent gradient: Stable SAM.
+
+    .. math::
+        \frac{\|g\|}{\|g_s\|}\, g_s,
+
+    with g the ascent gradient and g_s the sharp one, each as one vector over the whole tree. Near
+    saddle points and in flat regions g_s can be much shorter or longer than g; with its length
+    matched, SAM keeps the learning rates of the base optimizer. Where g_s = 0 it stays 0.
+
+    Stable SAM is ``sharpness_aware(optax.chain(match_ascent_norm(), base), sam(rho))``.
+
+    Returns:
+      An ``optax.GradientTransformationExtraArgs`` without state.
+
+    Raises:
+      ValueError: (from ``update``) there are no ``ascent_grads``.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> tx = sam_optax.match_ascent_norm()
+      >>> g, g_sharp = jnp.array([1.0, 0.0]), jnp.array([3.0, 4.0])
+      >>> updates, _ = tx.update(g_sharp, tx.init(g), ascent_grads=g)
+      >>> print(f"{updates[0]:.1f} {updates[1]:.1f}")
+      0.6 0.8
+
+    References:
+      Tan et al., `Stabilizing Sharpness-Aware Minimization Through A Simple Renormalization
+      Strategy <https://arxiv.org/abs/2401.07250>`_, 2024.
+    """
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        ascent_grads: optax.Updates | None = None,
+        perturbed: chex.Numeric = True,
+        norm_axis_name: AxisName | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params
+        g = require_ascent_grads("match_ascent_norm", ascent_grads, updates, extra)
+        wanted, length = vectors.norm(g, norm_axis_name), vectors.norm(updates, norm_axis_name)
+        ratio = where_perturbed(perturbed, wanted / jnp.where(length > 0, length, 1), 1)
+        matched = trees.map_inexact(
+            lambda x: trees.cast_like(vectors.times(trees.widen(x), ratio), x), updates
+        )
+        return matched, state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)

@@ -1,0 +1,148 @@
+"""XSAM: descent against the direction in which the loss is highest."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
+from sam_optax._internal import control_flow, trees, vectors
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.devices import AxisName
+from sam_optax._internal.types import PyTree
+
+
+class TowardMaximumState(NamedTuple):
+    """State of :func:`sam_optax.toward_maximum`.
+
+    Attributes:
+      step: int32 scalar, the number of steps taken.
+      alpha: float32 (or wider) scalar, the last α that was found.
+    """
+
+    step: chex.Array
+    alpha: chex.Array
+
+
+def toward_maximum(
+    rho: float, every: int = 100, *, largest: float = 2.0, candidates: int = 21
+) -> optax.GradientTransformationExtraArgs:
+    r"""XSAM's direction: between the ascent gradient and the sharp one, where the loss is highest.
+
+    .. math::
+        \|g_s\|\, d(\alpha^*), \qquad
+        d(\alpha) = \frac{\sin((1 - \alpha)\psi)\, \frac{g}{\|g\|}
+            + \sin(\alpha\psi)\, \frac{g_s}{\|g_s\|}}{\sin\psi}, \qquad
+        \alpha^* = \arg\max_\alpha L(w + \rho\, d(\alpha)),
+
+    with g the ascent gradient, g_s the sharp one and ψ the angle between them: α = 0 is along g,
+    α = 1 is SAM, and a larger α lies beyond g_s. XSAM is
+    ``sharpness_aware(optax.chain(toward_maximum(rho), base), sam(rho))``, in a loop that passes the
+    loss on the step's batch, ``tx.update(None, state, params, value_fn=loss)``. α is searched anew
+    every so many steps, which costs ``candidates`` forward passes then, and is kept in between.
+
+    The unit vector g/‖g‖ is the direction of ε for :func:`sam` with one ascent step. After several
+    ones the paper takes the direction of ε in its place, and this is not XSAM. Steps that do not
+    perturb keep their gradient. With ``axis_name``, ``value_fn`` has to return the mean over
+    the devices, or they would disagree about α.
+
+    Args:
+      rho: radius ρ > 0 of the search. The public code's ``rho_max``, which may be another than the
+        perturbation's.
+      every: number of steps between two searches, an integer ≥ 1. Default 100; the paper searches
+        once in an epoch or more seldom.
+      largest: the largest α of the search, > 0. Default 2, this library's.
+      candidates: number of evenly spaced α from 0 to ``largest``, an integer ≥ 2. Default 21, this
+        library's.
+
+    Returns:
+      An ``optax.GradientTransformationExtraArgs`` with a :class:`TowardMaximumState`.
+
+    Raises:
+      ValueError: an argument out of range; in ``update``, there are no ``params``, no
+        ``ascent_grads`` or no ``value_fn``.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, sam_optax
+      >>> base = optax.chain(sam_optax.toward_maximum(rho=1.0), optax.sgd(0.1))
+      >>> tx = sam_optax.sharpness_aware(base, sam_optax.sam(rho=1.0))
+      >>> w = jnp.array([1.0, 0.1])
+      >>> loss = lambda w: 0.5 * (w[0] ** 2 + 20 * w[1] ** 2)
+      >>> updates, state = tx.update(None, tx.init(w), w, value_fn=loss)
+      >>> print(state.base_state[0].alpha)  # the maximum lies beyond the sharp gradient
+      1.1
+
+    References:
+      Chen and Zhou, `Revisiting Sharpness-Aware Minimization: A More Faithful and Effective
+      Implementation <https://arxiv.org/abs/2603.10048>`_, 2026.
+    """
+    hp.check_number("rho", rho, lower=0, lower_allowed=False)
+    hp.check_integer("every", every, lower=1)
+    hp.check_number("largest", largest, lower=0, lower_allowed=False)
+    hp.check_integer("candidates", candidates, lower=2)
+
+    def init_fn(params: optax.Params) -> TowardMaximumState:
+        dtype = vectors.accumulator_dtype(trees.inexact_leaves(params))
+        return TowardMaximumState(jnp.zeros((), jnp.int32), jnp.ones((), dtype))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: TowardMaximumState,
+        params: optax.Params | None = None,
+        *,
+        ascent_grads: optax.Updates | None = None,
+        perturbed: chex.Numeric = True,
+        value_fn: Callable[[optax.Params], chex.Numeric] | None = None,
+        norm_axis_name: AxisName | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, TowardMaximumState]:
+        g = require_ascent_grads("toward_maximum", ascent_grads, updates, extra)
+        if value_fn is None or params is None:
+            raise ValueError(
+                "toward_maximum needs the loss and the params: call update(grads, state, params, "
+                "value_fn=loss), with the loss on the step's batch."
+            )
+        angle = vectors.angle(g, updates, norm_axis_name)
+
+        def at(alpha: jax.Array, length: jax.Array) -> PyTree:
+            """A vector of that length along d(α)."""
+            of_g, of_g_s = _coefficients(angle.cosine, alpha)
+            of_g = length * of_g / jnp.where(angle.norm_a > 0, angle.norm_a, 1)
+            of_g_s = length * of_g_s / jnp.where(angle.norm_b > 0, angle.norm_b, 1)
+            scaled = trees.map_inexact(lambda x: vectors.times(trees.widen(x), of_g_s), updates)
+            return vectors.combine(scaled, trees.inexact_only(g), of_g)
+
+        def search() -> jax.Array:
+            alphas = jnp.linspace(0, largest, candidates, dtype=state.alpha.dtype)
+            radius = jnp.asarray(rho, state.alpha.dtype)
+            losses = lax.map(lambda a: value_fn(trees.add(params, at(a, radius))), alphas)
+            return alphas[jnp.argmax(losses)]
+
+        due = jnp.asarray(perturbed) & (state.step % every == 0)
+        alpha = control_flow.cond(due, search, lambda: state.alpha)
+        # In a step that does not perturb g_s is g, and α = 1 leaves it as it is.
+        moved = at(where_perturbed(perturbed, alpha, 1), angle.norm_b)
+        moved = trees.map_inexact(
+            lambda m, g_s: jnp.where(perturbed, trees.cast_like(m, g_s), g_s), moved, updates
+        )
+        return moved, TowardMaximumState(optax.safe_increment(state.step), alpha)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _coefficients(cosine: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """sin((1 − α)ψ)/sin ψ and sin(αψ)/sin ψ; their limits for ψ → 0, and (0, 1) for ψ → π."""
+    psi = jnp.arccos(cosine)
+    sine = jnp.sin(psi)
+    straight = sine < 1e-3
+    safe = jnp.where(straight, 1, sine)
+    first = jnp.where(cosine > 0, 1 - alpha, 0)
+    second = jnp.where(cosine > 0, alpha, 1)
+    return (
+        jnp.where(straight, first, jnp.sin((1 - alpha) * psi) / safe),
+        jnp.where(straight, second, jnp.sin(alpha * psi) / safe),
+    )

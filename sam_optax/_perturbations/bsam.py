@@ -1,0 +1,149 @@
+"""bSAM: a perturbation whose noise and length follow a precision that it learns."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal import noise, trees
+from sam_optax._internal.types import Leaf, PyTree
+from sam_optax._perturbations.perturbation import Perturbation
+
+
+class BsamState(NamedTuple):
+    """State of :func:`sam_optax.bsam`.
+
+    Attributes:
+      key: uint32 words of the next draw.
+      precision: s, real, float32 or wider, in the structure and shapes of the params; ``None`` in
+        place of leaves that are not inexact. The posterior of a weight is N(w, 1/(N s)).
+      schedule: :class:`~sam_optax.ScheduleState` if ``rho`` is a schedule, else
+        ``optax.EmptyState``.
+    """
+
+    key: chex.Array
+    precision: PyTree
+    schedule: Any
+
+
+def bsam(
+    rho: hp.Hyperparameter = 0.01,
+    *,
+    data_size: float,
+    weight_decay: float,
+    key: noise.Key,
+    decay: float = 0.999,
+    damping: float = 0.1,
+    initial_precision: float = 1.0,
+) -> Perturbation:
+    r"""The perturbation of bSAM: ascent from a sample of the posterior, scaled by its precision.
+
+    .. math::
+        g = \nabla L(w + \delta), \quad \delta \sim N(0, 1/(N s)), \qquad
+        \varepsilon = \rho\, g/s, \qquad
+        s \leftarrow \beta_2\, s + (1 - \beta_2)(\sqrt{s}\, |g| + \gamma + \lambda),
+
+    element by element. ε, which is not normalized, is added to w itself, and uses s before its
+    update. The base optimizer divides by the same s, :func:`scale_by_precision`, which asks for
+    this state, so that s is kept once:
+
+    ``sharpness_aware(optax.chain(optax.add_decayed_weights(weight_decay), optax.ema(beta_1,
+    debias=False), scale_by_precision(), optax.scale(-learning_rate)), bsam(...))``
+
+    is the public code's bSAM. That splits each batch into 8 groups with a sample each:
+    ``groups=8``. A prediction averages over samples of N(w, 1/(N s)).
+
+    Args:
+      rho: ρ ≥ 0. Default 0.01, the public code's on CIFAR.
+      data_size: N > 0, the number of training examples (times a factor for data augmentation; 4 in
+        the public code on CIFAR).
+      weight_decay: λ ≥ 0, that of the base optimizer: the prior's precision divided by N; the
+        public code's prior precision on CIFAR is 40.
+      key: a JAX PRNG key, typed or raw, or an integer seed.
+      decay: β₂, 0 ≤ β₂ < 1. Default 0.999, the public code's.
+      damping: γ ≥ 0. Default 0.1, the public code's.
+      initial_precision: s before the first step, > 0. Default 1, the public code's.
+
+    Returns:
+      A :class:`~sam_optax.Perturbation` with a ``start_fn``. Its state is one key and one copy of
+      the params. Wrapping it in ``optax.chain`` would lose the start, and raises.
+
+    Raises:
+      TypeError: ``key`` is neither a seed nor a single PRNG key.
+      ValueError: a hyperparameter out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, sam_optax
+      >>> method = sam_optax.bsam(rho=0.1, data_size=1e12, weight_decay=0.0, key=0)
+      >>> w, g = jnp.array([1.0, 1.0]), jnp.array([1.0, -2.0])
+      >>> eps, state = method.update(g, method.init(w), w)
+      >>> print(eps)
+      [ 0.1 -0.2]
+
+    References:
+      Möllenhoff and Khan, `SAM as an Optimal Relaxation of Bayes
+      <https://arxiv.org/abs/2210.01620>`_, 2022.
+    """
+    hp.check("rho", rho, lower=0)
+    hp.check_number("data_size", data_size, lower=0, lower_allowed=False)
+    hp.check_number("weight_decay", weight_decay, lower=0)
+    hp.check_number("decay", decay, lower=0, upper=1)
+    hp.check_number("damping", damping, lower=0)
+    hp.check_number("initial_precision", initial_precision, lower=0, lower_allowed=False)
+    noise.check_key(key)
+
+    def init_fn(params: optax.Params) -> BsamState:
+        def initial(p: Leaf) -> jax.Array:
+            return jnp.full_like(trees.widen(p).real, initial_precision)
+
+        precision = trees.inexact_only(trees.map_inexact(initial, params))
+        return BsamState(noise.first_key(key), precision, hp.init_schedules(rho))
+
+    def start_fn(
+        params: optax.Params,
+        state: BsamState,
+        *,
+        draw_index: chex.Numeric | None = None,
+        **extra: Any,
+    ) -> optax.Params:
+        del extra
+        normal = noise.normal_tree(noise.fold_in(state.key, draw_index), params, 1.0)
+
+        def scaled(s: jax.Array, z: jax.Array) -> jax.Array:
+            wide = z.astype(trees.promote(z.dtype, s.dtype))
+            return wide / jnp.sqrt(data_size * s).astype(wide.dtype)
+
+        return trees.add(params, jax.tree.map(scaled, state.precision, normal))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: BsamState,
+        params: optax.Params | None = None,
+        *,
+        training_step: chex.Numeric | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, BsamState]:
+        del params, extra
+        step = hp.step_of(state.schedule, training_step)
+        radius = hp.evaluate(rho, step)
+
+        def ascend(g: Leaf, s: jax.Array) -> jax.Array:
+            wide = trees.widen(g)
+            scale = jnp.asarray(radius).astype(s.dtype) / s
+            return trees.cast_like(wide * scale.astype(wide.dtype), g)
+
+        def learn(s: Leaf, g: Leaf) -> Leaf:
+            if s is None or not trees.is_inexact(g):
+                return s
+            seen = jnp.sqrt(s) * jnp.abs(g).astype(s.dtype) + damping + weight_decay
+            return decay * s + (1 - decay) * seen
+
+        precision = jax.tree.map(learn, state.precision, updates, is_leaf=trees.is_none)
+        return trees.map_inexact(ascend, updates, state.precision), BsamState(
+            noise.next_key(state.key), precision, hp.advance(state.schedule, step)
+        )
+
+    return Perturbation(init_fn, update_fn, start_fn, state_type=BsamState)

@@ -1,0 +1,79 @@
+"""AE-SAM: a step perturbs where its gradient is large compared with those before it."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._schedules.when import GradNormWhen
+
+
+class AboveAverageState(NamedTuple):
+    """State of :func:`sam_optax.above_average`, as ``when_state`` of the optimizer.
+
+    Attributes:
+      mean: μ, float32 scalar: moving average of ‖g‖².
+      variance: σ², float32 scalar: moving average of (‖g‖² − μ)².
+    """
+
+    mean: chex.Array
+    variance: chex.Array
+
+
+def above_average(c: hp.Hyperparameter, decay: float = 0.9) -> GradNormWhen:
+    r"""Perturbs where the gradient is longer than usual: AE-SAM.
+
+    .. math::
+        \|g_t\|^2 \ge \mu_t + c_t\, \sigma_t, \qquad
+        \mu_t = \delta\, \mu_{t-1} + (1 - \delta)\, \|g_t\|^2, \qquad
+        \sigma_t^2 = \delta\, \sigma_{t-1}^2 + (1 - \delta)\, (\|g_t\|^2 - \mu_t)^2,
+
+    with μ and σ² from 0, as the paper's public description leaves their start open: the first
+    steps perturb. The decision is taken after the gradient at w, which every step evaluates; a step
+    that perturbs costs one more. A threshold c that falls during training, ``optax.linear_schedule(
+    lambda_2, lambda_1, steps)`` as in the paper, spends most of the ascents at its end.
+
+    Under ``axis_name`` ‖g‖² is the mean over the devices of each one's own, so that all decide
+    alike; with ``norm_axis_name`` it spans the parts of the params.
+
+    Args:
+      c: threshold in standard deviations, or an optax schedule of it. Any sign: with −∞ every step
+        perturbs.
+      decay: δ, 0 ≤ δ < 1. Default 0.9, this library's.
+
+    Returns:
+      For ``sharpness_aware(..., when=...)``. Not for perturbations with a start, ``groups`` or
+      ``ascent_grad_fn``, whose steps evaluate no gradient at w, nor for ``alternating``.
+
+    Raises:
+      ValueError: ``decay`` out of range.
+
+    Example:
+      >>> import optax, sam_optax
+      >>> tx = sam_optax.sharpness_aware(
+      ...     optax.sgd(0.1), sam_optax.sam(),
+      ...     when=sam_optax.above_average(optax.linear_schedule(1.0, -1.0, 1000)))
+
+    References:
+      Jiang et al., `An Adaptive Policy to Employ Sharpness-Aware Minimization
+      <https://arxiv.org/abs/2304.14647>`_, 2023.
+    """
+    hp.check("c", c, lower=-jnp.inf)
+    hp.check_number("decay", decay, lower=0, upper=1)
+
+    def init() -> AboveAverageState:
+        return AboveAverageState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+
+    def decide(
+        training_step: chex.Array, state: AboveAverageState, square: jax.Array
+    ) -> tuple[Any, AboveAverageState]:
+        square = square.astype(jnp.float32)
+        mean = decay * state.mean + (1 - decay) * square
+        variance = decay * state.variance + (1 - decay) * jnp.square(square - mean)
+        threshold = jnp.asarray(hp.evaluate(c, training_step)).astype(jnp.float32)
+        large = square >= mean + threshold * jnp.sqrt(variance)
+        return large, AboveAverageState(mean, variance)
+
+    return GradNormWhen(init, decide)

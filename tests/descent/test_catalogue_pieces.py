@@ -1,0 +1,152 @@
+"""Stable SAM's, X-SAM's and XSAM's pieces of the base optimizer's chain: limits and arguments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import RuntimeCounted, assert_same, vector
+
+import sam_optax
+
+W = {"a": jnp.array([1.0, 0.1]), "b": jnp.array([0.5])}
+SCALES = {"a": jnp.array([1.0, 20.0]), "b": jnp.array([3.0])}
+SAM = sam_optax.sam(1.0)
+
+
+def loss(w):
+    return 0.5 * sum(jnp.sum(SCALES[name] * w[name] ** 2) for name in w)
+
+
+gradient = jax.grad(loss)
+PIECES = {
+    "match_ascent_norm": (sam_optax.match_ascent_norm, {}),
+    "away_from_eigenvector": (
+        lambda: sam_optax.away_from_eigenvector(0.3),
+        {"eigenvector": {"a": jnp.array([0.0, 1.0]), "b": jnp.zeros(1)}},
+    ),
+    "toward_maximum": (lambda: sam_optax.toward_maximum(1.0, 2), {"value_fn": loss}),
+}
+
+
+def update(name, perturbation=SAM, **options):
+    make, arguments = PIECES[name]
+    tx = sam_optax.sharpness_aware(make(), perturbation, **options)
+    return tx.update(None, tx.init(W), W, grad_fn=gradient, **arguments)
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_steps_that_do_not_perturb_keep_their_gradient(name):
+    assert_same(update(name, when=sam_optax.after(3))[0], gradient(W))
+
+
+@pytest.mark.parametrize("name", ["match_ascent_norm", "toward_maximum"])
+def test_at_radius_0_nothing_changes(name):
+    np.testing.assert_allclose(
+        vector(update(name, sam_optax.sam(0.0))[0]), vector(gradient(W)), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_a_zero_gradient_stays_zero(name):
+    make, arguments = PIECES[name]
+    tx = sam_optax.sharpness_aware(make(), SAM)
+    zero = jax.tree.map(jnp.zeros_like, W)
+    updates, _ = tx.update(None, tx.init(W), W, grad_fn=lambda p: zero, **arguments)
+    assert np.all(vector(updates) == 0)
+
+
+def test_the_norm_is_that_of_the_ascent_gradient():
+    found = vector(update("match_ascent_norm")[0])
+    assert np.linalg.norm(found) == pytest.approx(np.linalg.norm(vector(gradient(W))), rel=1e-6)
+
+
+def test_an_eigenvector_of_the_analysis_fits():
+    pytest.importorskip("matfree", reason="the analysis needs matfree")
+    from sam_optax import analysis
+
+    vectors = analysis.hessian_eigenvalues(loss, W, k=1).vectors
+    v = jax.tree.map(lambda x: x[0] * jnp.sign(vectors["a"][0, 1]), vectors)
+    tx = sam_optax.sharpness_aware(sam_optax.away_from_eigenvector(0.3), SAM)
+    updates, _ = tx.update(None, tx.init(W), W, grad_fn=gradient, eigenvector=v)
+    expected, _ = update("away_from_eigenvector")
+    np.testing.assert_allclose(vector(updates), vector(expected), atol=1e-5)
+    with pytest.raises(ValueError, match="eigenvector must have the structure"):
+        tx.update(None, tx.init(W), W, grad_fn=gradient, eigenvector={"a": v["a"]})
+
+
+def test_without_an_eigenvector():
+    tx = sam_optax.sharpness_aware(sam_optax.away_from_eigenvector(0.3), SAM)
+    with pytest.raises(ValueError, match="needs a unit eigenvector"):
+        tx.update(None, tx.init(W), W, grad_fn=gradient)
+
+
+def test_the_search_is_made_every_so_many_steps():
+    counted = RuntimeCounted(loss)
+    tx = sam_optax.sharpness_aware(sam_optax.toward_maximum(1.0, 2, candidates=5), SAM)
+    step = jax.jit(lambda s: tx.update(None, s, W, grad_fn=gradient, value_fn=counted)[1])
+    state, evaluations = tx.init(W), []
+    for _ in range(4):
+        state = step(state)
+        jax.effects_barrier()
+        evaluations.append(counted.evaluations)
+    assert evaluations == [5, 5, 10, 10]
+
+
+def test_the_loss_is_highest_there():
+    updates, state = update("toward_maximum")
+    length = np.linalg.norm(vector(updates))
+    along = lambda d: float(
+        loss(jax.tree.map(lambda w, x: w + x / np.linalg.norm(vector(d)), W, d))
+    )
+    g_s = gradient(
+        jax.tree.map(lambda w, g: w + g / np.linalg.norm(vector(gradient(W))), W, gradient(W))
+    )
+    assert length == pytest.approx(np.linalg.norm(vector(g_s)), rel=1e-5)
+    assert along(updates) > along(g_s) > along(gradient(W))
+    assert state.base_state.alpha > 1
+
+
+def test_without_a_loss():
+    tx = sam_optax.sharpness_aware(sam_optax.toward_maximum(1.0), SAM)
+    with pytest.raises(ValueError, match="toward_maximum needs the loss"):
+        tx.update(None, tx.init(W), W, grad_fn=gradient)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: sam_optax.away_from_eigenvector(-1.0), "alpha"),
+        (lambda: sam_optax.toward_maximum(0.0), "rho"),
+        (lambda: sam_optax.toward_maximum(1.0, 0), "every"),
+        (lambda: sam_optax.toward_maximum(1.0, largest=0.0), "largest"),
+        (lambda: sam_optax.toward_maximum(1.0, candidates=1), "candidates"),
+    ],
+)
+def test_arguments_out_of_range(make, name):
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        make()
+
+
+def test_schedules_count_steps():
+    tx = sam_optax.away_from_eigenvector(lambda step: 1.0 * step)
+    g, v = jnp.array([1.0, 0.0]), jnp.array([1.0, 0.0])
+    first, state = tx.update(g, tx.init(g), eigenvector=v)
+    second, _ = tx.update(g, state, eigenvector=v)
+    np.testing.assert_allclose([first[0], second[0]], [1.0, 0.0], atol=1e-7)
+
+
+def test_the_chain_of_stable_sam_goes_with_alternating():
+    tx = sam_optax.alternating(
+        optax.chain(sam_optax.match_ascent_norm(), optax.sgd(0.1)), SAM, keep_ascent_grads=True
+    )
+    params, state = W, tx.init(W)
+    for _ in range(2):
+        updates, state = tx.update(gradient(params), state, params)
+        params = optax.apply_updates(params, updates)
+    direct = sam_optax.sharpness_aware(
+        optax.chain(sam_optax.match_ascent_norm(), optax.sgd(0.1)), SAM
+    )
+    updates, _ = direct.update(None, direct.init(W), W, grad_fn=gradient)
+    expected = optax.apply_updates(W, updates)
+    np.testing.assert_allclose(vector(params), vector(expected), rtol=1e-5)

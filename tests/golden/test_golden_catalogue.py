@@ -1,0 +1,127 @@
+"""Trajectories of bSAM's and SAMPa's public code, to 1e-9 in float64, on the problem beside it.
+
+How the files were made:
+
+* bSAM: ``build_bsam_optimizer`` of team-approx-bayes/bayesian-sam with JAX 0.4.35, as it is, with
+  ``msharpness=1``. Its ``normal_like_tree`` returned the numbers in ``noise``, which this library
+  draws for the seed 0, in place of a draw.
+* SAMPa: ``train.py`` of LIONS-EPFL/SAMPa with torch 2.13, as it is, its two processes as two
+  threads of a stand-in for ``lightning.fabric``. Its first step leaves weight decay out of y, so
+  there is none. Each gradient at the perturbed params is on the batch before.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from helpers import x64
+from test_golden import STEPS, assert_within, loss, network, read, tree
+
+import sam_optax
+
+
+def bsam(hyper, **changed):
+    options = {name: hyper[name] for name in ("data_size", "weight_decay", "damping")}
+    options |= {"decay": hyper["beta2"], "initial_precision": hyper["s_init"], "key": 0}
+    base = optax.chain(
+        optax.add_decayed_weights(hyper["weight_decay"]),
+        optax.ema(hyper["beta1"], debias=False),
+        sam_optax.scale_by_precision(),
+        optax.scale(-hyper["lr"]),
+    )
+    method = sam_optax.bsam(hyper["rho"], **{**options, **changed})
+    return sam_optax.sharpness_aware(base, method), method
+
+
+def test_bsam():
+    with x64():
+        data, hyper = read("bsam")
+        tx, method = bsam(hyper)
+        params = tree(data, "init")
+        state = tx.init(params)
+        step = jax.jit(
+            lambda p, s, x, y: tx.update(None, s, p, grad_fn=lambda q: jax.grad(loss)(q, x, y))
+        )
+        for i in range(STEPS):
+            precision = state.perturbation_state.precision
+            noise = jax.tree.map(
+                lambda n, s: n / jnp.sqrt(hyper["data_size"] * s), tree(data, "noise", i), precision
+            )
+            start = method.start_fn(params, state.perturbation_state)
+            assert_within(start, jax.tree.map(jnp.add, params, noise))
+            updates, state = step(params, state, data["x"][i], data["y"][i])
+            params = optax.apply_updates(params, updates)
+            assert_within(params, tree(data, "params", i))
+            assert_within(state.perturbation_state.precision, tree(data, "precision", i))
+
+
+def sampa(hyper, lmbda):
+    base = optax.sgd(hyper["lr"], momentum=hyper["momentum"])
+    return sam_optax.simultaneous(base, sam_optax.sam(hyper["rho"]), lmbda)
+
+
+def smooth_loss(params, x, y, smoothing):
+    """The public code's: label smoothing over the other classes."""
+    logits = network(params, x)
+    target = jnp.full(logits.shape, smoothing / (logits.shape[1] - 1))
+    target = jnp.where(jax.nn.one_hot(y, logits.shape[1]) > 0, 1 - smoothing, target)
+    return optax.softmax_cross_entropy(logits, target).mean()
+
+
+def sampa_points(tx, data, hyper, before=1):
+    """Params after each step; ``before`` is how many steps old the sharp gradient's batch is."""
+
+    @jax.jit
+    def step(params, state, last, batch):
+        def on(x, y):
+            return lambda p: jax.grad(smooth_loss)(p, x, y, hyper["smoothing"])
+
+        updates, state = tx.update(
+            None, state, params, grad_fn=on(*last), ascent_grad_fn=on(*batch)
+        )
+        return optax.apply_updates(params, updates), state
+
+    params, points = tree(data, "init"), []
+    state = tx.init(params)
+    for i in range(STEPS):
+        last = max(i - before, 0)
+        batches = [(data["x"][j], data["y"][j]) for j in (last, i)]
+        params, state = step(params, state, *batches)
+        points.append(params)
+    return points
+
+
+def test_sampa():
+    with x64():
+        data, hyper = read("sampa")
+        points = sampa_points(sampa(hyper, hyper["lmbda"]), data, hyper)
+        for i, params in enumerate(points):
+            assert_within(params, tree(data, "params", i))
+
+
+@pytest.mark.parametrize(("lmbda", "before"), [(0.0, 1), (0.2, 0), (0.8, 1)])
+def test_other_weights_and_batches_do_not_follow_it(lmbda, before):
+    """Negative control."""
+    with x64():
+        data, hyper = read("sampa")
+        points = sampa_points(sampa(hyper, lmbda), data, hyper, before)
+        with pytest.raises(AssertionError):
+            assert_within(points[-1], tree(data, "params", STEPS - 1), 1e-4)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"damping": 0.0}, {"weight_decay": 0.0}, {"decay": 0.6}, {"data_size": 31.0}]
+)
+def test_other_options_of_bsam_do_not_follow_it(changed):
+    """Negative control: the precision after two steps, which all of them enter."""
+    with x64():
+        data, hyper = read("bsam")
+        tx, _ = bsam(hyper, **changed)
+        params = tree(data, "init")
+        state = tx.init(params)
+        for i in range(2):
+            grad_fn = lambda p, i=i: jax.grad(loss)(p, data["x"][i], data["y"][i])
+            updates, state = tx.update(None, state, params, grad_fn=grad_fn)
+            params = optax.apply_updates(params, updates)
+        with pytest.raises(AssertionError):
+            assert_within(state.perturbation_state.precision, tree(data, "precision", 1), 1e-5)

@@ -1,0 +1,292 @@
+"""NumPy transcriptions of the catalogue's methods, in float64, on the tree as one vector.
+
+As in ``references_family``, whose ``GradientOf`` most of them return; the others, whose step is not
+that of SGD with momentum, return w after each step.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from references_family import Grad, GradientOf, Vector, sam, unit
+
+Leaves = Sequence[Vector]
+
+
+def stable_sam(rho: float) -> GradientOf:
+    """Stable SAM: ‖g‖/‖g_s‖ g_s."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        return np.linalg.norm(grad(w)) * unit(sam(rho)(t, w, grad))
+
+    return gradient_of
+
+
+def asam(rho: float, eta: float) -> GradientOf:
+    """ASAM, elementwise: ε = ρ T² g/‖T g‖ with T = |w| + η."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        scaled = (np.abs(w) + eta) * grad(w)
+        return grad(w + rho * (np.abs(w) + eta) * unit(scaled))
+
+    return gradient_of
+
+
+def f_sam(rho: float, sigma: float, lmbda: float) -> GradientOf:
+    """F-SAM in the order of the public code: the average of the steps before is subtracted."""
+    m = np.zeros(0)
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        nonlocal m
+        g = grad(w)
+        d = g - sigma * m if t else g
+        m = lmbda * m + (1 - lmbda) * g if t else g
+        return grad(w + rho * unit(d))
+
+    return gradient_of
+
+
+def le_sam(rho: float, tau: float) -> GradientOf:
+    """LE-SAM: ρ_t = min(τ/‖g‖, ρ)."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        g = grad(w)
+        return grad(w + min(tau / np.linalg.norm(g), rho) * unit(g))
+
+    return gradient_of
+
+
+def ae_sam(rho: float, c: Callable[[int], float], decay: float, log: list[bool]) -> GradientOf:
+    """AE-SAM, equations (7) and (8): SAM where ‖g‖² ≥ μ + c σ."""
+    mean = variance = 0.0
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        nonlocal mean, variance
+        square = float(np.sum(grad(w) ** 2))
+        mean = decay * mean + (1 - decay) * square
+        variance = decay * variance + (1 - decay) * (square - mean) ** 2
+        log.append(square >= mean + c(t) * np.sqrt(variance))
+        return sam(rho)(t, w, grad) if log[-1] else grad(w)
+
+    return gradient_of
+
+
+def zsharp(rho: float, quantile: float, cut: Callable[[Vector], Leaves]) -> GradientOf:
+    """ZSharp: layer by layer the largest |z|; leaves with fewer than two axes stay whole."""
+
+    def filtered(layer: Vector) -> Vector:
+        if layer.ndim < 2:
+            return layer
+        z = np.abs((layer - layer.mean()) / layer.std())
+        return np.where(z > np.quantile(z, quantile), layer, 0)
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        layers = [filtered(layer).ravel() for layer in cut(grad(w))]
+        return grad(w + rho * unit(np.concatenate(layers)))
+
+    return gradient_of
+
+
+def gc_sam(rho: float, cut: Callable[[Vector], Leaves]) -> GradientOf:
+    """GC-SAM: both gradients without their means over all axes but the first."""
+
+    def centred(g: Vector) -> Vector:
+        layers = cut(g)
+        means = [
+            x.mean(tuple(range(1, x.ndim)), keepdims=True) if x.ndim > 1 else 0 * x for x in layers
+        ]
+        return np.concatenate([(x - m).ravel() for x, m in zip(layers, means, strict=True)])
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        return centred(grad(w + rho * unit(centred(grad(w)))))
+
+    return gradient_of
+
+
+def x_sam(rho: float, alpha: float, eigenvector: Callable[[Vector], Vector]) -> GradientOf:
+    """X-SAM: g/‖g‖ − α sign(⟨g, v⟩) ⟨g, v⟩ v with g the perturbed gradient."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        g_s, v = sam(rho)(t, w, grad), eigenvector(w)
+        along = np.dot(g_s, v) * v
+        return unit(g_s) - alpha * np.sign(np.dot(g_s, v)) * along
+
+    return gradient_of
+
+
+def xsam(
+    rho: float,
+    radius: float,
+    every: int,
+    alphas: Vector,
+    losses: Sequence[Callable[[Vector], float]],
+    log: list[float],
+) -> GradientOf:
+    """XSAM with one ascent step: between ε and g_s on a sphere, where the loss is highest."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        v_0 = unit(grad(w))
+        g_s = grad(w + rho * v_0)
+        v_1 = unit(g_s)
+        psi = np.arccos(np.dot(v_0, v_1))
+
+        def direction(alpha: float) -> Vector:
+            return (np.sin((1 - alpha) * psi) * v_0 + np.sin(alpha * psi) * v_1) / np.sin(psi)
+
+        if t % every == 0:
+            log.append(alphas[np.argmax([losses[t](w + radius * direction(a)) for a in alphas])])
+        return np.linalg.norm(g_s) * direction(log[-1])
+
+    return gradient_of
+
+
+def gam(rho: float, alpha: float, hessian: Callable[[Vector], Vector]) -> GradientOf:
+    """GAM: ∇L(w) + α ρ ∇‖∇L‖ at w + ρ f/‖f‖, with f = ∇‖∇L‖(w)."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        f = hessian(w) @ unit(grad(w))
+        point = w + rho * unit(f)
+        return grad(w) + alpha * rho * hessian(point) @ unit(grad(point))
+
+    return gradient_of
+
+
+def of_two_losses(rho: float, ascent: Grad, sharp: Grad, plain: Grad) -> GradientOf:
+    """sharp(w + ε) + plain(w), with ε along ``ascent``: Focal-SAM, M-SAM and FGSAM."""
+    return lambda t, w, grad: sharp(w + rho * unit(ascent(w))) + plain(w)
+
+
+def esam(rho: float, kept: int, losses: Callable[[Vector], Vector], grads: Grad) -> GradientOf:
+    """ESAM's selection (with all weights perturbed): the examples whose loss rises most."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        point = w + rho * unit(np.mean(grads(w), axis=0))
+        risen = np.argsort(losses(point) - losses(w))[::-1][:kept]
+        return np.mean(grads(point)[risen], axis=0)
+
+    return gradient_of
+
+
+def async_sam(rho: float) -> GradientOf:
+    """AsyncSAM with τ = 1: ε along the gradient at the params of the step before."""
+    stale = np.zeros(0)
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        nonlocal stale
+        eps = rho * unit(stale) if t else np.zeros_like(w)
+        stale = grad(w)
+        return grad(w + eps)
+
+    return gradient_of
+
+
+def functional_sam(
+    rho: float, jacobian: Callable[[Vector], Vector], residual: Callable[[Vector], Vector]
+) -> GradientOf:
+    """Functional SAM: the Jacobian of F at w + ε, the derivative of the loss at w."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        g = jacobian(w).T @ residual(w)
+        return jacobian(w + rho * unit(g)).T @ residual(w)
+
+    return gradient_of
+
+
+def lookbehind(
+    w: Vector, gradients: Sequence[Grad], rho: float, k: int, lr: float, alpha: float
+) -> list[Vector]:
+    """Lookbehind-SAM, algorithm 1, with SGD as the inner optimizer."""
+    points = []
+    for grad in gradients:
+        fast, slow = w, w
+        for _ in range(k):
+            slow = slow + rho * unit(grad(slow))
+            fast = fast - lr * grad(slow)
+        w = w + alpha * (fast - w)
+        points.append(w)
+    return points
+
+
+def sampa(
+    w: Vector, gradients: Sequence[Grad], rho: float, lmbda: float, lr: float
+) -> list[Vector]:
+    """SAMPa-λ, algorithm 1, with ∇f(y_0) = 0."""
+    ahead, points = np.zeros_like(w), []
+    for grad in gradients:
+        sharp = grad(w + rho * unit(ahead))
+        ahead = grad(w - lr * ahead)
+        w = w - lr * ((1 - lmbda) * sharp + lmbda * ahead)
+        points.append(w)
+    return points
+
+
+def ada_sam(
+    w: Vector, gradients: Sequence[Grad], rho: float, lr: float, b1: float, b2: float, eps: float
+) -> list[Vector]:
+    """AdaSAM with the two differences of optax: both moments corrected, ε added to the root."""
+    m, v, largest, points = 0 * w, 0 * w, 0 * w, []
+    for t, grad in enumerate(gradients, 1):
+        g = sam(rho)(t, w, grad)
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        largest = np.maximum(largest, v / (1 - b2**t))
+        w = w - lr * m / (1 - b1**t) / (np.sqrt(largest) + eps)
+        points.append(w)
+    return points
+
+
+def light_sam(
+    w: Vector, gradients: Sequence[Grad], rho: float, lr: float, initial: float
+) -> list[Vector]:
+    """LightSAM, element by element: AdaGrad for the ascent and for the descent."""
+    u, v, points = initial + 0 * w, initial + 0 * w, []
+    for grad in gradients:
+        s = grad(w)
+        u = u + s**2
+        g = grad(w + rho * s / np.sqrt(u))
+        v = v + g**2
+        w = w - lr * g / np.sqrt(v)
+        points.append(w)
+    return points
+
+
+def sam_polyak(
+    w: Vector,
+    gradients: Sequence[Grad],
+    losses: Sequence[Callable[[Vector], float]],
+    rho: float,
+    largest: float,
+) -> list[Vector]:
+    """SAM with a Polyak step size, and ℓ* = 0."""
+    points = []
+    for grad, loss in zip(gradients, losses, strict=True):
+        e = w + rho * unit(grad(w))
+        g = grad(e)
+        gap = max(loss(e) - np.dot(g, e - w), 0)
+        w = w - min(gap / np.sum(g**2), largest) * g
+        points.append(w)
+    return points
+
+
+def b_sam(
+    w: Vector,
+    gradients: Sequence[Grad],
+    noise: Sequence[Vector],
+    *,
+    rho: float,
+    lr: float,
+    momentum: float,
+    decay: float,
+    weight_decay: float,
+    damping: float,
+    data_size: float,
+) -> list[Vector]:
+    """bSAM, algorithm 1."""
+    m, s, points = 0 * w, 1 + 0 * w, []
+    for grad, z in zip(gradients, noise, strict=True):
+        g = grad(w + z / np.sqrt(data_size * s))
+        sharp = grad(w + rho * g / s)
+        m = momentum * m + (1 - momentum) * (sharp + weight_decay * w)
+        w = w - lr * m / s
+        s = decay * s + (1 - decay) * (np.sqrt(s) * np.abs(g) + damping + weight_decay)
+        points.append(w)
+    return points
