@@ -1,4 +1,4 @@
-"""Seeing sharpness: measures, spectrum and landscape of a loss, as the papers measure them."""
+"""Measures of sharpness: Hessian spectrum, landscape and sharpness of a loss, as in the papers."""
 
 from sam_optax.analysis._alignment import Alignment, alignment
 from sam_optax.analysis._dataset import DatasetLoss

@@ -1,4 +1,4 @@
-"""Mini-batch gradients against the full gradient: what they share, and what is left."""
+"""Mini-batch gradients compared with the full gradient: common component and residual."""
 
 from typing import Any, NamedTuple
 
@@ -12,16 +12,16 @@ from sam_optax.analysis._dataset import DatasetLoss
 
 
 class Alignment(NamedTuple):
-    """Parts of each mini-batch gradient g_B, relative to the full gradient g.
+    """Components of each mini-batch gradient g_B relative to the full gradient g.
 
     Attributes:
       cosine: (batches,) cosine of g_B and g.
       full: (batches,) ⟨g_B, g⟩/‖g‖, the length of the full gradient component, with its sign.
-      residual: (batches,) ‖g_B − Proj_g g_B‖, the length of what is left.
+      residual: (batches,) ‖g_B − Proj_g g_B‖, the length of the residual.
       full_norm: scalar, ‖g‖.
       estimate: scalar, cosine of the estimate m and g; ``None`` without one.
-      friendly: (batches,) cosine of F-SAM's direction g_B − σ m and g. With a perfect estimate
-        and σ = 1, its sign is a toss of the batch. ``None`` without an estimate.
+      friendly: (batches,) cosine of F-SAM's direction g_B − σ m and g. With a perfect estimate and
+        σ = 1, its sign is random. ``None`` without an estimate.
     """
 
     cosine: jax.Array
@@ -46,16 +46,17 @@ def alignment(
         \nabla L_B = \mathrm{Proj}_{\nabla L} \nabla L_B
         + \mathrm{Proj}^\perp_{\nabla L} \nabla L_B .
 
-    The F-SAM paper finds that the second part, noise of the batch, is what makes SAM generalize,
-    and removes an estimate of the first: d = ∇L_B − σ m. Cosines are NaN where a vector is zero.
+    The F-SAM paper finds that SAM owes its generalization to the second part, the noise of the
+    batch, and removes an estimate of the first: d = ∇L_B − σ m. Cosines are NaN where a vector is
+    zero.
 
     Args:
       loss: a :class:`DatasetLoss`, whose batches are the mini-batches.
       params: pytree of weights w.
-      batch_size: examples of a mini-batch. Default: the batches as they are.
-      estimate: m, a tree like the gradient: an estimate of the full gradient, such as the average
-        in the state of :func:`sam_optax.fsam`. Default: none.
-      sigma: how much of it is removed, σ ≥ 0. Default 1, F-SAM's.
+      batch_size: number of examples per mini-batch. Default: the batches of ``loss``.
+      estimate: m, an estimate of the full gradient with its structure, such as the average in the
+        state of :func:`sam_optax.fsam`. Default: none.
+      sigma: share σ ≥ 0 of the estimate that is removed. Default 1, as in F-SAM.
 
     Returns:
       :class:`Alignment`.

@@ -1,4 +1,4 @@
-"""The largest rise of a loss within a normalized ball, by projected gradient ascent."""
+"""The largest rise of a loss within a normalized ball, found by projected gradient ascent."""
 
 import functools
 import math
@@ -16,14 +16,14 @@ from sam_optax._internal.types import Leaf, PyTree
 from sam_optax.analysis._loss import Loss
 from sam_optax.analysis._random import normal_like
 
-# Step lengths are relative to the radius. A step that raises the loss is kept and the next is
-# longer, up to a length at which the iteration is the power method (the new point depends on the
-# gradient almost alone); one that does not is taken back and halved.
+# Step lengths are relative to the radius. A step that raises the loss is accepted, and the next one
+# is longer, up to a length at which the iteration is the power method (the new point then depends
+# almost only on the gradient). Other steps are rejected and the length is halved.
 _LONGER, _SHORTER, _LONGEST = 1.5, 0.5, 4.0
 
 
 class Ascent(NamedTuple):
-    """What :func:`maximize` found: ε and its rise, L(w), rises of the first step and all starts."""
+    """Result of :func:`maximize`: ε and its rise, L(w), rises of the first step and all starts."""
 
     eps: optax.Params
     value: jax.Array
@@ -33,7 +33,7 @@ class Ascent(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """Where an ascent is: u with ε = T u, loss and gradient there, length of the next step."""
+    """State of an ascent: u with ε = T u, loss and gradient there, length of the next step."""
 
     u: Leaf
     loss: jax.Array
@@ -55,9 +55,9 @@ def maximize(
 ) -> Ascent:
     """Maximizes L(w + T u) over ‖u‖_p ≤ ρ.
 
-    Every start takes ``steps`` gradients. The first is u = 0, and its first step is that of SAM
-    or ASAM; the others are random points of the sphere, in opposite pairs, where the
-    gradient is not zero even if it is at w.
+    Every start takes ``steps`` gradients. The first is u = 0, and its first step is that of SAM or
+    ASAM; the others are random points on the sphere, in opposite pairs, where the gradient is
+    nonzero even if it is zero at w.
     """
     zero = jax.tree.map(
         lambda w: jnp.zeros(jnp.shape(w), trees.compute_dtype(w)), trees.inexact_only(params)
@@ -95,7 +95,7 @@ def maximize(
         at = _Point(u, kept, grad, length)
         return (at, proposal(at)), value
 
-    # The first evaluation is that of the start, which is better than nothing.
+    # The first evaluation is at the start, which always replaces the placeholder.
     nothing = _Point(
         zero, jnp.full_like(_loss_like(loss, params), -jnp.inf), zero, jnp.ones((), jnp.float32)
     )
@@ -108,8 +108,8 @@ def maximize(
         return select(value > best[1], (u, value), best), (value, visited[0], visited[1])
 
     def start(i: jax.Array) -> Any:
-        # Random ones in pairs of opposite points: near a minimum the loss rises on both sides of
-        # the sharpest direction, and on one side more.
+        # Random starts come in opposite pairs: near a minimum the loss rises on both sides along
+        # the sharpest direction, but more on one side.
         draw = normal_like(noise.fold_in(words, (i + 1) // 2), zero)
         norm = vectors.p_norm(draw, p)
         factor = jnp.asarray(rho).astype(norm.dtype) / jnp.where(norm > 0, norm, 1)
@@ -128,7 +128,7 @@ def _loss_like(loss: Loss, params: optax.Params) -> jax.Array:
 
 
 def project(tree: PyTree, rho: chex.Numeric, p: float) -> PyTree:
-    """A point of the ball ‖·‖_p ≤ ρ: the tree itself if it is inside.
+    """Projects the tree into the ball ‖·‖_p ≤ ρ; a tree inside it is unchanged.
 
     For p = 2 and p = ∞ it is the nearest point (rescaled, clipped). For other p the tree is
     rescaled onto the sphere, which stays within the ball but is not the nearest point.

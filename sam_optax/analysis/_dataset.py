@@ -16,30 +16,32 @@ from sam_optax.analysis._loss import Loss, scalar
 
 @jax.tree_util.register_pytree_node_class
 class DatasetLoss(Loss):
-    r"""The mean loss over a data set that is evaluated batch by batch.
+    r"""The mean loss over a data set, evaluated batch by batch.
 
     .. math::
         L(w) = \sum_i n_i \ell(w, B_i) \Big/ \sum_i n_i,
 
-    with ℓ the mean over batch B_i of n_i examples. Value, gradient and Hessian product are each
-    one scan over the batches in the memory of one of them, jitted, with sums in float32 or wider.
-    The object is a pytree: ``jax.jit`` takes it as an argument, and batches may be sharded
-    (along the examples: the axis of batches is scanned).
+    with ℓ the mean over batch B_i of n_i examples. Value, gradient and Hessian-vector product are
+    each one jitted scan over the batches, in the memory of one batch, with sums in float32 or
+    wider. The object is a pytree: it can be an argument of a ``jax.jit`` function, and batches may
+    be sharded along the axis of examples (not of batches, which is scanned).
 
-    What is measured is a function of the params alone, so ``loss_fn`` should be one: dropout off,
-    BatchNorm with its running statistics, no augmentation that changes from call to call.
+    ``loss_fn`` should be a deterministic function of the params: dropout off, BatchNorm with its
+    running statistics, no random augmentation.
 
     Args:
-      loss_fn: ``(params, batch) -> loss``, the batch's mean loss (a scalar), or the losses of
-        its examples (a vector, of which the mean is taken).
-      batches: a pytree of arrays (batches, n, …), or ``None`` if there is only ``remainder``.
-      weights: array n_i ≥ 0, one for each batch, that of ``remainder`` last. Default: every batch
-        weighs its number of examples. For batches that were filled up, together with a
-        ``loss_fn`` that leaves the filling out.
-      remainder: one more batch, a pytree of arrays (r, …), usually smaller than the others.
+      loss_fn: ``(params, batch) -> loss``, the batch's mean loss (a scalar), or the losses of its
+        examples (a vector, which is averaged).
+      batches: a pytree of arrays of shape (batches, n, …), or ``None`` if there is only
+        ``remainder``.
+      weights: array n_i ≥ 0, one per batch, the last for ``remainder``. Default: the number of
+        examples of each batch. Pass weights for padded batches, together with a ``loss_fn`` that
+        ignores the padding.
+      remainder: one more batch, a pytree of arrays of shape (r, …), usually smaller than the
+        others.
 
     Raises:
-      ValueError: no data, leading axes that differ, or weights of another shape.
+      ValueError: there are no data, leading axes differ, or weights have another shape.
 
     Example:
       >>> import jax.numpy as jnp
@@ -81,7 +83,7 @@ class DatasetLoss(Loss):
     def from_examples(
         cls, loss_fn: Callable[[Any, Any], Any], examples: Any, batch_size: int
     ) -> "DatasetLoss":
-        """Cuts a pytree of arrays (examples, …) into batches; the last may be smaller."""
+        """Splits a pytree of arrays (examples, …) into batches; the last one may be smaller."""
         hp.check_integer("batch_size", batch_size, lower=1)
         examples = jax.tree.map(_as_array, examples)
         total = _leading("examples", examples)
@@ -98,10 +100,10 @@ class DatasetLoss(Loss):
         )
 
     def rebatch(self, batch_size: int) -> "DatasetLoss":
-        """The same examples, in their order, in batches of another size."""
+        """The same examples, in the same order, in batches of another size."""
         if self._weighted:
             raise ValueError(
-                "batches with weights of their own cannot be cut into other batches: pass "
+                "batches with explicit weights cannot be split into other batches: pass "
                 "batches of the size you want."
             )
         parts = [] if self.remainder is None else [jax.tree.map(_as_array, self.remainder)]
@@ -140,7 +142,7 @@ class DatasetLoss(Loss):
         )
 
     def each(self, f: Callable[["DatasetLoss"], Any]) -> tuple[Any, jax.Array]:
-        """``f`` of each batch's own loss, stacked, one after the other; and the weights."""
+        """``f`` of each batch's loss, evaluated sequentially and stacked, and the weights."""
 
         def of(batch: PyTree) -> PyTree:
             return f(DatasetLoss(self.loss_fn, None, remainder=batch))
@@ -153,7 +155,7 @@ class DatasetLoss(Loss):
         return jax.tree.map(lambda *a: jnp.concatenate(a), *stacks), self.weights
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        """Data are leaves, the function is structure."""
+        """The data are the leaves; the function is part of the structure."""
         return (self.batches, self.weights, self.remainder), (
             self.loss_fn,
             self._count,
@@ -162,7 +164,7 @@ class DatasetLoss(Loss):
 
     @classmethod
     def tree_unflatten(cls, aux: Any, children: Any) -> "DatasetLoss":
-        """Inverse of :meth:`tree_flatten`, without checks: leaves may be anything."""
+        """Inverse of :meth:`tree_flatten`, without checks: JAX may pass any objects as leaves."""
         self = object.__new__(cls)
         self.loss_fn, self._count, self._weighted = aux
         self.batches, self.weights, self.remainder = children
@@ -192,6 +194,6 @@ def _examples(batches: Any) -> int:
     if len(sizes) == 1 and sizes != {()}:
         return sizes.pop()[0]
     raise ValueError(
-        "batches must share a second axis, that of the examples, to weigh by their number: pass "
-        "weights, one for each batch."
+        "batches must share a second axis, that of the examples, to be weighted by their number: "
+        "pass weights, one for each batch."
     )

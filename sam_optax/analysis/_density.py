@@ -1,4 +1,4 @@
-"""The density of all eigenvalues of the Hessian, by stochastic Lanczos quadrature."""
+"""The density of the eigenvalues of the Hessian, by stochastic Lanczos quadrature."""
 
 import functools
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
 
 _MARGIN = 4.0
-"""Width of the grid beyond the outermost nodes, in deviations of the smoothing."""
+"""Margin of the grid beyond the outermost nodes, in standard deviations of the smoothing."""
 
 
 class SpectralDensity(NamedTuple):
@@ -25,11 +25,11 @@ class SpectralDensity(NamedTuple):
     Attributes:
       grid: (points,) values of λ.
       density: (points,) share of eigenvalues per unit of λ, smoothed; its integral is 1.
-      nodes: (probes, steps) where the quadrature of each probe evaluates a function.
+      nodes: (probes, steps) nodes of the quadrature of each probe.
       weights: (probes, steps) ≥ 0, each row summing to 1: Σ weights · f(nodes), averaged over the
-        probes, estimates trace f(H)/n. Steps beyond an exhausted Krylov space weigh 0.
+        probes, estimates trace f(H)/n. Steps beyond an exhausted Krylov space have weight 0.
       sigma: standard deviation of the Gaussian that smooths the density.
-      exact: whether nodes are all the eigenvalues, of a Hessian decomposed as a whole.
+      exact: whether the nodes are all eigenvalues, of a fully decomposed Hessian.
     """
 
     grid: np.ndarray
@@ -50,23 +50,23 @@ def spectral_density(
     points: int = 1000,
     key: noise.Key | None = None,
 ) -> SpectralDensity:
-    r"""The density of the Hessian's eigenvalues, by stochastic Lanczos quadrature.
+    r"""Estimates the density of the Hessian's eigenvalues, by stochastic Lanczos quadrature.
 
     .. math::
         \phi(t) = \frac{1}{n} \sum_{i=1}^n N(t;\, \lambda_i, \sigma^2)
         \approx \frac{1}{m} \sum_v \sum_j (e_1^\top y_j)^2\, N(t;\, \theta_j, \sigma^2),
 
     with θ_j, y_j the eigenpairs of the Lanczos matrix T that starts at one of m probes v, vectors
-    of random signs. The weight of a node is the squared first component of its vector. A Hessian
-    of up to 2·``steps`` rows is decomposed as a whole.
+    of random signs. The weight of a node is the squared first component of its vector. A Hessian of
+    up to 2·``steps`` rows is decomposed exactly.
 
     Args:
       loss: see :func:`hessian_eigenvalues`.
       params: see :func:`hessian_eigenvalues`.
       steps: Lanczos steps of each probe, an integer ≥ 1. Default 80, after Ghorbani et al.
       probes: number of random vectors v, an integer ≥ 1. Default 8.
-      sigma: standard deviation σ > 0 of the smoothing, in the unit of λ. Default: a hundredth of
-        the spectrum's width.
+      sigma: standard deviation σ > 0 of the smoothing, in the unit of λ. Default: 0.01 times the
+        width of the spectrum.
       points: number of points of the grid, an integer ≥ 2. Default 1000.
       key: a JAX PRNG key, or an integer seed, for the probes. Default: always the same one.
 
@@ -74,7 +74,7 @@ def spectral_density(
       A :class:`SpectralDensity`, of NumPy arrays. Not for use under jit.
 
     Raises:
-      TypeError: ``loss`` is not callable, ``key`` not a PRNG key, or a count no integer.
+      TypeError: ``loss`` is not callable, ``key`` is not a PRNG key, or a count is not an integer.
       ValueError: complex params, an argument out of range, or a Hessian that is not finite.
 
     Example:
@@ -116,7 +116,7 @@ def spectral_density(
 def _probe(
     loss: Loss, params: optax.Params, words: jax.Array, steps: int, probes: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The Lanczos matrices of all probes, one after the other, and their usable steps."""
+    """The Lanczos matrices of all probes, computed sequentially, and their usable steps."""
     flat, _ = _krylov.flatten(params)
     product = _krylov.hessian(loss, params)
 

@@ -1,4 +1,4 @@
-"""Directions to look along: random ones, the gradient, from one checkpoint to another."""
+"""Directions for slices of the loss: random, along the gradient, or between two checkpoints."""
 
 from typing import Any, Literal
 
@@ -36,23 +36,22 @@ def filter_normalized(
 
     for every kernel (output unit, filter) j, so that α in w + α d is relative to the weights and
     slices of different networks can be compared. It does for every kernel what ASAM's filter-wise
-    T_w does for those of convolutions, and it makes slices invariant to the same scales: those of
-    whole kernels.
+    T_w does for convolution filters, and makes slices invariant to rescaling whole kernels.
 
     Args:
       direction: a tree like the params.
       params: pytree of weights w.
-      kernel_axis: axis of the output unit, for leaves with two or more axes. Default −1, the
-        layout of Flax and Haiku; Equinox and PyTorch need 0. A function
-        ``(path, leaf) -> axis | None`` decides leaf by leaf (``None``: one kernel).
+      kernel_axis: axis of the output unit, for leaves with two or more axes. Default −1, the layout
+        of Flax and Haiku; Equinox and PyTorch need 0. A function ``(path, leaf) -> axis | None``
+        decides per leaf (``None``: one kernel).
       stack_axes: the number of leading axes that stack layers, each with its own kernels (see
         :func:`sam_optax.asam`): axes are counted within a layer. Default 0.
-      vectors: what becomes of leaves with fewer than two axes, biases and the scales of
-        normalization layers: ``"zero"``, the default and that of Li et al., leaves them where
-        they are; ``"keep"`` takes each as one kernel.
+      vectors: how to treat leaves with fewer than two axes (biases and the scales of normalization
+        layers): ``"zero"``, the default and that of Li et al., sets the direction to zero there;
+        ``"keep"`` treats each as one kernel.
 
     Returns:
-      The direction, in float32 or wider; ``None`` at leaves that are not floating-point.
+      The direction, in float32 or wider; ``None`` at non-float leaves.
 
     Raises:
       ValueError: an unknown ``vectors``, or an axis that a leaf does not have.
@@ -96,7 +95,7 @@ def random_direction(
     stack_axes: StackAxes = 0,
     vectors: Literal["zero", "keep"] = "zero",
 ) -> optax.Params:
-    """A Gaussian direction, filter-normalized.
+    """Draws a Gaussian direction, filter-normalized.
 
     Args:
       params: pytree of weights w.
@@ -132,14 +131,14 @@ def random_direction(
 
 
 def gradient_direction(loss: LossLike, params: optax.Params) -> optax.Params:
-    """The direction of steepest ascent, g/‖g‖₂: α is a radius ρ in units of the weights.
+    """The direction of steepest ascent, g/‖g‖₂, so that α is the radius ρ of SAM.
 
     Args:
       loss: a :class:`DatasetLoss`, or a function ``params -> scalar``.
       params: pytree of weights w.
 
     Returns:
-      A tree like the params, in float32 or wider; zeros where the gradient is zero everywhere.
+      A tree like the params, in float32 or wider; zeros if the gradient is zero.
 
     Raises:
       TypeError: ``loss`` is not callable.
@@ -154,14 +153,14 @@ def gradient_direction(loss: LossLike, params: optax.Params) -> optax.Params:
 
 
 def between(start: optax.Params, end: optax.Params) -> optax.Params:
-    """The direction from one set of weights to another: α = 0 is the first, α = 1 the second.
+    """The direction from one set of weights (α = 0) to another (α = 1).
 
     Args:
-      start: pytree of weights, the one that slices go through.
+      start: pytree of weights, the origin of the slice.
       end: a tree like it, such as another checkpoint.
 
     Returns:
-      ``end − start``, in float32 or wider; ``None`` at leaves that are not floating-point.
+      ``end − start``, in float32 or wider; ``None`` at non-float leaves.
 
     Example:
       >>> import jax.numpy as jnp

@@ -17,15 +17,15 @@ Which = Literal["algebraic", "magnitude"]
 
 
 class HessianEigenvalues(NamedTuple):
-    """Eigenvalues of the Hessian, the one that was asked for first.
+    """The largest eigenvalues of the Hessian.
 
     Attributes:
       values: (k,) λ₁, …, λ_k, descending (in magnitude for ``which="magnitude"``).
-      residuals: (k,) ‖Hv − λv‖₂ for the unit vector v that goes with λ. Some eigenvalue lies
-        within this distance; the error of an isolated one is of the order of its square.
-      vectors: the vectors v, a tree like the gradient whose leaves have a leading axis k.
-      exact: whether the Hessian was decomposed as a whole and not by the Lanczos process.
-      products: Hessian-vector products that it took.
+      residuals: (k,) ‖Hv − λv‖₂ for the unit eigenvector v of λ. Some eigenvalue lies within this
+        distance; for an isolated eigenvalue the error is of the order of its square.
+      vectors: the eigenvectors v, a tree like the gradient whose leaves have a leading axis k.
+      exact: whether the whole Hessian was decomposed, without the Lanczos process.
+      products: number of Hessian-vector products used.
     """
 
     values: jax.Array
@@ -35,11 +35,11 @@ class HessianEigenvalues(NamedTuple):
     products: int
 
     def ratio(self, i: int = 5) -> jax.Array:
-        """λ₁/λ_i, the F-SAM paper's second measure of a spectrum with i = 5."""
+        """λ₁/λ_i, a measure of the spectrum that the F-SAM paper uses with i = 5."""
         if not 1 <= i <= len(self.values):
             raise ValueError(
-                f"i must be in [1, {len(self.values)}], the number of eigenvalues, got {i!r}: ask "
-                "hessian_eigenvalues for more of them."
+                f"i must be in [1, {len(self.values)}], the number of eigenvalues, got {i!r}: "
+                "increase k in hessian_eigenvalues."
             )
         return self.values[0] / self.values[i - 1]
 
@@ -53,24 +53,24 @@ def hessian_eigenvalues(
     steps: int = 80,
     key: noise.Key | None = None,
 ) -> HessianEigenvalues:
-    r"""The k largest eigenvalues of the Hessian of the loss.
+    r"""Computes the k largest eigenvalues of the Hessian of the loss, a measure of sharpness.
 
     .. math::
         \nabla^2 L(w)\, v_i = \lambda_i v_i.
 
-    They come from Lanczos runs with full reorthogonalization (matfree's). One Krylov space holds
-    a single copy of a repeated eigenvalue, so further runs in the complement of what was found
-    look for more, until one changes nothing: usually the second, at most 2k + 1. All vectors found
-    then span the space in which the eigenvalues are computed (Rayleigh–Ritz): λ_i is never
-    above the true one. A Hessian of up to 2·``steps`` rows is computed and decomposed as a whole.
+    They come from Lanczos runs with full reorthogonalization (by matfree). One Krylov space
+    contains a single copy of a repeated eigenvalue, so further runs in the complement of the
+    vectors found so far look for more, until a run changes nothing: usually the second, at most 2k
+    + 1. The eigenvalues are then computed in the span of all vectors found (Rayleigh–Ritz), so λ_i
+    is never above the true one. A Hessian of up to 2·``steps`` rows is decomposed exactly.
 
     Not for use under jit, as the number of runs depends on the values; the runs are jitted. They
     hold ``steps`` vectors of the size of the params.
 
     Args:
-      loss: a :class:`DatasetLoss`, or a function ``params -> scalar``, twice differentiable. A
-        deterministic one: dropout off, frozen BatchNorm statistics.
-      params: pytree of real weights w; other leaves are constants.
+      loss: a :class:`DatasetLoss`, or a function ``params -> scalar``, twice differentiable. It
+        must be deterministic: dropout off, frozen BatchNorm statistics.
+      params: pytree of real weights w; non-float leaves are constants.
       k: number of eigenvalues, 1 ≤ k ≤ ``steps``. Default 5, for λ₁/λ₅.
       which: ``"algebraic"`` (the largest, of any sign) or ``"magnitude"`` (the largest in
         absolute value: for diag(1, −5) that is −5, while the algebraically largest is 1).
@@ -78,10 +78,11 @@ def hessian_eigenvalues(
       key: a JAX PRNG key, or an integer seed, for the start vectors. Default: always the same one.
 
     Returns:
-      :class:`HessianEigenvalues`. Large ``residuals`` call for more ``steps``.
+      :class:`HessianEigenvalues`. If ``residuals`` are large, increase ``steps``.
 
     Raises:
-      TypeError: ``loss`` is not callable, ``key`` not a PRNG key, ``k`` or ``steps`` no integer.
+      TypeError: ``loss`` is not callable, ``key`` is not a PRNG key, or ``k`` or ``steps`` is not
+        an integer.
       ValueError: complex params, ``k`` or ``steps`` out of range, an unknown ``which``, or a
         Hessian that is not finite.
 
@@ -131,7 +132,7 @@ def hessian_eigenvalues(
 def _iterate(
     loss: Loss, params: optax.Params, k: int, which: Which, steps: int, words: jax.Array
 ) -> tuple[np.ndarray, np.ndarray, jax.Array, int]:
-    """Lanczos runs, each in the complement of the vectors that the earlier ones found."""
+    """Lanczos runs, each in the complement of the vectors found by earlier runs."""
     n, dtype = _krylov.size(params), _dtype(params)
     precision = float(jnp.finfo(dtype).eps)
     converged = precision**0.5
@@ -139,8 +140,8 @@ def _iterate(
     values = residuals = np.full(k, np.nan)
     shift, products = 0.0, 0
     for run in range(2 * k + 1):
-        # What has converged is set aside; what has not is where the run starts, beside a random
-        # vector in which there is something of every eigenvector.
+        # Converged vectors are set aside. The run starts from the others plus a random vector,
+        # which has a component along every eigenvector.
         found = jnp.asarray(residuals <= converged * np.max(np.abs(values)))[:, None]
         random = generator.normal(noise.fold_in(words, run), (n,)).astype(dtype)
         start = random / jnp.linalg.norm(random) + jnp.sum(jnp.where(found, 0, known), axis=0)
@@ -149,7 +150,7 @@ def _iterate(
         usable, products = int(krylov.usable), products + steps
         theta, weights = _krylov.decompose(krylov.diagonal, krylov.off_diagonal, usable)
         if run == 0 and which == "algebraic":
-            shift = float(theta[0])  # the low end, where rounding's copies of the known belong
+            shift = float(theta[0])  # puts known directions at the low end of the spectrum
         best = jnp.asarray(weights[:, _order(theta, which)[:k]], dtype)
         new = jnp.zeros((k, n), dtype).at[: best.shape[1]].set(best.T @ krylov.vectors[:usable])
         basis, images = _krylov.rayleigh_ritz(loss, params, jnp.concatenate([known, new]))
@@ -157,7 +158,7 @@ def _iterate(
         before = values
         values, residuals, coefficients = _project(np.asarray(basis), np.asarray(images), k, which)
         known = jnp.asarray(coefficients, dtype) @ basis
-        # Changes below rounding, or small beside what the residuals leave open anyway.
+        # Changes below rounding error, or small compared with the error that the residuals allow.
         rounding = 10 * precision * max(np.max(np.abs(values)), 1e-30)
         resolution = rounding + 1e-3 * residuals
         if np.all(np.abs(values - before) <= resolution):

@@ -26,9 +26,9 @@ class Krylov(NamedTuple):
     Attributes:
       vectors: (steps, n), the rows of Q.
       diagonal: (steps,) diagonal of T.
-      off_diagonal: (steps − 1,) the diagonal beside it.
-      usable: int32 scalar, how many steps are sound. Where the space is exhausted, the next
-        vector is 0/0 or rounding noise; what comes before is exact and does not depend on it.
+      off_diagonal: (steps − 1,) the off-diagonal of T.
+      usable: int32 scalar, the number of valid steps. Once the space is exhausted, the next vector
+        is 0/0 or rounding noise; the earlier ones are exact and do not depend on it.
     """
 
     vectors: jax.Array
@@ -38,10 +38,10 @@ class Krylov(NamedTuple):
 
 
 def flatten(params: optax.Params) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """The floating-point leaves in one vector of float32 or wider, and the way back.
+    """Ravels the floating-point leaves into one vector, float32 or wider, with the inverse.
 
-    The vector is replicated, and goes back to the devices that the leaves came from, where
-    shardings are part of the types (meshes with explicit axes).
+    The vector is replicated. Where shardings are part of the types (meshes with explicit axes), the
+    inverse restores those of the leaves.
     """
     leaves, structure = jax.tree.flatten(trees.inexact_only(params))
     if any(jnp.iscomplexobj(leaf) for leaf in leaves):
@@ -102,7 +102,7 @@ def lanczos(product: Callable[[jax.Array], jax.Array], start: jax.Array, steps: 
     run = decomp.tridiag_sym(steps, materialize=False, reortho="full", custom_vjp=False)
     q, (diagonal, off_diagonal), *_ = run(product, start)
     overlap = jnp.abs(q @ q.T - jnp.eye(steps, dtype=q.dtype))
-    # Row i is sound if it is orthonormal to the rows up to i; a comparison with NaN is false.
+    # Row i is valid if it is orthonormal to the rows before it; a comparison with NaN is false.
     sound = jnp.all(jnp.tril(overlap) <= jnp.sqrt(jnp.finfo(q.dtype).eps), axis=1)
     usable = jnp.sum(jnp.cumprod(sound.astype(jnp.int32)))
     return Krylov(q, diagonal, off_diagonal, usable)
@@ -123,8 +123,8 @@ def deflated_lanczos(
 ) -> Krylov:
     """A run in the complement of the orthonormal rows of ``known`` (rows of zeros: none).
 
-    Rounding lets the known directions back in. They have the eigenvalue ``shift``, to be chosen
-    so that it is none of those that are sought.
+    Rounding brings the known directions back. They have the eigenvalue ``shift``, to be chosen
+    different from the eigenvalues that are sought.
     """
     product = hessian(loss, params)
 
@@ -145,7 +145,7 @@ def rayleigh_ritz(
 ) -> tuple[jax.Array, jax.Array]:
     """An orthonormal basis V of the rows' span, as rows, and H times each of them.
 
-    Rows of zeros become any vectors that complete the basis.
+    Zero rows are replaced by vectors that complete the basis.
     """
     basis = jnp.linalg.qr(vectors.T)[0].T
     return basis, lax.map(hessian(loss, params), basis)

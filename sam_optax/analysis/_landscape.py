@@ -1,4 +1,4 @@
-"""Slices through the loss: values along one or two directions."""
+"""Slices of the loss landscape: values along one or two directions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class LossPlane(NamedTuple):
 def loss_line(
     loss: LossLike, params: optax.Params, direction: optax.Params, positions: Sequence[float]
 ) -> LossLine:
-    """The loss along a line: L(w + α d).
+    """Evaluates the loss along a line: L(w + α d).
 
     Args:
       loss: a :class:`DatasetLoss`, or a function ``params -> scalar``.
@@ -76,7 +76,7 @@ def loss_plane(
     first: Sequence[float],
     second: Sequence[float],
 ) -> LossPlane:
-    """The loss on a plane: L(w + α d₁ + β d₂).
+    """Evaluates the loss on a plane: L(w + α d₁ + β d₂).
 
     Args:
       loss: a :class:`DatasetLoss`, or a function ``params -> scalar``.
@@ -87,7 +87,7 @@ def loss_plane(
       second: (columns,) values β, in units of d₂.
 
     Returns:
-      :class:`LossPlane`; it takes rows × columns losses.
+      :class:`LossPlane`. It evaluates rows × columns losses.
 
     Raises:
       TypeError: ``loss`` is not callable.

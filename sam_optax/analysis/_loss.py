@@ -1,4 +1,4 @@
-"""What is measured: value, gradient and Hessian product of a scalar function of the params."""
+"""The loss to measure: value, gradient and Hessian product of a scalar function of the params."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ class Loss:
     """A scalar function of the params that is a mean over batches; a pytree, so jit takes it."""
 
     def mean(self, f: Callable[[Callable[[Any], jax.Array]], Any]) -> Any:
-        """The mean over batches of ``f(loss)``, ``loss`` being the batch's function of params."""
+        """The mean over batches of ``f(loss)``, with ``loss`` the batch's function of params."""
         raise NotImplementedError
 
     def __call__(self, params: optax.Params) -> jax.Array:
@@ -23,7 +23,7 @@ class Loss:
         return _value(self, params)
 
     def value_and_grad(self, params: optax.Params) -> tuple[jax.Array, optax.Updates]:
-        """L(w) and ∇L(w), conjugated where complex; ``None`` at leaves that are not inexact."""
+        """L(w) and ∇L(w), conjugated where complex; ``None`` at non-float leaves."""
         return _value_and_grad(self, params)
 
     def hvp(self, params: optax.Params, vector: optax.Params) -> optax.Params:
@@ -33,7 +33,7 @@ class Loss:
 
 @jax.tree_util.register_pytree_node_class
 class _FunctionLoss(Loss):
-    """A function of the params, as it is."""
+    """A plain function of the params."""
 
     def __init__(self, loss_fn: Callable[[Any], Any]) -> None:
         self.loss_fn = loss_fn
@@ -54,7 +54,7 @@ LossLike: TypeAlias = Loss | Callable[[optax.Params], chex.Numeric]
 
 
 def as_loss(loss: LossLike) -> Loss:
-    """Anything that can be measured, as a :class:`Loss`."""
+    """Converts a function or a :class:`DatasetLoss` to a :class:`Loss`."""
     if isinstance(loss, Loss):
         return loss
     if not callable(loss):

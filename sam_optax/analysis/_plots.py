@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def plot_spectrum(
     densities: Mapping[str, SpectralDensity], *, unit: str = "eigenvalue λ of the Hessian"
 ) -> Figure:
-    """Densities of the Hessian's eigenvalues below one another, on a logarithmic scale.
+    """Plots densities of the Hessian's eigenvalues one below the other, on a logarithmic scale.
 
     Args:
-      densities: for each name a :class:`SpectralDensity`.
-      unit: the horizontal axis.
+      densities: a :class:`SpectralDensity` per name.
+      unit: label of the horizontal axis.
 
     Returns:
       A matplotlib figure.
@@ -54,11 +54,11 @@ def plot_spectrum(
 
 
 def plot_stability(curves: GradientStability, *, unit: str = "loss (nats)") -> Figure:
-    """Stability of the gradient and perturbed loss over ρ: figures 1 and 2 of the R-SAM paper.
+    """Plots gradient stability and perturbed loss over ρ: figures 1 and 2 of the R-SAM paper.
 
     Args:
-      curves: what :func:`gradient_stability` returned. Lines are means over the draws, bands
-        reach from the smallest to the largest.
+      curves: the result of :func:`gradient_stability`. Lines are means over the draws; bands reach
+        from the smallest to the largest.
       unit: the loss, with its unit.
 
     Returns:
@@ -101,19 +101,19 @@ def plot_ranks(
     *,
     unit: str = "generalization gap (nats)",
 ) -> Figure:
-    """Measures against the generalization gap with Kendall's τ: figure 2 of the ASAM paper.
+    """Plots measures against the generalization gap, with Kendall's τ: figure 2 of the ASAM paper.
 
     Args:
-      measures: for each name (with its unit) the (runs,) values, one panel each.
+      measures: (runs,) values per name (with its unit), one panel each.
       gap: (runs,) generalization gaps.
-      unit: the vertical axis.
+      unit: label of the vertical axis.
 
     Returns:
       A matplotlib figure. Axes of positive measures that span more than a factor of 20 are
       logarithmic.
 
     Raises:
-      ValueError: lengths that differ, or values that are not finite.
+      ValueError: lengths differ, or values are not finite.
 
     Example:
       >>> from sam_optax import analysis

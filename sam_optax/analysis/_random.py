@@ -1,4 +1,4 @@
-"""Keys and random directions, which are sharded as the params are."""
+"""Keys and random directions, sharded like the params."""
 
 import jax
 
@@ -7,7 +7,7 @@ from sam_optax._internal.types import PyTree
 
 
 def first_words(key: noise.Key | None) -> jax.Array:
-    """The random words that a measure starts from; without a key always the same."""
+    """The random words of a measure; without a key, always the same."""
     if key is None:
         key = 0
     noise.check_key(key)

@@ -13,11 +13,11 @@ class RankStatistics(NamedTuple):
 
     Attributes:
       tau: Kendall's τ over all runs.
-      psi: ψ_i of each hyperparameter; NaN if none of its groups orders anything.
+      psi: ψ_i of each hyperparameter; NaN if τ is undefined in all of its groups.
       average: Ψ, the mean of those ψ_i that are defined.
       groups: for each hyperparameter, the number of groups that its ψ_i averages.
-      skipped: for each hyperparameter, the number of groups that order nothing: a single run, or
-        a measure or a gap that is the same for all of them.
+      skipped: for each hyperparameter, the number of groups without a τ: a single run, or a measure
+        or a gap that is equal for all runs.
     """
 
     tau: float
@@ -28,14 +28,14 @@ class RankStatistics(NamedTuple):
 
 
 def kendall_tau(measure: ArrayLike, gap: ArrayLike) -> float:
-    r"""Kendall's rank correlation of two quantities over a set of runs.
+    r"""Kendall's rank correlation τ of a measure and the generalization gap over a set of runs.
 
     .. math::
         \tau = \frac{1}{\binom{n}{2}} \sum_{i < j}
         \mathrm{sign}(\mu_i - \mu_j)\, \mathrm{sign}(g_i - g_j),
 
     in [−1, 1]. With ties the denominator is √((pairs without a tie in μ)(pairs without a tie in
-    g)), SciPy's τ_b, so that a perfect agreement on the pairs that can be ordered still reaches 1.
+    g)), SciPy's τ_b, so that perfect agreement on the pairs that can be ordered still gives 1.
 
     Args:
       measure: (runs,) values μ, such as sharpness.
@@ -66,25 +66,25 @@ def rank_statistics(
     *,
     hold: Sequence[str] = (),
 ) -> RankStatistics:
-    r"""Kendall's τ and the granulated coefficients of a set of runs.
+    r"""Computes how well a measure ranks runs by their generalization gap: τ and granulated τ.
 
-    The coefficient of hyperparameter i looks at groups of runs that differ in it alone, so that
-    a measure cannot score by detecting another one:
+    The granulated coefficient of hyperparameter i compares only runs that differ in nothing else,
+    so that a measure gains nothing by detecting another hyperparameter:
 
     .. math::
         \psi_i = \frac{1}{m_i} \sum_{\theta_{-i}} \tau(\{(\mu, g) : \theta_{-i}\ \text{fixed}\}),
         \qquad \Psi = \frac{1}{n} \sum_{i=1}^n \psi_i .
 
     Groups in which τ is undefined (a single run, or nothing but ties in the measure or in the gap)
-    are left out of the mean and counted, and so is a ψ_i without any other group out of Ψ. Jiang
-    et al. let such a group count as 0, and pairs that tie likewise.
+    are left out of the mean and counted; a ψ_i without any other group is left out of Ψ. Jiang et
+    al. count such groups, and tied pairs, as 0.
 
     Args:
       measure: (runs,) values μ, such as sharpness.
       gap: (runs,) values g, such as test loss minus training loss.
-      hyperparameters: for each name the (runs,) values in those runs.
-      hold: names that are kept fixed within groups but get no ψ of their own, such as ``"seed"``.
-        A setting that was run more than once needs it.
+      hyperparameters: (runs,) values per name.
+      hold: names that are kept fixed within groups but get no ψ, such as ``"seed"``. It is needed
+        if a setting was run more than once.
 
     Returns:
       :class:`RankStatistics`.
@@ -111,7 +111,7 @@ def rank_statistics(
     names = [name for name in hyperparameters if name not in hold]
     unknown = sorted(set(hold) - set(hyperparameters))
     if unknown:
-        raise ValueError(f"hold has {unknown}, not among the {sorted(hyperparameters)}.")
+        raise ValueError(f"hold has {unknown}, must be among {sorted(hyperparameters)}.")
     if not names:
         raise ValueError("hyperparameters must name at least one that is not in hold.")
     for name, column in hyperparameters.items():

@@ -1,4 +1,4 @@
-"""How far a perturbation raises the loss."""
+"""How much a perturbation raises the loss."""
 
 import jax
 import optax
@@ -13,22 +13,23 @@ def loss_rise(
     perturbation: optax.GradientTransformation,
     state: optax.OptState | None = None,
 ) -> jax.Array:
-    r"""How far a perturbation raises the loss: L(w + ε) − L(w).
+    r"""Measures how much a perturbation raises the loss: L(w + ε) − L(w).
 
-    The one-step estimate of sharpness with any perturbation of the library, or any optax
-    transformation taken as one: what a training step with it sees, on the data of ``loss``.
+    It is the one-step estimate of sharpness with any perturbation of this library or any optax
+    transformation used as one: the rise that a training step sees, on the data of ``loss``.
 
     Args:
       loss: see :func:`sharpness`.
       params: see :func:`sharpness`.
-      perturbation: such as :func:`sam_optax.fsam`; its ascent gradient is ∇L at its start.
+      perturbation: any perturbation, such as :func:`sam_optax.fsam`; its ascent gradient is ∇L at
+        its start.
       state: the perturbation's state, such as that of training. Default: a fresh one.
 
     Returns:
       A scalar in the unit of the loss. It can be negative.
 
     Raises:
-      TypeError: ``loss`` is not callable or ``perturbation`` not a gradient transformation.
+      TypeError: ``loss`` is not callable, or ``perturbation`` is not a gradient transformation.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax

@@ -25,16 +25,17 @@ class Sharpness(NamedTuple):
 
     Attributes:
       value: scalar, L(w + ε) − L(w) ≥ 0 in the unit of the loss. Every ε tried lies within the
-        radius, so the maximum that it approximates is at least this. A difference of two losses:
-        what is below the resolution of their dtype (10⁻⁷ of the loss in float32) is rounding.
-      eps: ε, a tree like the gradient; ``None`` for m-sharpness, where each group has its own.
+        radius, so the maximum that it approximates is at least this. It is a difference of two
+        losses: values below the resolution of their dtype (10⁻⁷ of the loss in float32) are
+        rounding error.
+      eps: ε, a tree like the gradient; ``None`` for m-sharpness, where each group has a separate ε.
       loss: scalar, L(w).
       one_step: scalar, the rise after the first step from w, which is SAM's or ASAM's ε: the
-        papers' cheap estimate. It can be negative. Far below ``value``, it says that the loss
-        bends within the radius.
-      starts: (1 + restarts,) the rise that each start reached, w itself first. Starts that
-        disagree say that more of them may find more.
-      groups: (groups,) each group's value for m-sharpness, else ``None``.
+        papers' cheap estimate. It can be negative. If it is far below ``value``, the loss is not
+        linear within the radius.
+      starts: (1 + restarts,) the rise reached from each start, w itself first. If they disagree,
+        more starts may find a larger rise.
+      groups: (groups,) the value of each group for m-sharpness, else ``None``.
     """
 
     value: jax.Array
@@ -56,41 +57,41 @@ def sharpness(
     key: noise.Key | None = None,
     group_size: int | None = None,
 ) -> Sharpness:
-    r"""Sharpness: the largest rise of the loss within a p-norm ball of radius ρ.
+    r"""Measures sharpness: the largest rise of the loss within a p-norm ball of radius ρ.
 
     .. math::
         \max_{\|\varepsilon\|_p \le \rho} L(w + \varepsilon) - L(w),
 
-    equation (2) of the ASAM paper, approximated from below by projected gradient ascent along
-    the steepest ascent directions of :func:`sam_optax.sam`. Steps that do not raise the loss are
-    taken back and halved. The first start is w; restarts are random points of the sphere, in
-    opposite pairs, and find what an ascent from a point of zero gradient cannot. Projection is
+    equation (2) of the ASAM paper, approximated from below by projected gradient ascent along the
+    steepest ascent directions of :func:`sam_optax.sam`. Steps that do not raise the loss are
+    rejected and halved. The first start is w; restarts are random points on the sphere, in opposite
+    pairs, and find rises that an ascent from a point with zero gradient cannot find. Projection is
     exact for p = 2 and p = ∞; for other p, points are rescaled into the ball.
 
-    ``steps=1, restarts=0`` is the one-step estimate, for one gradient and one loss. In general
-    it takes (1 + restarts) · steps gradients.
+    ``steps=1, restarts=0`` is the one-step estimate, at the cost of one gradient and one loss. In
+    general the cost is (1 + restarts) · steps gradients.
 
     Args:
-      loss: a :class:`DatasetLoss`, or a function ``params -> scalar``. A deterministic one:
+      loss: a :class:`DatasetLoss`, or a function ``params -> scalar``. It must be deterministic:
         dropout off, frozen BatchNorm statistics.
-      params: pytree of weights w. Leaves that are not floating-point stay as they are.
+      params: pytree of weights w. Non-float leaves are not perturbed.
       rho: radius ρ ≥ 0, in units of the weights. Default 0.05, SAM's for CIFAR-10.
-      p: norm of the ball, 1 ≤ p ≤ ∞. Default 2, the papers'.
-      steps: gradients for each start, an integer ≥ 1. Default 20.
-      restarts: random starts beside w, an integer ≥ 0. Default 2, two
-        opposite points.
+      p: norm of the ball, 1 ≤ p ≤ ∞. Default 2, as in the papers.
+      steps: number of gradients per start, an integer ≥ 1. Default 20.
+      restarts: number of random starts in addition to w, an integer ≥ 0. Default 2, two opposite
+        points.
       key: a JAX PRNG key, or an integer seed, for the restarts. Default: always the same one.
-      group_size: m of m-sharpness, the mean over groups of m examples (in their order) of each
-        group's own maximum: the SAM paper's, and with m = 8 that of the ASAM paper's correlation
-        with the generalization gap (first arXiv version, appendix B).
-        All groups share their random starts. Default: the loss of all examples.
+      group_size: m of m-sharpness, the mean over groups of m examples (in order) of the maximum for
+        each group. The SAM paper defines it, and the ASAM paper uses it with m = 8 for the
+        correlation with the generalization gap (first arXiv version, appendix B). All groups share
+        their random starts. Default: one group of all examples.
 
     Returns:
       A :class:`Sharpness`.
 
     Raises:
-      TypeError: ``loss`` is not callable, ``key`` not a PRNG key, ``steps`` or ``restarts`` not
-        an integer, or ``group_size`` without a :class:`DatasetLoss`.
+      TypeError: ``loss`` is not callable, ``key`` is not a PRNG key, ``steps`` or ``restarts`` is
+        not an integer, or ``group_size`` is given without a :class:`DatasetLoss`.
       ValueError: an argument out of range.
 
     Example:
@@ -124,29 +125,29 @@ def adaptive_sharpness(
     key: noise.Key | None = None,
     group_size: int | None = None,
 ) -> Sharpness:
-    r"""Adaptive sharpness: the largest rise within a ball that scales with the weights.
+    r"""Measures adaptive sharpness: the largest rise of the loss in a ball scaled by the weights.
 
     .. math::
         \max_{\|T_w^{-1} \varepsilon\|_p \le \rho} L(w + \varepsilon) - L(w),
 
-    definition 2 of the ASAM paper, with the operator T_w (+ ηI) of :func:`sam_optax.asam`, fixed
-    at w. Approximated as :func:`sharpness` is.
+    definition 2 of the ASAM paper, with the operator T_w (+ ηI) of :func:`sam_optax.asam`, fixed at
+    w. It is approximated in the same way as :func:`sharpness`.
 
-    Rescaling the weights such that the loss stays as it was changes sharpness. Adaptive sharpness
-    is the same (theorem 1) under three conditions: η = 0, the default; T_w scales along with
-    what is rescaled, as it does element-wise and, filter-wise, for whole filters only; and no bias
-    is rescaled, which for networks with biases in hidden layers takes ``bias_mask=False``. By
-    default biases are not normalized, and translating them changes nothing instead. See
-    :func:`sam_optax.asam`.
+    A rescaling of the weights that preserves the loss changes sharpness. It preserves adaptive
+    sharpness (theorem 1) under three conditions: η = 0, the default; T_w scales with what is
+    rescaled, which the element-wise operator always does and the filter-wise one only for whole
+    filters; and no bias is rescaled, which for networks with biases in hidden layers requires
+    ``bias_mask=False``. By default biases are not normalized, and translating them preserves
+    adaptive sharpness instead. See :func:`sam_optax.asam`.
 
     Args:
       loss: see :func:`sharpness`.
       params: see :func:`sharpness`.
-      rho: radius ρ ≥ 0, relative to the weights. Default 0.5, ASAM's for CIFAR-10. For their
-        figure of correlation with the generalization gap the authors tuned it to 0.005 for p = 2
-        and 0.0005 for p = ∞ (first arXiv version, appendix B).
-      eta: η ≥ 0, in units of the weights. Default 0, the definition; weights that are zero then
-        stay zero. (Training uses 0.01, for stability.)
+      rho: radius ρ ≥ 0, relative to the weights. Default 0.5, ASAM's for CIFAR-10. For the
+        correlation with the generalization gap, the authors tuned it to 0.005 for p = 2 and 0.0005
+        for p = ∞ (first arXiv version, appendix B).
+      eta: η ≥ 0, in units of the weights. Default 0, as in the definition; weights that are zero
+        then stay zero. (Training uses 0.01, for stability.)
       p: see :func:`sharpness`.
       normalization: see :func:`sam_optax.asam`.
       bias_mask: see :func:`sam_optax.asam`.
@@ -221,7 +222,7 @@ def _measure(
         return Sharpness(jnp.max(found.starts), found.eps, found.loss, found.one_step, found.starts)
     if not isinstance(loss, DatasetLoss):
         raise TypeError(
-            f"group_size={group_size} needs the examples: pass an analysis.DatasetLoss, got "
+            f"group_size={group_size} needs single examples: pass an analysis.DatasetLoss, got "
             f"{loss!r}."
         )
     groups, weights = _maximize_each(
@@ -243,5 +244,5 @@ def _measure(
 
 @functools.partial(jax.jit, static_argnames=("p", "steps", "restarts"))
 def _maximize_each(loss: DatasetLoss, *args: Any, **chosen: PyTree) -> tuple[Ascent, jax.Array]:
-    """:func:`maximize` of each batch's own loss, without ε, and the weights."""
+    """:func:`maximize` of the loss of each batch, without ε, and the weights."""
     return loss.each(lambda group: maximize(group, *args, **chosen)._replace(eps=None))

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
-"""Figures of slices through the loss."""
+"""Figures of slices of the loss landscape."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def plot_lines(
     xlabel: str = "distance α, relative to the weights",
     ylabel: str = "loss (nats)",
 ) -> Figure:
-    """Slices of several networks in one frame.
+    """Plots the loss along a line for several networks in one frame.
 
     Args:
-      lines: for each name a :class:`LossLine`.
-      xlabel: what α is; the default is for filter-normalized directions. The gradient's is ρ in
-        units of the weights, that between checkpoints a fraction of the way.
-      ylabel: the loss, with its unit.
+      lines: a :class:`LossLine` per name.
+      xlabel: label of α; the default is for filter-normalized directions. For the gradient
+        direction α is ρ in units of the weights; between checkpoints it is the fraction of the way.
+      ylabel: label of the loss, with its unit.
 
     Returns:
       A matplotlib figure.
@@ -60,20 +60,20 @@ def plot_planes(
     levels: int = 14,
     ceiling: float | None = None,
 ) -> Figure:
-    """Planes of several networks, three in a row, on one scale of colours.
+    """Plots the loss on a plane for several networks, three per row, with a common colour scale.
 
     Contours are spaced as the squares of whole numbers above the lowest loss.
 
     Args:
-      planes: for each name a :class:`LossPlane`.
-      xlabel: what α is.
-      ylabel: what β is.
-      unit: the loss, with its unit.
+      planes: a :class:`LossPlane` per name.
+      xlabel: label of α.
+      ylabel: label of β.
+      unit: label of the loss, with its unit.
       levels: number of contours.
-      ceiling: losses above are drawn as this one. Default: the largest.
+      ceiling: losses above it are drawn as this value. Default: the largest loss.
 
     Returns:
-      A matplotlib figure. A cross marks the weights themselves.
+      A matplotlib figure. A cross marks the weights w.
 
     Example:
       >>> import jax.numpy as jnp
@@ -89,7 +89,7 @@ def plot_planes(
     values = np.concatenate([np.ravel(plane.values) for plane in planes.values()])
     values = values[np.isfinite(values)]
     low, high = float(values.min()), float(values.max() if ceiling is None else ceiling)
-    # Levels are closer near the lowest loss, where the contours of a bowl are far apart.
+    # Levels are denser near the lowest loss, where the contours of a bowl are far apart.
     edges = low + max(high - low, 1e-12) * np.linspace(0, 1, levels + 1) ** 2
     norm = BoundaryNorm(edges, 256)
     columns = min(len(planes), 3)

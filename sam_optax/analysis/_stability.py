@@ -1,4 +1,4 @@
-"""How stable the gradient is along the ascent step, with and without a random start."""
+"""Stability of the gradient along the ascent step, with and without a random start."""
 
 import functools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ PAPER_GAMMAS = (0.0, 0.0075**0.5, 0.01**0.5, 0.0125**0.5)
 
 
 class GradientStability(NamedTuple):
-    """Curves over the radius, for several scales of the noise that the start is drawn with.
+    """Curves over the radius, for several noise scales of the random start.
 
     Attributes:
       rhos: (radii,) ρ, in units of the weights.
@@ -53,7 +53,7 @@ def gradient_stability(
     stack_axes: StackAxes = 0,
     key: noise.Key | None = None,
 ) -> GradientStability:
-    r"""Gradient and loss along the ascent step, from the weights and from random starts.
+    r"""Measures how stable the gradient is along the ascent step, from w and from random starts.
 
     .. math::
         \cos\left(g(\hat w),\ g(\hat w + \rho\, g(\hat w)/\|g(\hat w)\|)\right)
@@ -62,20 +62,20 @@ def gradient_stability(
         \qquad \hat w = w + \delta_0,
 
     over ρ, with δ₀ as in :func:`sam_optax.rsam`: figures 1 and 2 of its paper. A cosine near 1
-    says that one step along the gradient finds the steepest point. Compare ``start_loss`` with the
-    loss at w: where the noise is so large that the network at the start guesses, a stable gradient
-    there says nothing about the neighbourhood of w. (The text beside the figures has N(0, γ² I),
-    ``noise_scale="isotropic"``, and the algorithm γ² diag(‖w_j‖), ``"sqrt_norm"``; with γ of the
-    figures either may do that.)
-    The same draws serve all γ, so that curves differ by its size alone.
+    means that the gradient hardly changes along the step. Compare ``start_loss`` with the loss at
+    w: if the noise is so large that the network at the start is at chance level, a stable gradient
+    there says nothing about the neighbourhood of w. (The text of the paper has N(0, γ² I),
+    ``noise_scale="isotropic"``, and the algorithm γ² diag(‖w_j‖), ``"sqrt_norm"``; either may have
+    this effect with the figures' γ.) All γ use the same draws, so that curves differ only by the
+    size of γ.
 
     Args:
       loss: a :class:`DatasetLoss`, or a function ``params -> scalar``. The paper's figures use
-        BatchNorm as in training.
+        BatchNorm in training mode.
       params: pytree of weights w.
-      rhos: (radii,) values ρ ≥ 0, in units of the weights. The figures go up to about 0.5.
-      gammas: (scales,) values γ ≥ 0. Default 0 and γ² = 0.0075, 0.01, 0.0125, the paper's.
-      draws: number of random starts for each γ > 0, an integer ≥ 1. Default 4.
+      rhos: (radii,) values ρ ≥ 0, in units of the weights. The paper's figures go up to about 0.5.
+      gammas: (scales,) values γ ≥ 0. Default 0 and γ² = 0.0075, 0.01, 0.0125, as in the paper.
+      draws: number of random starts per γ > 0, an integer ≥ 1. Default 4.
       noise_scale: see :func:`sam_optax.random_start`.
       kernel_axis: see :func:`sam_optax.random_start`.
       stack_axes: see :func:`sam_optax.random_start`.
@@ -85,7 +85,7 @@ def gradient_stability(
       :class:`GradientStability`.
 
     Raises:
-      TypeError: ``loss`` is not callable, or ``key`` not a PRNG key.
+      TypeError: ``loss`` is not callable, or ``key`` is not a PRNG key.
       ValueError: an argument out of range, or no radii or scales.
 
     Example:
@@ -119,7 +119,7 @@ def gradient_stability(
         kernel_axis=kernel_axis,
         stack_axes=stack_axes,
     )
-    # Without noise there is one draw, which stands for all.
+    # Without noise one draw represents all.
     position = {pair: i for i, pair in enumerate(pairs)}
     rows = np.array(
         [[position.get((g, d), position[g, 0]) for d in range(draws)] for g in range(len(gammas))]

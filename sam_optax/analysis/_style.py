@@ -1,4 +1,4 @@
-"""How figures look: readable at the width of a notebook, and without telling colours apart."""
+"""Style of the figures: readable at notebook width and without colour vision."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 SEQUENTIAL = "cividis"
-"""Lightness grows with the value, for every kind of colour vision."""
+"""Lightness increases with the value, for all kinds of colour vision."""
 
 
 def figure(width: float = 8.0, height: float = 4.0) -> Figure:
-    """An empty figure, of a size in inches."""
+    """An empty figure of the given size in inches."""
     from sam_optax.analysis._notebook_figure import NotebookFigure
 
     return NotebookFigure(figsize=(width, height), layout="constrained")
@@ -34,7 +34,7 @@ def line(i: int) -> dict[str, Any]:
 
 
 def tidy(axes: Axes) -> None:
-    """No frame, a light grid behind what is drawn."""
+    """Removes the frame and draws a light grid in the background."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)

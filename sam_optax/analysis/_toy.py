@@ -1,4 +1,4 @@
-"""The ASAM paper's toy example: two weights, one valley, and what SAM and ASAM do in it."""
+"""The ASAM paper's toy example: how SAM and ASAM move in a valley of two weights."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ PAPER_STARTS = ((0.2, 0.05), (0.3, 0.033))
 
 
 def toy_loss(w: chex.Array) -> jax.Array:
-    """L(w) = ``|w₁ ReLU(w₂) − 0.04|``, whose minimizers are the valley w₁w₂ = 0.04.
+    """The ASAM paper's toy loss ``|w₁ ReLU(w₂) − 0.04|``, minimal in the valley w₁w₂ = 0.04.
 
     Args:
       w: (2,) weights.
@@ -44,19 +44,21 @@ def toy_trajectory(
     learning_rate: float = 0.01,
     steps: int = 1000,
 ) -> jax.Array:
-    """The weights that SGD with a perturbation passes through on :func:`toy_loss`.
+    """The trajectory of SGD with a perturbation on :func:`toy_loss`.
 
     With ρ = 0.05, SAM reaches (0.2, 0.2) from the paper's first start, and does not move from the
     second, where its ascent step ends at w₂ < 0, in the flat part. With η = 0, ASAM reaches the
     valley from both for every ρ < √2, close to where it started. (With η = 0.01 the first start
-    needs ρ < 1.11, the second ρ < 0.98.) Ending close to the start is a matter of time: where the
-    gradient jumps, steps of constant length keep crossing the valley and drift along it, towards
-    (0.2, 0.2) too, the more slowly the smaller the learning rate.
+    needs ρ < 1.11, the second ρ < 0.98.) ASAM ends close to its start only for a limited number of
+    steps: where the gradient jumps, steps of constant length keep crossing the valley and drift
+    along it, also towards (0.2, 0.2), more slowly for smaller learning rates.
 
     Args:
-      perturbation: such as ``sam_optax.sam(rho=0.05)`` or ``sam_optax.asam(rho=0.5)``.
-      start: (2,) initial weights. Default (0.2, 0.05); the paper's other is (0.3, 0.033).
-      learning_rate: of SGD, > 0. Default 0.01; the paper does not print its value.
+      perturbation: any perturbation, such as ``sam_optax.sam(rho=0.05)`` or
+        ``sam_optax.asam(rho=0.5)``.
+      start: (2,) initial weights. Default (0.2, 0.05); the other start of the paper is (0.3,
+        0.033).
+      learning_rate: learning rate of SGD, > 0. Default 0.01; the paper does not give its value.
       steps: number of steps, an integer ≥ 1. Default 1000.
 
     Returns:

@@ -26,16 +26,16 @@ _BEFORE, _AFTER = (1.0, 1.0), (3.0, 1 / 3)
 
 
 def plot_regions(rho: float = 0.3) -> Figure:
-    """Maximization regions before and after a rescaling: figure 1 of the ASAM paper.
+    """Plots maximization regions before and after a rescaling: figure 1 of the ASAM paper.
 
-    For the :func:`toy_loss`, around w = (1, 1) and w' = (3, 1/3), where the loss is the same: the
-    sphere of sharpness, the cuboid of adaptive sharpness with p = ∞ and the ellipsoid with p = 2.
-    Crosses mark the maxima that :func:`sharpness` and :func:`adaptive_sharpness` find. The red
-    contour is the largest loss in the region around w; regions of adaptive sharpness touch it from
-    w' too.
+    The panels show :func:`toy_loss` around w = (1, 1) and w' = (3, 1/3), which have the same loss,
+    with the sphere of sharpness, the cuboid of adaptive sharpness with p = ∞ and the ellipsoid with
+    p = 2. Crosses mark the maxima that :func:`sharpness` and :func:`adaptive_sharpness` find. The
+    red contour is the largest loss in the region around w; for adaptive sharpness, the region
+    around w' touches it too.
 
     Args:
-      rho: radius ρ in (0, 1). Default 0.3; the paper does not print its value.
+      rho: radius ρ in (0, 1). Default 0.3; the paper does not give its value.
 
     Returns:
       A matplotlib figure of three panels.
@@ -115,16 +115,16 @@ def plot_trajectories(
     learning_rate: float = 0.01,
     steps: int = 1000,
 ) -> Figure:
-    """What methods do in the toy valley from both of the paper's starts: figure 3 of ASAM.
+    """Plots trajectories in the toy valley from the paper's two starts: figure 3 of the ASAM paper.
 
     Args:
-      methods: for each name a perturbation. Default: SAM with ρ = 0.05, the paper's, and ASAM with
-        ρ = 0.5 and η = 0.
+      methods: a perturbation per name. Default: SAM with ρ = 0.05, as in the paper, and ASAM with ρ
+        = 0.5 and η = 0.
       learning_rate: see :func:`toy_trajectory`.
       steps: see :func:`toy_trajectory`.
 
     Returns:
-      A matplotlib figure of two panels, one for each start.
+      A matplotlib figure of two panels, one per start.
 
     Raises:
       ValueError: an argument out of range.
@@ -180,6 +180,6 @@ def plot_trajectories(
 
 
 def _product_contour(axes: Axes, product: float, colour: str, style: str) -> None:
-    """The line w₁w₂ = product."""
+    """Draws the curve w₁w₂ = product."""
     first = np.linspace(0.01, 5, 2000)
     axes.plot(first, product / first, color=colour, linestyle=style, linewidth=1.6)

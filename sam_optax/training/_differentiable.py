@@ -1,4 +1,4 @@
-"""A clear word on trees that cannot be differentiated."""
+"""A clear error for trees that cannot be differentiated."""
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +7,11 @@ from sam_optax._internal.types import Leaf, PyTree
 
 
 def require_differentiable(params: PyTree, remedy: str) -> None:
-    """Raises for integer, Boolean and key leaves, and for leaves that are no arrays.
+    """Raises for integer, Boolean and key leaves, and for leaves that are not arrays.
 
     Args:
-      params: what a loss is to be differentiated with respect to.
-      remedy: how to filter it, for the message.
+      params: the tree with respect to which a loss is to be differentiated.
+      remedy: how to filter the tree, for the message.
 
     Raises:
       TypeError: a leaf cannot be differentiated.

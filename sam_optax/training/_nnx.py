@@ -10,13 +10,11 @@ from sam_optax._internal import slips
 from sam_optax._internal.types import Leaf, PyTree
 from sam_optax.training._differentiable import require_differentiable
 
-_FILTER = (
-    "Let wrt select the Variables that are trained, as in nnx.Optimizer(model, tx, wrt=nnx.Param)."
-)
+_FILTER = "Let wrt select the trained Variables, as in nnx.Optimizer(model, tx, wrt=nnx.Param)."
 
 _ARGUMENTS = (
-    "After model and loss_fn, pass what nnx.value_and_grad(loss_fn)(model, ...) is given: this "
-    "step's batch, an nnx.Rngs."
+    "After model and loss_fn, pass the same arguments as to nnx.value_and_grad(loss_fn)(model, "
+    "...): this step's batch, an nnx.Rngs."
 )
 
 _FILTERS = (
@@ -33,32 +31,32 @@ def nnx_grad_fn(
     has_aux: bool = False,
     **kwargs: Any,
 ) -> Callable[[Any], Any]:
-    """A gradient function of the params for ``optimizer.update(model, grads, grad_fn=...)``.
+    """Makes the ``grad_fn`` of ``optimizer.update(model, grads, grad_fn=...)`` for Flax NNX.
 
-    It is given what ``nnx.value_and_grad(loss_fn)`` is called with: ``nnx_grad_fn(model, loss_fn,
-    x, y, rngs)`` goes with ``nnx.value_and_grad(loss_fn)(model, x, y, rngs)``.
+    It takes the arguments of the first pass: ``nnx_grad_fn(model, loss_fn, x, y, rngs)``
+    corresponds to ``nnx.value_and_grad(loss_fn)(model, x, y, rngs)``.
 
-    The gradient function keeps the model, and every module, ``nnx.Rngs`` and Variable among the
-    arguments, as they are now, and never changes them. Made *before* the first pass, it draws from
-    the same RNG streams at the same counts, so that dropout masks are those of the first pass;
-    that pass alone then advances the streams and the BatchNorm statistics, once per step.
+    The gradient function captures the current state of the model and of every module, ``nnx.Rngs``
+    and Variable among the arguments, and never changes them. If it is made *before* the first pass,
+    it draws from the same RNG streams at the same counts, so both passes use the same dropout
+    masks. Only the first pass advances the streams and the BatchNorm statistics, once per step.
 
     A random start (:func:`sam_optax.rsam`) evaluates its own first gradient and does not use
-    ``grads``: the loss and the statistics are still those at the params, for which the step makes
-    a third forward pass (under jit the compiler drops its backward one).
+    ``grads``. The loss and the statistics are still those at the params, for which the step needs a
+    third forward pass (under jit the compiler drops the corresponding backward pass).
 
     Args:
       model: an NNX module.
       loss_fn: ``(model, *args, **kwargs) -> loss``, or ``-> (loss, aux)``.
-      *args: what ``loss_fn`` takes after the model: this step's batch, an ``nnx.Rngs``, further
-        modules. Objects that occur more than once stay one object.
-      wrt: filter of the Variables of ``model`` to differentiate, the one of the optimizer and of
+      *args: the arguments of ``loss_fn`` after the model: this step's batch, an ``nnx.Rngs``,
+        further modules. An object that occurs more than once remains one object.
+      wrt: filter for the Variables of ``model`` to differentiate, the same as for the optimizer and
         ``nnx.value_and_grad``. Default: ``nnx.Param``.
-      has_aux: whether ``loss_fn`` returns ``aux``, which is dropped.
+      has_aux: whether ``loss_fn`` returns ``(loss, aux)``; ``aux`` is dropped.
       **kwargs: keyword arguments of ``loss_fn``.
 
     Returns:
-      ``grad_fn(params) -> grads``, both of the structure of ``nnx.state(model, wrt)`` with arrays
+      ``grad_fn(params) -> grads``, both with the structure of ``nnx.state(model, wrt)`` and arrays
       as leaves.
 
     Raises:
@@ -95,13 +93,13 @@ def nnx_grad_fn(
     """
     _check_arguments(model, loss_fn, args)
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
-    # All objects at once, so that what two of them share is one object again in the copies.
+    # Split all objects at once, so that objects they share are shared in the copies too.
     objects = {i: leaf for i, leaf in enumerate(leaves) if _is_object(leaf)}
     graphdef, params_now, rest = nnx.split(  # type: ignore[misc]
         [model, *objects.values()], _in_model(wrt), ...
     )
     params_structure = jax.tree.structure(params_now)
-    # The arrays as they are now: a Variable here may be the model's own and change with it.
+    # Take the current arrays: a Variable here may belong to the model and change with it.
     rest_leaves, rest_structure = jax.tree.flatten(rest)
 
     def grad_fn(params: PyTree) -> PyTree:
@@ -133,12 +131,12 @@ def nnx_grad_fn(
 
 
 def _is_object(leaf: Leaf) -> bool:
-    """Whether an argument has a state of its own: a module, an ``nnx.Rngs``, a Variable."""
+    """Whether an argument is stateful: a module, an ``nnx.Rngs``, a Variable."""
     return isinstance(leaf, nnx.Variable) or nnx.graph.is_graph_node(leaf)
 
 
 def _in_model(wrt: Any) -> Callable[[Any, Any], bool]:
-    """The filter for the first of several objects alone."""
+    """The filter, restricted to the first of several objects."""
     selects = nnx.filterlib.to_predicate(wrt)
     return lambda path, value: path[0] == 0 and selects(path[1:], value)
 
@@ -152,7 +150,7 @@ def _is_filter(argument: Any) -> bool:
 
 
 def _check_arguments(model: Any, loss_fn: Any, args: Any) -> None:
-    """Raises for what ``nnx.value_and_grad(loss_fn)`` is not called with."""
+    """Raises for arguments that ``nnx.value_and_grad(loss_fn)`` would not take."""
     if not _is_object(model):
         raise TypeError(
             "model must be an NNX module, as in nnx_grad_fn(model, loss_fn, *args), got "
@@ -163,6 +161,6 @@ def _check_arguments(model: Any, loss_fn: Any, args: Any) -> None:
     found = [argument for argument in args if _is_filter(argument)]
     if found:
         raise TypeError(
-            "wrt is a keyword argument: nnx_grad_fn(model, loss_fn, *args, wrt=...). What follows "
-            f"loss_fn are the arguments of the loss, and {found[0]!r} is a filter."
+            "wrt is a keyword argument: nnx_grad_fn(model, loss_fn, *args, wrt=...). The arguments "
+            f"after loss_fn are those of the loss, but {found[0]!r} is a filter."
         )

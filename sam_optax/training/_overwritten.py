@@ -1,4 +1,4 @@
-"""Flax's overwrite-with-gradient collections, which are in the params but not the optimizer's."""
+"""Flax's overwrite-with-gradient collections: in the params, but not seen by the optimizer."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,12 +9,12 @@ from sam_optax._internal.types import PyTree
 
 
 def has_overwritten(tree: PyTree) -> bool:
-    """Whether params or gradient hold such a collection."""
+    """Whether params or a gradient contain such a collection."""
     return isinstance(tree, Mapping) and OVERWRITE_WITH_GRADIENT in tree
 
 
 def optimized(tree: PyTree) -> PyTree:
-    """The part of params or gradient that is the optimizer's."""
+    """The part of params or of a gradient that the optimizer sees."""
     return tree["params"] if has_overwritten(tree) else tree
 
 
@@ -26,7 +26,7 @@ def with_optimized(tree: PyTree, params: PyTree) -> PyTree:
 
 
 def of_optimized(grad_fn: Callable[..., Any], tree: PyTree) -> Callable[..., Any]:
-    """``grad_fn`` as a function of the optimizer's part of the params ``tree`` alone."""
+    """``grad_fn`` as a function of only the optimizer's part of the params ``tree``."""
     if not has_overwritten(tree):
         return grad_fn
     return lambda params, *args: optimized(grad_fn(with_optimized(tree, params), *args))

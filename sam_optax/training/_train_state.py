@@ -1,4 +1,4 @@
-"""Flax's TrainState, with optimizers that need a gradient function."""
+"""Flax's TrainState for optimizers that need a gradient function."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -27,7 +27,7 @@ _FILTER = (
 
 _SELECTED = (
     "If a wrapper around sharpness_aware chooses between two states (optax.apply_if_finite, say), "
-    "it cannot hand on the loss of a random start: use sharpness_aware(..., skip_nonfinite=True) "
+    "it cannot return the loss of a random start: use sharpness_aware(..., skip_nonfinite=True) "
     "in its place, or apply_gradients(grads=None, grad_fn=...), which needs no loss."
 )
 
@@ -37,24 +37,24 @@ _CLOSE_OVER = (
 )
 
 _GROUPS = (
-    "If what is missing is the index of the group: for sharpness_aware(groups=n), apply_loss needs "
-    "it to be the whole optimizer. Give it the other transformations as its base optimizer."
+    "If the index of the group is missing: with sharpness_aware(groups=n), apply_loss needs "
+    "sharpness_aware to be the outermost transformation. Put the others in its base optimizer."
 )
 
 
 class TrainState(train_state.TrainState):
-    """Flax's ``TrainState``, whose steps hand the optimizer a gradient function.
+    """Flax's ``TrainState`` with steps that pass a gradient function to the optimizer.
 
     Fields, ``create``, subclassing and checkpoints are those of
     ``flax.training.train_state.TrainState``; the optimizer may be
     :func:`sam_optax.sharpness_aware` or any other optax transformation.
 
-    :meth:`apply_loss` is a whole training step, :meth:`apply_gradients` the part of it that
-    follows the first gradient.
+    :meth:`apply_loss` is a whole training step, :meth:`apply_gradients` the part after the first
+    gradient.
 
-    Flax's overwrite-with-gradient collections (the fp8 statistics) are neither perturbed nor
-    given to the optimizer: both passes see the values of the step before, and the gradient of the
-    first pass replaces them.
+    Flax's overwrite-with-gradient collections (the fp8 statistics) are neither perturbed nor passed
+    to the optimizer: both passes use the values of the previous step, and the gradient of the first
+    pass replaces them.
 
     Example:
       BatchNorm and Dropout in a jitted step.
@@ -99,10 +99,10 @@ class TrainState(train_state.TrainState):
         tx: optax.GradientTransformation,
         **kwargs: Any,
     ) -> Self:
-        """A state at step 0, as in Flax; ``params`` may be any pytree (an Equinox module, say).
+        """Creates a state at step 0, as in Flax; ``params`` may be any pytree, also of Equinox.
 
         Args:
-          apply_fn: usually ``model.apply``; ``None`` if there is no use for it.
+          apply_fn: usually ``model.apply``; ``None`` if not needed.
           params: the params.
           tx: the optimizer.
           **kwargs: fields of a subclass.
@@ -121,16 +121,16 @@ class TrainState(train_state.TrainState):
         extra_args: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """One optimizer step from a gradient.
+        """Takes one optimizer step from a gradient.
 
         Args:
-          grads: the gradient at ``params``, of their structure; ``None`` if there is none yet, and
-            ``grad_fn`` evaluates it. (Inside of other transformations a random start costs a
-            third gradient here; not in :meth:`apply_loss`.)
+          grads: the gradient at ``params``, with their structure; ``None`` lets ``grad_fn``
+            evaluate it. (Inside other transformations, a random start costs a third gradient here,
+            but not in :meth:`apply_loss`.)
           grad_fn: ``params -> grads`` on this step's batch, with the same dropout key.
-            :func:`sam_optax.sharpness_aware` needs it, other optimizers ignore it.
+            :func:`sam_optax.sharpness_aware` needs it; other optimizers ignore it.
           extra_args: further keyword arguments of ``tx.update``, such as ``{"value": loss}``.
-            Optimizers that take none ignore them.
+            Optimizers without extra arguments ignore them.
           **kwargs: fields to replace, as in Flax.
 
         Returns:
@@ -138,8 +138,8 @@ class TrainState(train_state.TrainState):
 
         Raises:
           ValueError: ``grads`` and ``grad_fn`` are both missing.
-          TypeError: ``grads``, or what ``grad_fn`` returns, is the pair of ``jax.value_and_grad``;
-            ``grad_fn`` is not a function of the params alone.
+          TypeError: ``grads``, or the result of ``grad_fn``, is a pair from ``jax.value_and_grad``;
+            ``grad_fn`` takes other arguments than the params.
         """
         extra = dict(extra_args or {})
         if grads is None and "value_and_grad_fn" not in extra:
@@ -150,7 +150,7 @@ class TrainState(train_state.TrainState):
                     "jax.grad(lambda params: loss(params, batch))."
                 )
             grad_fn = slips.checked_gradient(grad_fn, self.params)
-            # Other transformations cannot all do without a gradient, nor the statistics be found.
+            # Some transformations need a gradient, and so do the overwritten statistics.
             if has_overwritten(self.params) or not isinstance(self.opt_state, SharpnessAwareState):
                 grad_fn = trace_once(grad_fn, self.params)
                 grads = grad_fn(self.params)
@@ -174,25 +174,25 @@ class TrainState(train_state.TrainState):
     def apply_loss(
         self, loss_fn: Callable[..., Any], *args: Any, has_aux: bool = False, **extra: Any
     ) -> tuple[Self, Any]:
-        """One whole training step from a loss.
+        """Takes a whole training step from a loss function.
 
-        The first pass is at the params, or where a random start begins; its loss and auxiliary
-        output are the ones returned, so statistics and metrics are updated once a step. SAM, ASAM,
-        F-SAM and R-SAM evaluate two gradients, a step that ``when`` skips one, and so does a plain
-        optax optimizer. Under jit the loss is traced once. With ``sharpness_aware(axis_name=...)``
-        loss and aux are each device's own. With ``sharpness_aware(groups=n)`` as the optimizer,
-        ``loss_fn`` is called as ``loss_fn(params, i)``, with the index of the group, and loss and
-        aux are means over the groups.
+        The first pass is at the params, or at the random start if there is one. Its loss and
+        auxiliary output are returned, so statistics and metrics are updated once per step. SAM,
+        ASAM, F-SAM and R-SAM evaluate two gradients; a plain optax optimizer, or a step that
+        ``when`` does not perturb, evaluates one. Under jit the loss is traced once. With
+        ``sharpness_aware(axis_name=...)`` loss and aux are local to each device. With
+        ``sharpness_aware(groups=n)`` as the optimizer, ``loss_fn`` is called as ``loss_fn(params,
+        i)``, with the index of the group, and loss and aux are means over the groups.
 
         The optimizer receives the loss as ``value`` (``optax.contrib.reduce_on_plateau``) unless
-        ``extra`` says otherwise. The step is taken by :meth:`apply_gradients`, so what a subclass
-        adds there (an average of the params, say) happens here too; ``grads`` is ``None`` or zeros
-        there where the optimizer makes the first pass.
+        ``extra`` overrides it. The step calls :meth:`apply_gradients`, so additions of a subclass
+        to that method (such as an average of the params) run here too; its ``grads`` are ``None``
+        or zeros if the optimizer makes the first pass.
 
         Args:
-          loss_fn: ``params -> loss``, a scalar, or ``params -> (loss, aux)``, with aux a tree of
-            arrays. It must be the same function for both passes: same batch, same dropout key.
-          *args: none; a batch that is passed here is refused, as ``loss_fn`` has to close over it.
+          loss_fn: ``params -> loss``, a scalar, or ``params -> (loss, aux)``, with aux a pytree of
+            arrays. It must be the same function in both passes: same batch, same dropout key.
+          *args: not allowed: ``loss_fn`` must close over the batch.
           has_aux: whether ``loss_fn`` returns ``aux``.
           **extra: keyword arguments of ``tx.update``.
 
@@ -202,8 +202,8 @@ class TrainState(train_state.TrainState):
         Raises:
           TypeError: ``loss_fn`` needs further arguments, or does not return a scalar (with
             ``has_aux`` a pair); ``params`` has a leaf that cannot be differentiated, ``extra``
-            names a field of the state, a wrapper such as ``optax.apply_if_finite`` keeps a random
-            start from handing on its loss, or aux is not floating-point with ``groups``.
+            names a field of the state, a wrapper such as ``optax.apply_if_finite`` cannot return
+            the loss of a random start, or aux is not floating-point with ``groups``.
           ValueError: ``groups`` with overwrite-with-gradient collections.
         """
         if args:
@@ -242,21 +242,21 @@ class TrainState(train_state.TrainState):
     def _apply_loss_inside(
         self, value_and_grad: Callable[..., Any], extra: dict[str, Any]
     ) -> tuple[Self, tuple[Any, Any]]:
-        """The step whose first pass is the optimizer's."""
+        """A step whose first pass the optimizer makes."""
 
         def value_and_grad_fn(params: PyTree, *group: Any) -> PyTree:
             (loss, aux), grads = value_and_grad(with_optimized(self.params, params), *group)
             overwritten = {**grads, "params": None} if has_overwritten(grads) else None
             if group and overwritten is not None:
                 raise ValueError(
-                    "groups do not go with overwrite-with-gradient collections (the fp8 "
+                    "groups cannot be used with overwrite-with-gradient collections (the fp8 "
                     "statistics), which cannot be averaged: leave groups out."
                 )
             return (loss, (aux, overwritten)), optimized(grads)
 
         grads = None
         if not isinstance(self.opt_state, SharpnessAwareState):
-            # A random start does not use them, but what is in front of it may look at them.
+            # A random start does not use them, but transformations before it may read them.
             zeros = jax.tree.map(jnp.zeros_like, optimized(self.params))
             grads = with_optimized(self.params, zeros)
         try:
@@ -275,11 +275,11 @@ class TrainState(train_state.TrainState):
 
 
 def _makes_first_pass(opt_state: optax.OptState) -> bool:
-    """Whether the first pass of a step is left to ``sharpness_aware``.
+    """Whether ``sharpness_aware`` makes the first pass of a step.
 
-    It knows where (a random start) and how (under an axis of devices) to make it. Inside of other
-    transformations it is left to it for a random start only: what is in front of it, such as a
-    clip, is to see the gradient.
+    It knows at which params (a random start) and how (under an axis of devices) to make it. Inside
+    other transformations it does so for a random start only, because transformations before it,
+    such as clipping, need the gradient.
     """
     return isinstance(opt_state, SharpnessAwareState) or any(
         isinstance(start, StartState)

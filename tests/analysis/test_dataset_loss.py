@@ -56,7 +56,7 @@ def test_filled_up_batches_with_weights():
     assert_close(loss(params), full(params), rtol=1e-6)
     unweighted = analysis.DatasetLoss(masked, (batches, counted))
     assert abs(unweighted(params) - full(params)) > 1e-3
-    with pytest.raises(ValueError, match="weights of their own"):
+    with pytest.raises(ValueError, match="batches with explicit weights cannot be split"):
         loss.rebatch(3)
 
 

@@ -155,7 +155,7 @@ def test_inside_another_transformation_the_error_says_what_to_do():
     tx = optax.chain(optax.zero_nans(), transformation("sam"))
     with pytest.raises(TypeError, match="missing a required argument: 'i'") as error:
         create(tx).apply_loss(lambda w, i: loss(w, X[i]))
-    assert "needs it to be the whole optimizer" in "".join(error.value.__notes__)
+    assert "needs sharpness_aware to be the outermost" in "".join(error.value.__notes__)
     value = create(optax.chain(optax.zero_nans(), transformation("rsam"))).apply_loss(
         lambda w, i: loss(w, X[i])
     )[1]
@@ -165,5 +165,5 @@ def test_inside_another_transformation_the_error_says_what_to_do():
 def test_overwritten_statistics_are_refused():
     w = {"params": jnp.array([3.0, 4.0]), OWG: jnp.array(0.5)}
     state = TrainState.create(apply_fn=None, params=w, tx=transformation("sam"))
-    with pytest.raises(ValueError, match="groups do not go with overwrite-with-gradient"):
+    with pytest.raises(ValueError, match="groups cannot be used with overwrite-with-gradient"):
         state.apply_loss(lambda w, i: jnp.sum(w["params"] ** 2) * w[OWG])
