@@ -1,1 +1,1 @@
-"""What every other folder builds on: trees, vectors, noise, hyperparameters, devices."""
+"""Shared by all other folders: trees, vectors, noise, hyperparameters, devices."""

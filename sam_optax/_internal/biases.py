@@ -1,4 +1,4 @@
-"""Which leaves are biases: by the names that the libraries give them, or by the caller's mask."""
+"""Finds the biases, by the names that frameworks give them or by the caller's mask."""
 
 import re
 import warnings
@@ -16,12 +16,12 @@ from sam_optax._internal.leaf_roles import BiasMask, StackAxes, expand_mask, lay
 _BIAS_NAME = re.compile(r"b(_?\d+)?|offset|beta")
 # Part of a name between underscores: bias, bias_n, hn_bias, in_proj_bias, bias_ih_l0.
 _BIAS_WORDS = {"bias", "biases"}
-# What containers add behind the name of a leaf: Flax NNX and penzai, haliax, penzai's arrays.
+# Suffixes that containers add to a leaf's name: Flax NNX and penzai, haliax, penzai's arrays.
 _BOX_NAMES = {"value", "raw_value", "array", "data_array"}
 
 
 def _names(path: tuple[Any, ...]) -> Iterator[str]:
-    """The names along a path, the last first, without indices; ``"a/b"`` and ``"a.b"`` are two."""
+    """The names along a path, last first, without indices; ``"a/b"`` and ``"a.b"`` are split."""
     for entry in reversed(path):
         for attribute in ("key", "name", "idx"):
             if hasattr(entry, attribute):
@@ -42,7 +42,7 @@ def _is_bias(path: tuple[Any, ...]) -> bool:
 
 
 def bias_leaves(params: optax.Params) -> Any:
-    """Shows which leaves :func:`asam` takes for biases: one Boolean per leaf, by its name.
+    """Shows which leaves :func:`asam` treats as biases: one Boolean per leaf, by its name.
 
     The last name on a leaf's path decides. A bias is called
 
@@ -51,16 +51,16 @@ def bias_leaves(params: optax.Params) -> Any:
     * ``b`` or ``b1`` (Haiku, hand-written layers);
     * ``offset`` (Haiku's normalization layers) or ``beta`` (Keras').
 
-    The shifts of normalization layers are biases, their scales are not, as in the ASAM authors'
-    code, which normalizes what is called ``weight``. Indices at the end of a path (``bias[0]``)
-    and the boxes of Flax NNX, haliax and penzai are skipped, and names such as ``"dense/bias"``
-    or ``"rnn.bias_ih_l0"`` are split. A list without names has no biases that can be found.
+    The shifts of normalization layers are biases and their scales are not, as in the ASAM authors'
+    code, which normalizes parameters named ``weight``. Indices at the end of a path (``bias[0]``)
+    and the boxes of Flax NNX, haliax and penzai are skipped, and names such as ``"dense/bias"`` or
+    ``"rnn.bias_ih_l0"`` are split. No biases can be found in a list without names.
 
     Args:
       params: pytree of weights w.
 
     Returns:
-      A pytree of booleans with the structure of the params: what ``asam(bias_mask=...)`` takes.
+      A pytree of booleans with the structure of the params, valid as ``asam(bias_mask=...)``.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
@@ -74,17 +74,17 @@ def bias_leaves(params: optax.Params) -> Any:
 
 
 def resolve_biases(params: optax.Params, bias_mask: BiasMask | None) -> Any:
-    """One Boolean per leaf: whether it is a bias, by the caller's mask or else by its name."""
+    """One Boolean per leaf: whether it is a bias, by the caller's mask or by its name."""
     if bias_mask is not None:
         return expand_mask("bias_mask", bias_mask, params)
     return bias_leaves(params)
 
 
 def warn_without_biases(params: optax.Params, stack_axes: StackAxes) -> None:
-    """Warns if no leaf is a bias by its name although the tree looks like a network with some.
+    """Warns if no leaf is named like a bias although the tree looks like a network with biases.
 
-    That is a tree with leaves of one axis and leaves of more; a bare vector has no layers. The
-    warning has one place in the code, so that Python's default filter shows it once.
+    Such a tree has leaves with one axis and leaves with more; a bare vector has no layers. The
+    warning is raised at a single line of code, so that Python's default filter shows it once.
     """
     found = [
         (path, np.ndim(layer_of(stack_axes, path, leaf)[1]))

@@ -1,4 +1,4 @@
-"""Control flow that is ordinary Python outside of tracing, where it would compile at each step."""
+"""Control flow that is plain Python outside of tracing, where ``lax`` would compile every step."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,18 +20,18 @@ def is_traced(*values: Any) -> bool:
 
 
 def trace_once(function: Callable[..., Any], params: PyTree) -> Callable[..., Any]:
-    """``function`` for several calls in one step, traced once.
+    """``function`` for several calls in one step, traced only once.
 
-    Under jit an inner jit shares the trace and is inlined by the compiler. Outside of it, it
-    would compile a fresh function at every step.
+    Under jit, an inner jit shares the trace and is inlined by the compiler. Outside of jit, it
+    would compile a new function at every step.
     """
     return jax.jit(function) if is_traced(params) else function
 
 
 def cond(pred: chex.Numeric, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
-    """``lax.cond`` for a traced predicate, an ``if`` for a known one.
+    """``lax.cond`` for a traced predicate, ``if`` for a concrete one.
 
-    Outside of jit this evaluates (and traces, and compiles) one branch only.
+    Outside of jit, only one branch is evaluated, traced and compiled.
     """
     if isinstance(pred, jax.core.Tracer):
         result: T = lax.cond(pred, true_fn, false_fn)
@@ -50,10 +50,10 @@ def repeat(times: int, body: Callable[[T], T], carry: T) -> T:
 
 
 def mean_of(f: Callable[[chex.Array], T], n: int, params: PyTree) -> T:
-    """The mean of ``f(0), …, f(n − 1)``, one after the other; leaves not inexact are the last's.
+    """The mean of ``f(0), …, f(n − 1)``, computed sequentially; non-float leaves are the last ones.
 
-    Sums are taken in float32 or wider, in a loop that is traced and compiled once where
-    ``params`` are traced.
+    Sums are taken in float32 or wider. If ``params`` are traced, the loop is traced and compiled
+    once.
     """
 
     def add(total: PyTree, x: PyTree) -> PyTree:
@@ -81,12 +81,12 @@ def mean_of(f: Callable[[chex.Array], T], n: int, params: PyTree) -> T:
 
 
 def _mean_like(n: int) -> Callable[..., Any]:
-    """The mean from a total, with dtype and weak type of what was added up."""
+    """The mean from a total, with the dtype and weak type of the terms."""
 
     def mean(total: Leaf, zeros: Leaf, shape: Any) -> Leaf:
         if not trees.is_inexact(zeros):
             return total
-        # Of dtypes that Python numbers have by default, so that a Python zero makes a weak type.
+        # For the default dtypes of Python numbers, so that a Python zero makes a weak type.
         weak = jnp.broadcast_to(jnp.asarray(0.0), zeros.shape) if shape.weak_type else zeros
         return trees.cast_like(total / n, weak)
 

@@ -1,4 +1,4 @@
-"""Axes of devices: averages over them, and values that are local to one device."""
+"""Device axes: averages over them, and values that are local to one device."""
 
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ AxisName: TypeAlias = str | tuple[str, ...]
 
 
 def pmean(tree: PyTree, axis_name: AxisName | None) -> PyTree:
-    """The mean over the axis of the inexact leaves."""
+    """The mean of the inexact leaves over the axis."""
     if axis_name is None:
         return tree
     return trees.map_inexact(lambda leaf: lax.pmean(leaf, axis_name), tree)
@@ -30,7 +30,7 @@ def _axes(axis_name: AxisName | None) -> tuple[str, ...]:
 def draw_index(
     axis_name: AxisName | None, groups: int | None, group: tuple[chex.Numeric, ...]
 ) -> chex.Numeric | None:
-    """Tells the devices' and the groups' random draws apart; ``None`` where there is one draw."""
+    """A distinct index for each device's and group's random draw; ``None`` for a single draw."""
     if not _axes(axis_name) and not group:
         return None
     index = jnp.zeros((), jnp.int32)
@@ -44,10 +44,10 @@ def draw_index(
 def local(tree: PyTree, axis_name: AxisName | None) -> PyTree:
     """Marks a tree as local to each device, so that gradients with respect to it are local.
 
-    Under ``jax.shard_map`` with ``check_vma=True``, the gradient with respect to a replicated
-    value is summed over the axis. ``jax.grad(loss)(sam_optax.local(params, axis_name))`` is this
-    device's gradient. Elsewhere (``jax.pmap``, ``check_vma=False``) gradients are local anyway,
-    and this is the identity.
+    Under ``jax.shard_map`` with ``check_vma=True``, the gradient with respect to a replicated value
+    is summed over the axis, but ``jax.grad(loss)(sam_optax.local(params, axis_name))`` is the
+    gradient of this device. Elsewhere (``jax.pmap``, ``check_vma=False``) gradients are always
+    local, and this function is the identity.
 
     Args:
       tree: a pytree of arrays.
@@ -75,7 +75,7 @@ def _vary(leaf: Leaf, axis: str) -> Leaf:
         if hasattr(lax, "pcast"):
             return lax.pcast(leaf, axis, to="varying")
         return lax.pvary(leaf, axis) if hasattr(lax, "pvary") else leaf
-    except ValueError:  # it varies already, or the axis is not one of shard_map's
+    except ValueError:  # already varying, or not an axis of shard_map
         return leaf
 
 
@@ -98,7 +98,7 @@ def check_local(grads: optax.Updates, axis_name: AxisName | None) -> None:
 
 
 def zeros(shape: Any) -> Any:
-    """Zeros of a ``jax.ShapeDtypeStruct``, sharded and varying from device to device as it says."""
+    """Zeros with the shape, dtype, sharding and varying axes of a ``jax.ShapeDtypeStruct``."""
     if shape.dtype == jax.dtypes.float0:
         return trees.zeros_like(shape)
     result = jnp.zeros_like(shape)

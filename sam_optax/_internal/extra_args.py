@@ -1,8 +1,8 @@
-"""Which extra arguments a transformation asks for.
+"""Finds out which extra arguments a transformation asks for.
 
-optax hands extra arguments of ``update`` on to every part of a chain, and some parts refuse what
-they do not know: line searches, and transformations with closed signatures. So what this library
-adds on its own account is passed only to a transformation of which some part mentions it.
+optax passes extra arguments of ``update`` to every part of a chain, but some parts reject unknown
+arguments: line searches, and transformations with closed signatures. So arguments that this library
+adds are passed only to a transformation some part of which mentions them.
 """
 
 import inspect
@@ -20,16 +20,16 @@ FOR_PERTURBATIONS = (
     "state_axis_name",
     "training_step",
 )
-"""What the combinators add to the extra arguments of a perturbation."""
+"""Extra arguments that the combinators add for a perturbation."""
 
 FOR_BASE = ("ascent_grads", "norm_axis_name", "perturbation_state", "perturbed")
-"""What the combinators add to the extra arguments of a base optimizer."""
+"""Extra arguments that the combinators add for a base optimizer."""
 
 
 def only_asked(
     transformation: optax.GradientTransformation, names: Collection[str]
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation, which does not see those of the names that it does not ask for."""
+    """The transformation, without those of the named arguments that it does not ask for."""
     inner = optax.with_extra_args_support(transformation)
     unasked = set(names) - asked_for(transformation, names)
     if not unasked:
@@ -50,11 +50,11 @@ def only_asked(
 def asked_for(
     transformation: optax.GradientTransformation, names: Collection[str]
 ) -> frozenset[str]:
-    """Those of the names that the update function, or one that it calls, mentions.
+    """The names that the update function, or a function that it calls, mentions.
 
-    Functions are found through closures, partial applications and bound methods, which is where
-    ``optax.chain`` and other wrappers keep their parts. A function that looks at its ``**kwargs``
-    as a whole, or an update function that cannot be looked into, is taken to ask for everything.
+    Functions are found through closures, partial applications and bound methods, where
+    ``optax.chain`` and other wrappers keep their parts. A function that reads its ``**kwargs`` as a
+    whole, or an update function that cannot be inspected, counts as asking for everything.
     """
     found: set[str] = set()
     for function in functions_of(transformation.update):
@@ -65,10 +65,10 @@ def asked_for(
 
 
 def for_base(added: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The extra arguments of a base optimizer: what a combinator adds, and what it was given.
+    """The extra arguments of a base optimizer: the combinator's and the caller's.
 
-    A line search refuses extra arguments that are not arguments of its loss, also where another
-    part of its chain asks for them; so the loss takes them and drops them.
+    A line search rejects extra arguments that are not arguments of its loss, even if another part
+    of its chain asks for them. So the loss is wrapped to accept and ignore them.
     """
     arguments = {**added, **given}
     if callable(given.get("value_fn")):
@@ -77,14 +77,14 @@ def for_base(added: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tolerant(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss whose signature has what the combinators add, and which does not see it."""
+    """A loss whose signature accepts the arguments that the combinators add, and ignores them."""
     signature = inspect.signature(loss_fn)
     added = [name for name in FOR_BASE if name not in signature.parameters]
     parameters = [
         *signature.parameters.values(),
         *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in added),
     ]
-    parameters.sort(key=lambda parameter: parameter.kind)  # **kwargs go last
+    parameters.sort(key=lambda parameter: parameter.kind)  # **kwargs must be last
 
     def tolerant(*args: Any, **kwargs: Any) -> Any:
         return loss_fn(*args, **{k: v for k, v in kwargs.items() if k not in added})

@@ -1,29 +1,30 @@
-"""Random words and normal noise, each element a function of its index and of two words.
+"""Random words and normal noise: each element is a function of its index and of two words.
 
-Element i of a draw is a keyed hash of i. A kernel that reads the noise computes it on the spot, in
-some twenty arithmetic operations: nothing is held in memory, a draw is sharded as its reader is,
-and it can be drawn again at any time.
+Element i of a draw is a keyed hash of i. A kernel that reads the noise computes it in place, with
+some twenty arithmetic operations: it takes no memory, has the sharding of its consumer, and can be
+drawn again at any time.
 
-Quality. Tested with draws of 10⁷ elements, two keys (``tests/internal/test_generator.py`` repeats
-it with 10⁶ or fewer):
+Quality, tested with draws of 10⁷ elements and two keys (``tests/internal/test_generator.py``
+repeats it with 10⁶ or fewer):
 
-* Words: each of the 32 bits is 1 half of the time, the low, middle and high 16 bits are uniform
-  and so are pairs of neighbours in their high and in their low 8 bits (chi-square over 65,536
-  cells, p from 0.31 to 0.99); ascents as often as chance has it (within 1.1 deviations).
-* Normal values: mean, variance, skewness and kurtosis within 1.6 deviations of 0, 1, 0 and 3; the
-  Kolmogorov–Smirnov distance to the normal distribution is 6.4e-4, of which 4e-4 may be there by
-  construction and 6.2e-4 by chance.
-* No correlation (below 2.8 deviations of 1/√10⁷), of values or of magnitudes, with neighbours at
-  12 distances from 1 to 65,536, with the next leaf, the next step, another device or another seed;
-  the variances of sums over blocks and over columns are those of independent elements.
+* Words: each of the 32 bits is 1 half of the time, the low, middle and high 16 bits are uniform and
+  so are pairs of neighbours in their high and in their low 8 bits (chi-square over 65,536 cells, p
+  from 0.31 to 0.99); the number of ascents is within 1.1 standard deviations of its expectation.
+* Normal values: mean, variance, skewness and kurtosis are within 1.6 standard deviations of 0, 1, 0
+  and 3. The Kolmogorov–Smirnov distance to the normal distribution is 6.4e-4, where up to 4e-4 is
+  expected by construction and 6.2e-4 by chance.
+* No correlation (below 2.8 standard deviations, 1/√10⁷ each) of values or of magnitudes with
+  neighbours at 12 distances from 1 to 65,536, with the next leaf, the next step, another device or
+  another seed. The variances of sums over blocks and over columns are those of independent
+  elements.
 
-Limits. A value is one of 5,118, and none is beyond 4.7. The hash is a bijection of the index, so no
-word comes twice in a draw (of 10⁷ random words, 11,642 pairs would be equal), and a draw of more
-than 2³² elements repeats itself. Two draws whose first words are equal and whose second words
-differ in one bit are correlated (by 0.2 to 0.4); keys come from a hash of both words, and leaves
-differ in both, so that this does not happen by itself. It is not for cryptography, nor for
-integrals to four digits. ``jax.random`` has none of these limits and takes more time and memory:
-what takes noise of this module also takes another ``draw``.
+Limits. There are 5,118 distinct values, all of magnitude below 4.7. The hash is a bijection of the
+index, so no word occurs twice in a draw (of 10⁷ independent words, 11,642 pairs would be equal),
+and a draw of more than 2³² elements repeats itself. Two draws whose first words are equal and whose
+second words differ in one bit are correlated (by 0.2 to 0.4). This does not happen in practice:
+keys come from a hash of both words, and leaves differ in both. Do not use the generator for
+cryptography or for integrals to four digits. ``jax.random`` has none of these limits but takes more
+time and memory; functions that use this module also accept another ``draw``.
 """
 
 import math
@@ -61,8 +62,8 @@ def index(shape: tuple[int, ...]) -> jax.Array:
 def hash_words(x: jax.Array, words: chex.Array) -> jax.Array:
     """A bijection of 32-bit integers, keyed with two words, whose output bits look random.
 
-    Two rounds of multiplication by an odd constant and of folding the high bits into the low
-    ones, the form and the constants that low-bias integer hashes were found to need.
+    Two rounds of multiplying by an odd constant and folding the high bits into the low ones, with
+    the form and constants of published low-bias integer hashes.
     """
     x = x * jnp.uint32(0x9E3779B9) + words[0]
     x ^= x >> 16
@@ -94,7 +95,7 @@ def normal(words: chex.Array, shape: tuple[int, ...]) -> jax.Array:
     """
     word = bits(words, shape)
     total = (word & 0x7FF) + ((word >> 11) & 0x7FF) + (word >> 22)
-    # Signed integers convert to floating point in one instruction, unsigned ones do not.
+    # Signed integers convert to floating point in one instruction; unsigned ones do not.
     s = (total.astype(jnp.int32).astype(jnp.float32) - _MEAN_SUM) * 2.0**-10
     square = jnp.square(s)
     polynomial = jnp.full_like(s, _QUANTILE[-1])

@@ -1,4 +1,4 @@
-"""Hyperparameters: checked when static, evaluated when they are schedules."""
+"""Hyperparameters: checks of static values and evaluation of schedules."""
 
 import math
 import numbers
@@ -16,10 +16,10 @@ Hyperparameter: TypeAlias = float | chex.Numeric | Callable[[chex.Numeric], chex
 
 
 class ScheduleState(NamedTuple):
-    """Progress of a perturbation that has a schedule among its hyperparameters.
+    """Step count of a perturbation with a schedule among its hyperparameters.
 
     Attributes:
-      step: int32 scalar, the training step that the next call is for.
+      step: int32 scalar, the training step of the next call.
     """
 
     step: chex.Array
@@ -47,7 +47,7 @@ def check(
       schedule: whether it may be a schedule.
 
     Raises:
-      TypeError: ``value`` is not a hyperparameter at all.
+      TypeError: ``value`` is not a number, a scalar or a schedule.
       ValueError: ``value`` is a number outside the range.
     """
     if callable(value) and schedule:
@@ -56,7 +56,7 @@ def check(
         if value.shape != ():
             raise TypeError(f"{name} must be a scalar, got an array of shape {value.shape}.")
         if isinstance(value, jax.core.Tracer) or not value.is_fully_addressable:
-            return  # not static: its value is not known here
+            return  # traced: its value is not known here
         value = np.asarray(value).item()
     elif isinstance(value, np.ndarray) and value.shape == ():
         value = value.item()
@@ -81,7 +81,7 @@ def check_number(name: str, value: Any, **interval: Any) -> None:
 
 
 def check_float_dtype(name: str, dtype: Any | None) -> Any | None:
-    """The dtype, in canonical form, if it is a floating-point one (or ``None``)."""
+    """The canonical dtype, or ``None``; raises unless it is a floating-point dtype."""
     if dtype is None:
         return None
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -93,7 +93,7 @@ def check_transformation(name: str, value: Any) -> None:
     """Raises unless ``value`` is a gradient transformation."""
     if isinstance(value, optax.MultiSteps):
         raise TypeError(
-            f"{name} must be an optax.GradientTransformation, which optax.MultiSteps is not: "
+            f"{name} must be an optax.GradientTransformation, but optax.MultiSteps is not one: "
             "pass optax.MultiSteps(...).gradient_transformation()."
         )
     if not isinstance(value, optax.GradientTransformation):
@@ -104,7 +104,7 @@ def check_transformation(name: str, value: Any) -> None:
 
 
 def check_integer(name: str, value: Any, *, lower: int) -> None:
-    """Raises unless ``value`` is a static integer that is at least ``lower``."""
+    """Raises unless ``value`` is a static integer ≥ ``lower``."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(
             f"{name} must be a static integer (name it in static_args inside "
@@ -117,14 +117,15 @@ def check_integer(name: str, value: Any, *, lower: int) -> None:
 def static_default(value: int) -> Any:
     """A default for a static argument, which ``optax.inject_hyperparams`` leaves alone.
 
-    It makes hyperparameters, and so traced values, of all defaults that are Python numbers, but
-    not of NumPy scalars: ``inject_hyperparams(sam)(rho=0.1)`` then needs no ``static_args``.
+    ``inject_hyperparams`` turns defaults that are Python numbers into hyperparameters, and so into
+    traced values, but not NumPy scalars: ``inject_hyperparams(sam)(rho=0.1)`` then needs no
+    ``static_args``.
     """
     return np.int32(value)
 
 
 def schedules_type(*values: Hyperparameter) -> type:
-    """The type of what :func:`init_schedules` returns."""
+    """The type that :func:`init_schedules` returns."""
     return ScheduleState if any(callable(value) for value in values) else optax.EmptyState
 
 
@@ -136,10 +137,10 @@ def init_schedules(*values: Hyperparameter) -> ScheduleState | optax.EmptyState:
 
 
 def step_of(state: optax.OptState, training_step: chex.Numeric | None) -> chex.Numeric | None:
-    """The training step of a call: the caller's step count if given, else the state's.
+    """The training step of a call: the caller's step count, or the state's if none is given.
 
-    ``sharpness_aware`` passes ``training_step``, so that schedules count the steps at which
-    the perturbation was skipped; alone, a perturbation counts its own calls.
+    ``sharpness_aware`` passes ``training_step``, so that schedules also count steps that do not
+    perturb. On its own, a perturbation counts its calls.
     """
     return getattr(state, "step", None) if training_step is None else training_step
 

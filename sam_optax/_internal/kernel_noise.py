@@ -1,4 +1,4 @@
-"""Noise for weights, whose scale follows the norm of each kernel."""
+"""Noise for weights, with a scale that follows the norm of each kernel."""
 
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -33,7 +33,7 @@ def expected_squares(
 
     Args:
       params: pytree of weights w.
-      noise_scale: how γ is to be read.
+      noise_scale: the meaning of γ.
       kernel_axis: axis of the output unit of leaves with two or more axes.
       stack_axes: number of leading axes that stack layers.
     """
@@ -65,9 +65,9 @@ def kernel_noise(
     Args:
       params: pytree of weights w.
       expected_squares: see :func:`expected_squares`.
-      words: uint32 words, from which the noise follows.
+      words: uint32 words that determine the noise.
       gamma: scale γ.
-      draw: draws of mean 0 and variance 1; ``None`` is the library's generator.
+      draw: generator of noise with mean 0 and variance 1; ``None`` is the library's.
     """
 
     def scaled(w: Leaf, squares: jax.Array, z: jax.Array) -> jax.Array:
@@ -86,12 +86,12 @@ def expected_length(
 ) -> jax.Array:
     """(E‖δ₀‖²)^½ over the leaves that have a gradient.
 
-    It comes from the kernels' norms alone: ‖δ₀‖ itself would take another pass over the noise.
+    It needs only the norms of the kernels: ‖δ₀‖ itself would take another pass over the noise.
     """
     squares: list[jax.Array] = []
 
     def add(g: Leaf, of_kernels: jax.Array) -> None:
-        # A sum of sums would become one sum over the leaf, which is then read again.
+        # The compiler would merge a sum of sums into one sum over the leaf, and read it again.
         squares.append(noise.hold(of_kernels) if jnp.size(g) > noise.SMALL else of_kernels)
 
     trees.map_inexact(add, grads, expected_squares)
@@ -100,5 +100,5 @@ def expected_length(
 
 
 def _kernel_size(leaf: Leaf, kernels: jax.Array) -> float:
-    """n_j, of a leaf with so many kernels."""
+    """n_j for a leaf with the given number of kernels."""
     return float(max(1, jnp.size(leaf) // max(1, kernels.size)))

@@ -1,7 +1,7 @@
-"""The k largest of all elements of a tree, by counting: nothing is sorted, gathered or moved.
+"""The k largest elements of a tree, by counting: without sorting, gathering or moving data.
 
-Elements are compared as unsigned integers, and the k-th largest is found bit by bit, each bit with
-one count over the tree. A sharded tree stays where it is.
+Elements are compared as unsigned integers, and the k-th largest is found bit by bit, with one count
+over the tree per bit. A sharded tree stays sharded.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from sam_optax._internal.types import PyTree
 
 
 def rank(score: Any) -> jax.Array:
-    """uint32 in the order of a score ≥ 0; NaN counts as 0."""
+    """uint32 with the same order as the score ≥ 0; NaN counts as 0."""
     x = jnp.abs(jnp.asarray(score)).astype(jnp.float32)
-    # The order of floats that are not negative is that of their bits.
-    # (The compiler takes |x| ≥ 0 for true, whatever x is.)
+    # Non-negative floats have the same order as their bits. (The compiler assumes |x| ≥ 0 for every
+    # x, even NaN.)
     return lax.bitcast_convert_type(jnp.where(jnp.isnan(x), 0, x), jnp.uint32)
 
 
@@ -29,13 +29,13 @@ def largest(ranks: PyTree, among: PyTree, k: chex.Numeric, key: chex.Array) -> P
     """Marks the ``k`` elements of highest rank, ties at random.
 
     Args:
-      ranks: uint32 arrays, ``None`` in place of leaves that do not take part.
-      among: Boolean arrays: which elements may be chosen.
-      k: how many, at most as many as may be chosen.
+      ranks: uint32 arrays, ``None`` in place of leaves to ignore.
+      among: Boolean arrays, true where an element may be chosen.
+      k: number of elements, at most as many as may be chosen.
       key: two uint32 words for the ties.
 
     Returns:
-      Boolean arrays of which exactly ``k`` elements are true (but for ties of 32 random bits).
+      Boolean arrays with exactly ``k`` true elements (except for ties of 32 random bits).
     """
     k = jnp.asarray(k).astype(jnp.uint32)
     threshold = _threshold(ranks, among, k)
@@ -58,7 +58,7 @@ def kth_largest(ranks: Sequence[jax.Array], k: Sequence[int]) -> list[jax.Array]
 
 
 def _threshold(ranks: PyTree, among: PyTree, k: jax.Array) -> jax.Array:
-    """The largest t with at least ``k`` chosen elements of rank ≥ t."""
+    """The largest t such that at least ``k`` of the elements have rank ≥ t."""
 
     def at_least(t: jax.Array) -> jax.Array:
         return _count(jax.tree.map(lambda r, a: a & (r >= t), ranks, among)) >= k

@@ -1,4 +1,4 @@
-"""What a leaf is in its network: a set of filters or kernels, or a stack of layers of them."""
+"""The role of a leaf in its network: a set of filters or kernels, or a stack of such layers."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,7 +16,7 @@ BiasMask: TypeAlias = Any | Callable[[optax.Params], Any]
 """A pytree of booleans (a prefix of the params), or a function of the params returning one."""
 
 Normalization: TypeAlias = Literal["elementwise", "filterwise"]
-"""What ASAM's normalization operator measures a weight by: itself, or its convolution filter."""
+"""The scale of ASAM's normalization operator: the weight itself, or its convolution filter."""
 
 AxisOverride: TypeAlias = int | Callable[[Any, Any], int | None]
 """The axis of the output unit, or a function ``(path, leaf) -> axis | None``."""
@@ -25,7 +25,7 @@ StackAxes: TypeAlias = int | Callable[[Any, Any], int]
 """The number of leading axes that stack layers, or a function ``(path, leaf) -> number``."""
 
 CONVOLUTION_NDIM = 4
-"""Axes from which on a leaf is a convolution kernel: two of space, input and output channels."""
+"""Minimum number of axes of a convolution kernel: two spatial, input and output channels."""
 
 
 def expand_mask(name: str, mask: Any, params: optax.Params) -> Any:
@@ -53,12 +53,12 @@ def _as_bool(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """How a leaf falls into units (filters, kernels).
+    """How a leaf is divided into units (filters, kernels).
 
     Attributes:
       stacked: number of leading axes that stack layers, each with its own units.
-      axis: the axis of a layer, counted without those, that indexes its units; ``None``: the
-        rule knows none, and a layer as a whole is one unit.
+      axis: the axis of a layer, not counting stacked axes, that indexes its units; ``None``: the
+        whole layer is one unit.
     """
 
     stacked: int
@@ -82,14 +82,14 @@ def check_stack_axes(value: Any) -> None:
 
 
 def layer_of(stack_axes: StackAxes, path: Any, leaf: Leaf) -> tuple[int, Any]:
-    """The number of axes that stack layers, and the leaf as a single layer has it."""
+    """The number of axes that stack layers, and the leaf of a single layer."""
     stacked = stack_axes(path, leaf) if callable(stack_axes) else stack_axes
     check_stack_axes(stacked)
     if not stacked:
         return 0, leaf
     if stacked > np.ndim(leaf):
         raise ValueError(
-            f"stack_axes={stacked} is more than the {np.ndim(leaf)} axes of the leaf "
+            f"stack_axes={stacked} exceeds the {np.ndim(leaf)} axes of the leaf "
             f"{jax.tree_util.keystr(path)}: pass a function (path, leaf) that returns 0 for leaves "
             "that are not stacked."
         )
@@ -99,14 +99,14 @@ def layer_of(stack_axes: StackAxes, path: Any, leaf: Leaf) -> tuple[int, Any]:
 def unit_axes(
     params: optax.Params, override: AxisOverride, *, min_ndim: int, stack_axes: StackAxes = 0
 ) -> Any:
-    """For each leaf its :class:`Units`.
+    """The :class:`Units` of each leaf.
 
     Leaves with fewer than ``min_ndim`` axes have no axis of units, unless a function says so.
     Axes are counted within a layer, without those that stack layers.
     """
 
     def units_of(path: Any, leaf: Leaf) -> Units:
-        if not trees.is_inexact(leaf):  # None, counters, keys: nothing is normalized
+        if not trees.is_inexact(leaf):  # None, counters and keys are not normalized
             return Units(0, None)
         stacked, layer = layer_of(stack_axes, path, leaf)
         ndim = np.ndim(layer)

@@ -1,9 +1,9 @@
 """Random keys as integers in a state, and noise for whole trees of params.
 
-A random start needs its noise twice: at the start and in the perturbation. Holding it would take
-a copy of the params; drawing it with ``jax.random.normal`` costs about fifty times as much as
-writing it down, and each use of ``jax.random`` in the step about half a second of compile time on
-a CPU. The noise of :mod:`sam_optax._internal.generator` is fused into whatever reads it.
+A random start needs its noise twice: at the start and in the perturbation. Storing it would take a
+copy of the params. Drawing it with ``jax.random.normal`` costs about fifty times as much as writing
+it to memory, and each use of ``jax.random`` in the step costs about half a second of compile time
+on a CPU. The noise of :mod:`sam_optax._internal.generator` is fused into its consumers.
 """
 
 import math
@@ -25,9 +25,9 @@ Key: TypeAlias = chex.PRNGKey | int
 Draw: TypeAlias = Callable[[chex.PRNGKey, tuple[int, ...], Any], chex.Array]
 """``(key, shape, dtype) -> array`` of independent elements of mean 0 and variance 1."""
 
-# Elements of a leaf that shares its draw with others.
+# Maximum number of elements of a leaf that shares its draw with others.
 SMALL = 2**16
-# What separates the words of one large leaf from those of the next.
+# Increment of the words from one large leaf to the next.
 _LEAF_STRIDE = (0x85EBCA6B, 0xC2B2AE35)
 
 
@@ -62,8 +62,8 @@ def first_key(key: Key) -> jax.Array:
     key = jax.random.key(key) if _is_seed(key) else key
     assert not isinstance(key, int)
     if jnp.issubdtype(key.dtype, jnp.unsignedinteger) and key.size == 4:
-        key = jax.random.wrap_key_data(key, impl="rbg")  # raw, but not of the default kind
-    # A clone, since init may be called again: jax.debug_key_reuse would object to the key itself.
+        key = jax.random.wrap_key_data(key, impl="rbg")  # a raw key of another PRNG implementation
+    # Clone the key, since init may be called again and jax.debug_key_reuse would raise an error.
     return jax.random.bits(jax.random.clone(key), (2,), jnp.uint32)
 
 
@@ -86,7 +86,7 @@ def bits_tree(key: chex.Array, tree: PyTree, one_per_leaf: bool = False) -> PyTr
 
     Args:
       key: uint32 words.
-      tree: what the bits are for; ``None`` gets none.
+      tree: pytree with the shapes of the bits; ``None`` leaves get no bits.
       one_per_leaf: whether to draw a single number, a scalar, for each leaf.
     """
     words, one = key, _one(key)
@@ -98,7 +98,7 @@ def bits_tree(key: chex.Array, tree: PyTree, one_per_leaf: bool = False) -> PyTr
         words = (words + np.array(_LEAF_STRIDE, np.uint32)) // one
         if one_per_leaf:
             return generator.bits(words, ())
-        # Zeros of the leaf give the bits its sharding, where that is part of their type.
+        # Zeros like the leaf give the bits its sharding, if shardings are part of the types.
         return generator.bits(words, jnp.shape(leaf)) | jnp.zeros_like(leaf, dtype=jnp.uint32)
 
     return jax.tree.map(draw, tree, is_leaf=trees.is_none)
@@ -118,18 +118,18 @@ def normal_tree(
 ) -> PyTree:
     """Normal noise of standard deviation ``scale`` for the inexact leaves of a tree.
 
-    Noise for a complex leaf has the variance in equal parts in its real and imaginary part.
+    For a complex leaf, the real and imaginary parts each have half of the variance.
 
-    Leaves of up to ``SMALL`` elements share one draw that is held in memory, because a kernel
-    that draws takes longer to compile than a small leaf is worth. Each larger leaf has a draw of
-    its own, which is repeated wherever it is read. Words and offsets run from leaf to leaf as
-    values in memory: with constants in their place, no two leaves would share a compiled kernel.
+    Leaves of up to ``SMALL`` elements share one draw that is kept in memory, because compiling a
+    separate kernel would take too long for a small leaf. Each larger leaf has a separate draw,
+    which is repeated wherever it is read. Words and offsets are passed from leaf to leaf as runtime
+    values: with constants, no two leaves could share a compiled kernel.
 
     Args:
       key: uint32 words.
       params: the tree.
       scale: standard deviation.
-      draw: replaces the library's generator.
+      draw: generator to use in place of the library's.
     """
     sample = generator.normal if draw is None else _checked(draw)
 
@@ -138,7 +138,7 @@ def normal_tree(
     sizes = [0 if shape is None else math.prod(shape) for shape in shapes]
     shared = hold(sample(key, (sum(size for size in sizes if size <= SMALL),)) * scale)
     words, one = key, _one(key)
-    offset = jnp.minimum(key[0], 0)  # unsigned, so that no code deals with negative offsets
+    offset = jnp.minimum(key[0], 0)  # unsigned: no code for negative offsets is compiled
     noise: list[jax.Array | None] = []
     for leaf, shape, size in zip(leaves, shapes, sizes, strict=True):
         if shape is None:
@@ -158,7 +158,7 @@ def normal_tree(
 
 def _checked(draw: Draw) -> Callable[[chex.Array, tuple[int, ...]], jax.Array]:
     def sample(words: chex.Array, shape: tuple[int, ...]) -> jax.Array:
-        # Two words are what a threefry key is made of, whatever kind jax.random.key makes here.
+        # A threefry key consists of two words; jax.random.key may use another implementation.
         key = jax.random.wrap_key_data(words, impl="threefry2x32")
         values = draw(key, shape, jnp.float32)
         if jnp.shape(values) != shape:
@@ -172,28 +172,28 @@ def _checked(draw: Draw) -> Callable[[chex.Array, tuple[int, ...]], jax.Array]:
 
 
 def _draw_shape(leaf: Leaf) -> tuple[int, ...] | None:
-    """Shape of the real noise a leaf needs: two parts if it is complex, none if not inexact."""
+    """Shape of the real noise for a leaf: two parts if complex, none for a non-float leaf."""
     if not trees.is_inexact(leaf):
         return None
     return (2, *jnp.shape(leaf)) if jnp.iscomplexobj(leaf) else jnp.shape(leaf)
 
 
 def hold(x: jax.Array) -> jax.Array:
-    """``x``, computed once and not again in every kernel that reads it.
+    """``x``, computed once and stored instead of recomputed in every kernel that reads it.
 
-    XLA repeats cheap arithmetic in every kernel that needs its result, because that is
-    faster than reading it from memory; a division counts as expensive, so its result is computed
-    once and kept. The divisor here is always 1, in a way that the compiler does not see
-    through. (``lax.optimization_barrier`` promises as much, but XLA for CPUs removes it before it
+    XLA repeats cheap arithmetic in every kernel that needs the result, because that is faster than
+    reading it from memory. A division counts as expensive, so its result is computed once and
+    stored. The divisor here is always 1, but the compiler cannot know.
+    (``lax.optimization_barrier`` should have this effect, but XLA for CPUs removes it before it
     decides what to repeat: with it the step of a small vision transformer has 1.8 times the
     operations and twice the instructions to compile.)
     """
     if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
         return x // jnp.maximum(x >> 31, 1)
-    # Not a scalar for all elements: the product with its reciprocal would take the place.
+    # Not a scalar: the compiler would multiply by its reciprocal instead of dividing.
     return x / jnp.maximum(jnp.sign(x), 1)
 
 
 def _one(words: chex.Array) -> jax.Array:
-    """1, in a way that the compiler does not see through: what is divided by it is held."""
+    """1, but unknown to the compiler, so that the result of a division by it is stored."""
     return hold(jnp.maximum(words[0] >> 31, 1))

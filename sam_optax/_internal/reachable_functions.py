@@ -1,4 +1,4 @@
-"""The functions that a function may call, found without calling it, and the words in them."""
+"""Finds the functions that a function may call, without calling it, and the names they use."""
 
 import dis
 import functools
@@ -8,12 +8,12 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-# A longer container in a closure is data, and not the parts of a transformation.
+# Longer containers in a closure are data, not the parts of a transformation.
 _MOST_PARTS = 1000
 
 
 def functions_of(root: Callable[..., Any]) -> Iterator[types.FunctionType | None]:
-    """All functions that can be reached from one; ``None`` if that is not a Python function."""
+    """All functions reachable from a function; ``None`` if it is not a Python function."""
     todo: list[Any] = [root]
     seen: set[int] = set()
     while todo:
@@ -40,7 +40,7 @@ def functions_of(root: Callable[..., Any]) -> Iterator[types.FunctionType | None
 
 
 def _call_of(value: Any) -> Any | None:
-    """The method that calling the object runs, if that is written in Python."""
+    """The method that runs when the object is called, if it is written in Python."""
     for cls in type(value).__mro__:
         if (call := vars(cls).get("__call__")) is not None:
             in_python = isinstance(call, types.FunctionType) or hasattr(call, "__wrapped__")
@@ -49,7 +49,7 @@ def _call_of(value: Any) -> Any | None:
 
 
 def _attributes(instance: Any) -> Iterator[Any]:
-    """What an object holds, in its ``__dict__`` or in slots."""
+    """The attributes of an object, in its ``__dict__`` or in slots."""
     yield from getattr(instance, "__dict__", {}).values()
     for cls in type(instance).__mro__:
         slots = vars(cls).get("__slots__", ())
@@ -59,7 +59,7 @@ def _attributes(instance: Any) -> Iterator[Any]:
 
 
 def _held(function: types.FunctionType) -> Iterator[Any]:
-    """What a function closes over, and the defaults of its arguments."""
+    """The closure of a function and the defaults of its arguments."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -70,9 +70,9 @@ def _held(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _named(function: types.FunctionType) -> Iterator[types.FunctionType]:
-    """This library's functions, and the function's neighbours, that it names as globals.
+    """Functions that it names as globals, if they belong to this library or to its own module.
 
-    A factory, as ``optax.inject_hyperparams`` takes it, names its parts and does not hold them.
+    A factory, as ``optax.inject_hyperparams`` takes it, refers to its parts by name only.
     """
     scopes = [function.__globals__]
     words = function.__code__.co_names
@@ -91,12 +91,12 @@ def _named(function: types.FunctionType) -> Iterator[types.FunctionType]:
 
 
 def _package_of(function: types.FunctionType) -> str:
-    """The top-level package; empty for code that was executed without a module's name."""
+    """The top-level package; empty for code that was executed without a module name."""
     return (function.__module__ or "").split(".")[0]
 
 
 def words_of(code: types.CodeType) -> set[str]:
-    """Names of arguments, and strings, in a function and in those defined inside of it."""
+    """Argument names and strings in a function and in the functions defined inside it."""
     words = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
     for constant in code.co_consts:
         if isinstance(constant, str):
@@ -107,10 +107,10 @@ def words_of(code: types.CodeType) -> set[str]:
 
 
 def reads_kwargs(function: types.FunctionType) -> bool:
-    """Whether a function does more with its ``**kwargs`` than to delete them or to pass them on.
+    """Whether a function does more with its ``**kwargs`` than delete them or pass them on.
 
-    What optax's and JAX's own functions look for is known: never what this library adds.
-    A decorator's function takes what the decorated one does.
+    Functions of optax and JAX never read the arguments that this library adds. A decorator's
+    function takes the arguments of the decorated one.
     """
     code = function.__code__
     decorates = hasattr(function, "__wrapped__") or _package_of(function) in ("jax", "optax")

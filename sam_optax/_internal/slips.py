@@ -1,4 +1,4 @@
-"""Naming the usual slips: a function of other arguments, a pair in place of a gradient."""
+"""Errors for common mistakes: a function with other arguments, a pair in place of a gradient."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -23,15 +23,15 @@ def call(
     remedy: str,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """``function(*args, **kwargs)``, with an error that names the arguments if it takes others.
+    """Calls ``function(*args, **kwargs)``; an error explains which arguments it must take.
 
-    The signature is looked at only after the call has failed: a decorator may show another one.
+    The signature is inspected only if the call fails, as a decorator may show another one.
 
     Args:
-      name: of the argument that holds the function.
-      function: what to call.
-      *args: what to call it with.
-      called: how that is written, for the message.
+      name: the name of the argument that holds the function.
+      function: the function to call.
+      *args: its positional arguments.
+      called: the call as shown in the message.
       remedy: what to pass instead, for the message.
       kwargs: keyword arguments.
 
@@ -49,7 +49,7 @@ def call(
 
 
 def _refusal(function: Any, args: Any, kwargs: Any) -> str | None:
-    """Why a signature does not allow a call, if that is so."""
+    """The reason why a signature does not allow a call, or ``None``."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
@@ -79,7 +79,7 @@ def check_gradient(name: str, grads: PyTree, params: PyTree) -> None:
 def checked_gradient(
     grad_fn: Callable[..., Any], params: PyTree, name: str = "grad_fn"
 ) -> Callable[..., Any]:
-    """``grad_fn``, which raises for its own slips: arguments it lacks, a pair that it returns."""
+    """``grad_fn`` with clear errors if it takes other arguments or returns a pair."""
 
     def checked(point: PyTree, *group: Any) -> PyTree:
         remedy = (
@@ -97,7 +97,7 @@ def checked_gradient(
 def checked_loss(
     loss_fn: Callable[..., Any], has_aux: bool, remedy: str
 ) -> Callable[..., tuple[Any, Any]]:
-    """``loss_fn`` as a function that returns loss and aux, or ``None``, and names its slips."""
+    """``loss_fn`` as a function that returns ``(loss, aux or None)``, with clear errors."""
 
     def checked(params: PyTree, *group: Any) -> tuple[Any, Any]:
         called = _written("loss_fn", group)
@@ -108,10 +108,10 @@ def checked_loss(
 
 
 def loss_and_aux(value: Any, has_aux: bool) -> tuple[Any, Any]:
-    """What a loss function has returned, as a pair.
+    """The result of a loss function, as a pair.
 
     Raises:
-      TypeError: it is not a scalar, or not a pair where there is to be one.
+      TypeError: the loss is not a scalar, or the result is not a pair although ``has_aux`` is set.
     """
     if has_aux:
         if not _is_pair(value):
@@ -125,7 +125,7 @@ def loss_and_aux(value: Any, has_aux: bool) -> tuple[Any, Any]:
         if _is_pair(value):
             raise TypeError(
                 "loss_fn must return a scalar, got a pair: pass has_aux=True if it is (loss, aux). "
-                "If it is that of jax.value_and_grad, pass the loss, which is differentiated here."
+                "If it is from jax.value_and_grad, pass the loss, which is differentiated here."
             )
     if not (jax.tree_util.all_leaves([loss]) and jnp.shape(loss) == ()):
         raise TypeError(

@@ -1,17 +1,17 @@
-"""Telling the state of one method from that of another."""
+"""Checks that a state belongs to the method that receives it."""
 
 from typing import Any, TypeAlias
 
 import optax
 
 StateType: TypeAlias = type | tuple[Any, ...]
-"""The type of a state, or a tuple of these for a plain tuple of states."""
+"""The type of a state, or a tuple of types for a plain tuple of states."""
 
 
 def require(
     name: str, state: optax.OptState, expected: StateType, content: StateType | None = None
 ) -> None:
-    """Raises unless ``state`` is of the expected type, with ``content`` in it, for the message."""
+    """Raises unless ``state`` has the expected type; ``content`` is shown in the message."""
     if not _is_of(state, expected):
         wanted = _wanted(expected) + (f"({_wanted(content)})" if content else "")
         raise TypeError(
@@ -29,7 +29,7 @@ def _is_of(state: optax.OptState, expected: StateType) -> bool:
             and all(map(_is_of, state, expected))
         )
     if expected is optax.EmptyState:
-        return isinstance(state, tuple) and len(state) == 0  # () is as good
+        return isinstance(state, tuple) and len(state) == 0  # () is equivalent
     return isinstance(state, expected)
 
 

@@ -1,4 +1,4 @@
-"""The steepest ascent step within a (normalized) p-norm ball, which SAM and ASAM share."""
+"""The steepest ascent step within a (normalized) p-norm ball, shared by SAM and ASAM."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def steepest_ascent(
     """The argmax of ⟨g, ε⟩ over ‖T⁻¹ε‖_p ≤ ρ, with T the diagonal ``scaling()`` (None: identity).
 
     The solution is ε = T ε̃, where ε̃ solves the same problem for T g in the plain ball. Norms span
-    the devices of ``axis_name``, if the tree is sharded over them.
+    the devices of ``axis_name`` if the tree is sharded over them.
     """
 
     def scaled() -> optax.Updates:
@@ -79,7 +79,8 @@ def _direction_p(
     largest = vectors.max_norm(leaves, axis_name)
     largest = jnp.where(largest > 0, largest, 1)
 
-    # Compilers divide by a scalar by multiplying with its reciprocal, which must not underflow.
+    # Compilers implement division by a scalar as a product with its reciprocal, which must not
+    # underflow.
     safe = jnp.where(largest > 1, 2.0**-64, 2.0**64).astype(largest.dtype)
 
     def relative(x: jax.Array) -> jax.Array:
@@ -87,8 +88,8 @@ def _direction_p(
         return vectors.times(magnitude, safe) / (largest * safe).astype(magnitude.dtype)
 
     if p == 1:
-        # A few units of rounding below the largest count as ties: two kernels that compute the
-        # same x may round it differently, and the largest must not be missed.
+        # Elements within a few rounding units of the largest count as ties: two kernels that
+        # compute the same x may round it differently, and the largest must not be missed.
         tie = 1 - 4 * jnp.finfo(largest.dtype).eps
 
         def is_largest(x: jax.Array) -> jax.Array:

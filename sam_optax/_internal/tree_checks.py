@@ -1,4 +1,4 @@
-"""Checks of trees that callers hand over: are they params, do they line up with the params."""
+"""Checks of the caller's trees: whether they are params, and whether they match the params."""
 
 from typing import Any
 
@@ -16,20 +16,20 @@ def require_arrays(params: PyTree) -> None:
             name = jax.tree_util.keystr(path)
             raise TypeError(
                 f"the params have a leaf that is not an array, {name or 'the tree itself'}: "
-                f"{leaf!r}. Filter the model and pass what is to be trained: for Equinox "
-                "eqx.filter(model, eqx.is_inexact_array), or eqx.partition in its place."
+                f"{leaf!r}. Filter the model and pass only the trained arrays: for Equinox "
+                "eqx.filter(model, eqx.is_inexact_array) or eqx.partition."
             )
         if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
             name = jax.tree_util.keystr(path)
             raise TypeError(
                 f"the params have a leaf whose byte order is not this machine's, "
-                f"{name or 'the tree itself'} of dtype {leaf.dtype.str!r}, and JAX does not take "
-                "it. Convert it: leaf.astype(leaf.dtype.newbyteorder('='))."
+                f"{name or 'the tree itself'} of dtype {leaf.dtype.str!r}, which JAX does not "
+                "support. Convert it: leaf.astype(leaf.dtype.newbyteorder('='))."
             )
 
 
 def require_like(name: str, tree: PyTree, like: PyTree, remedy: str) -> None:
-    """Raises unless a tree lines up with another leaf by leaf; ``None`` lines up with anything."""
+    """Raises unless a tree matches another leaf by leaf; ``None`` matches anything."""
 
     def lines_up(a: PyTree, b: PyTree) -> bool:
         return a is None or b is None or jax.tree_util.all_leaves([b])
@@ -46,7 +46,7 @@ def require_like(name: str, tree: PyTree, like: PyTree, remedy: str) -> None:
 
 
 def require_gradient(name: str, grads: PyTree, params: PyTree) -> None:
-    """Raises unless a gradient lines up with the params."""
+    """Raises unless a gradient matches the params in structure and shapes."""
     require_like(
         name,
         grads,

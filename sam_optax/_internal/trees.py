@@ -1,4 +1,4 @@
-"""Leaf-wise arithmetic that keeps dtypes and passes everything else through."""
+"""Leaf-wise arithmetic that keeps dtypes and leaves non-float leaves unchanged."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from jax import lax
 
 from sam_optax._internal.types import Leaf, PyTree
 
-# Scalars that are added up in one kernel.
+# Number of scalars that are summed in one kernel.
 _SCALARS = 32
 
 
@@ -25,7 +25,7 @@ def is_inexact(leaf: Leaf) -> bool:
 
 
 def is_none(leaf: Leaf) -> bool:
-    """For ``is_leaf``: ``None`` counts as a leaf, so that trees with holes line up."""
+    """For ``is_leaf``: ``None`` counts as a leaf, so that trees with ``None`` leaves match."""
     return leaf is None
 
 
@@ -42,9 +42,9 @@ def all_arrays(tree: PyTree) -> bool:
 
 
 def map_inexact(f: Callable[..., Any], tree: PyTree, *rest: Any) -> PyTree:
-    """``jax.tree.map`` over the inexact leaves of ``tree``; other leaves stay as they are.
+    """``jax.tree.map`` over the inexact leaves of ``tree``; other leaves are unchanged.
 
-    ``None`` counts as a leaf, so that a tree with holes (``equinox.filter``) lines up with one
+    ``None`` counts as a leaf, so that a tree with ``None`` leaves (``equinox.filter``) matches one
     without. Integer, boolean, ``float0`` and key leaves pass through.
     """
     return jax.tree.map(
@@ -61,21 +61,21 @@ def inexact_leaves(tree: PyTree) -> list[chex.Array]:
 
 
 def largest_first(leaves: Iterable[Any]) -> list[Any]:
-    """The leaves by size, for sums over all of them.
+    """The leaves in order of decreasing size, for sums over all of them.
 
-    XLA computes the last few terms of such a sum in one kernel together with the sum. With small
-    leaves there, that kernel compiles in half the time, and the large leaves keep kernels of their
-    own.
+    XLA computes the last few terms of such a sum in one kernel together with the sum. If these
+    terms come from small leaves, that kernel compiles in half the time, and each large leaf keeps a
+    separate kernel.
     """
     return sorted(leaves, key=jnp.size, reverse=True)
 
 
 def sum_scalars(terms: Sequence[jax.Array], dtype: Any) -> jax.Array:
-    """The sum of scalars of one dtype: of at most 32 in their order, of more in groups.
+    """The sum of scalars of one dtype: in order for at most 32, in groups for more.
 
-    XLA for CPUs makes one kernel of a sum of any number of scalars, in a time that grows with the
-    square of their number: a third of the compile time of a tree of 600 leaves. It does not fuse
-    sorting, so a group is added up in ascending order.
+    XLA for CPUs compiles a sum of scalars to one kernel, in a time that grows with the square of
+    their number: a third of the compile time of a tree of 600 leaves. It does not fuse sorting, so
+    each group is sorted and summed in ascending order.
     """
     while len(terms) > _SCALARS:
         groups = [terms[i : i + _SCALARS] for i in range(0, len(terms), _SCALARS)]
@@ -84,13 +84,13 @@ def sum_scalars(terms: Sequence[jax.Array], dtype: Any) -> jax.Array:
 
 
 def promote(a: PyTree, b: PyTree) -> np.dtype:
-    """The narrowest dtype for both; NumPy's rule, which JAX's strict promotion leaves alone."""
+    """The narrowest dtype for both, by NumPy's rule, which also works under strict promotion."""
     a, b = np.dtype(a), np.dtype(b)
     return a if a == b else np.promote_types(np.promote_types(a, np.float32), b)
 
 
 def compute_dtype(leaf: Leaf) -> np.dtype:
-    """float32 or wider: what arithmetic on a leaf is carried out in."""
+    """The dtype for arithmetic on a leaf: float32 or wider."""
     return promote(jnp.result_type(leaf), np.float32)
 
 
@@ -108,16 +108,16 @@ def cast_like(value: jax.Array, leaf: Leaf) -> jax.Array:
 
 
 def cast_if_range_allows(value: jax.Array, leaf: Leaf) -> jax.Array:
-    """``value`` as :func:`cast_like`, but not in a dtype of narrower range (float16).
+    """Like :func:`cast_like`, but never to a dtype of narrower range (float16).
 
-    For what is on its way to ε: a difference of gradients may leave the range that both keep.
+    For intermediate results of ε: a difference of gradients may exceed the range of both.
     """
     narrow = jnp.finfo(jnp.result_type(leaf)).maxexp < jnp.finfo(value.dtype).maxexp
     return value if narrow else cast_like(value, leaf)
 
 
 def zeros_like(leaf: Leaf) -> Leaf:
-    """Zeros of the leaf's shape and dtype; a ``float0`` leaf is its own zero."""
+    """Zeros with the shape and dtype of the leaf; a ``float0`` leaf is returned."""
     if getattr(leaf, "dtype", None) == jax.dtypes.float0:
         return np.zeros(leaf.shape, jax.dtypes.float0)
     return jnp.zeros_like(leaf)
@@ -131,7 +131,7 @@ def inexact_zeros(tree: PyTree, dtype: Any | None = None) -> PyTree:
 
 
 def cast_state_like(new: Leaf, old: Leaf) -> Leaf:
-    """A leaf of a new state in the dtype of the old one."""
+    """A leaf of a new state in the dtype of the old state."""
     if is_inexact(new) and is_inexact(old) and jnp.result_type(new) != jnp.result_type(old):
         return cast_like(jnp.asarray(new), old)
     return new
@@ -161,8 +161,7 @@ def as_perturbed(params: PyTree, dtype: Any) -> PyTree:
 def add(params: PyTree, eps: Any, dtype: Any | None = None) -> PyTree:
     """``params + eps`` leaf by leaf, in the dtype of the params (or in ``dtype``).
 
-    Leaves of ``params`` that are not inexact, or that ``eps`` has nothing for, are returned
-    as they are.
+    Non-float leaves of ``params``, and those without an ``eps``, are returned unchanged.
     """
 
     def add_leaf(e: Leaf, p: Leaf) -> Leaf:
@@ -178,17 +177,17 @@ def add(params: PyTree, eps: Any, dtype: Any | None = None) -> PyTree:
 
 
 def inexact_only(tree: PyTree) -> PyTree:
-    """The tree with ``None`` in place of leaves that are not inexact."""
+    """The tree with ``None`` in place of non-float leaves."""
     return jax.tree.map(lambda leaf: leaf if is_inexact(leaf) else None, tree)
 
 
 def merge(inexact: PyTree, tree: PyTree) -> PyTree:
-    """The leaves of ``inexact``, and of ``tree`` where that has ``None``."""
+    """The leaves of ``inexact``, or of ``tree`` where ``inexact`` is ``None``."""
     return jax.tree.map(lambda a, b: b if a is None else a, inexact, tree, is_leaf=is_none)
 
 
 def cast_tree_like(tree: PyTree, inexact: PyTree) -> PyTree:
-    """``tree`` in the structure and dtypes of ``inexact``, whose leaves stay where it has none."""
+    """``tree`` with the structure and dtypes of ``inexact``, which supplies missing leaves."""
 
     def cast(old: Leaf, new: Leaf) -> Leaf:
         return cast_like(new, old) if is_inexact(new) and old is not None else old

@@ -1,4 +1,4 @@
-"""Trees as vectors: norms, inner products and projections of all inexact leaves taken together.
+"""Pytrees as vectors: norms, inner products and projections over all inexact leaves.
 
 Sums are taken in float32 or wider, and each leaf is read once. Trees that are sharded inside
 ``jax.shard_map`` are summed over the axis ``axis_name``.
@@ -18,7 +18,7 @@ from sam_optax._internal import trees
 from sam_optax._internal.devices import AxisName, is_replicated
 from sam_optax._internal.types import Leaf, PyTree
 
-# A power of two, so that scaling by it is exact; it brings any float32 to where squares are safe.
+# A power of two, so that scaling is exact; it brings any float32 into the range of safe squares.
 _RESCUE = 2.0**96
 _SMALLEST_TRUSTED = 2.0**-100
 
@@ -27,7 +27,7 @@ class Norm(NamedTuple):
     """A norm in two factors, neither of which overflows: the norm is ``value / scale``.
 
     Attributes:
-      scale: power of two that elements are multiplied by before anything else.
+      scale: power of two by which elements are multiplied first.
       value: norm of the scaled elements, float32 or wider.
     """
 
@@ -69,7 +69,7 @@ def times(x: jax.Array, *factors: chex.Numeric) -> jax.Array:
 
 @jax.custom_jvp
 def root(squares: jax.Array) -> jax.Array:
-    """The square root, with derivative 0 at 0, so that those through a step are finite there."""
+    """The square root with derivative 0 at 0, so that derivatives through a step are finite."""
     return jnp.sqrt(squares)
 
 
@@ -102,11 +102,11 @@ def l2_norm(
     Squares of float32 values are safe between about 1e-19 and 1e19.
 
     Args:
-      leaves: returns the arrays, of float32 or wider (real or complex). A function, so that a
-        branch below computes them from what they come from instead of holding wide copies.
-      full_range: whether values may lie anywhere in the range of float32, as values that come
-        from bfloat16 may. Then a sum that left the range where it can be trusted is taken
-        again with scaled elements, in a branch that otherwise does not run.
+      leaves: returns the arrays, of float32 or wider (real or complex). It is a function, so that a
+        branch below recomputes them instead of storing wide copies.
+      full_range: whether values may lie anywhere in the range of float32, as values from bfloat16
+        do. Then a sum outside the safe range is recomputed with scaled elements, in a branch that
+        otherwise does not run.
       axis_name: axis of devices that the arrays are sharded over.
     """
     squares = _sum_of_squares(leaves(), axis_name)
@@ -131,7 +131,7 @@ def squares_overflow(tree: PyTree) -> bool:
 def norm(tree: PyTree, axis_name: AxisName | None = None, like: PyTree = None) -> jax.Array:
     """‖·‖₂.
 
-    ``like`` is what a tree of wide leaves was computed from, whose range its values have.
+    ``like`` is the tree that wide leaves were computed from; their values have its range.
     """
 
     def leaves() -> list[jax.Array]:
@@ -160,14 +160,14 @@ def p_norm(tree: PyTree, p: float) -> jax.Array:
     largest = max_norm(leaves)
     if math.isinf(p):
         return largest
-    # Powers of elements relative to the largest neither overflow nor all vanish.
+    # Powers of elements relative to the largest neither overflow nor all underflow.
     unit_length = jnp.where(largest > 0, largest, 1)
     powers = [(jnp.abs(x) / unit_length.astype(jnp.finfo(x.dtype).dtype)) ** p for x in leaves]
     return largest * total(powers, largest.dtype) ** (1 / p)
 
 
 def inner(a: PyTree, b: PyTree, axis_name: AxisName | None = None, scale: Any = 1.0) -> jax.Array:
-    """Re⟨s a, s b⟩, where neither tree has a hole; ``scale`` s guards the range."""
+    """Re⟨s a, s b⟩, over leaves that neither tree lacks; the scale s prevents overflow."""
 
     def product(x: Leaf, y: Leaf) -> jax.Array:
         x, y = _scaled(x, scale), _scaled(y, scale)
@@ -197,7 +197,7 @@ def coefficient(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> jax.
 
 
 def combine(a: PyTree, b: PyTree, c: chex.Numeric) -> PyTree:
-    """``a + c b``, in float32 or wider; leaves of ``a`` that are not inexact stay."""
+    """``a + c b``, in float32 or wider; non-float leaves of ``a`` are unchanged."""
 
     def leaf(x: Leaf, y: Leaf) -> jax.Array:
         if y is None:
@@ -209,10 +209,10 @@ def combine(a: PyTree, b: PyTree, c: chex.Numeric) -> PyTree:
 
 
 def reject(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> tuple[Any, jax.Array]:
-    """The part of ``a`` that is orthogonal to ``b``, in float32 or wider, and its norm.
+    """The component of ``a`` orthogonal to ``b``, in float32 or wider, and its norm.
 
-    Both are 0 where the part is as small as the rounding of ``a``: what is left then is
-    rounding error, which must not be normalized to full length.
+    Both are 0 if the component is no larger than the rounding error of ``a``: rounding error must
+    not be normalized to full length.
     """
     rest = combine(a, b, -coefficient(a, b, axis_name))
     length = norm(rest, axis_name, like=a)
@@ -246,7 +246,7 @@ def add(a: PyTree, b: PyTree) -> PyTree:
 
 
 class Angle(NamedTuple):
-    """Two trees' norms, and the cosine of the angle between them: 0 if either is zero."""
+    """The norms of two trees, and the cosine between them: 0 if either is zero."""
 
     norm_a: jax.Array
     norm_b: jax.Array

@@ -1,4 +1,4 @@
-"""How a random start's noise and the gradient found there add up to one direction."""
+"""How the noise of a random start and the gradient there are combined into one direction."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -12,7 +12,7 @@ from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
 
 Weighting: TypeAlias = Literal["normalized", "normalized_gradient", "raw"]
-"""What λ weighs, with ‖δ‖ the expected length of δ₀, (E‖δ₀‖²)^½.
+"""The terms that λ weights, with ‖δ‖ the expected length of δ₀, (E‖δ₀‖²)^½.
 
 ``"normalized"``: δ₀/‖δ‖ + λ ĝ/‖ĝ‖; ``"normalized_gradient"``: δ₀ + λ ĝ/‖ĝ‖; ``"raw"``: δ₀ + λ ĝ.
 """
@@ -26,7 +26,7 @@ def check_weighting(weighting: Any) -> None:
 
 
 class Factors(NamedTuple):
-    """What the two terms of a direction are multiplied by.
+    """The factors of the two terms of a direction.
 
     Attributes:
       noise: scalars for δ₀.
@@ -47,7 +47,7 @@ def of_terms(
     """The factors of δ₀ and ĝ in their sum.
 
     Args:
-      weighting: what λ weighs.
+      weighting: the terms that λ weights.
       grads: ĝ.
       lmbda: λ.
       noise_length: returns (E‖δ₀‖²)^½ over the leaves that have a gradient.
@@ -63,18 +63,18 @@ def of_terms(
     length = _or_1(norm.value)
     if weighting == "normalized_gradient":
         return Factors((), (norm.scale, jnp.asarray(lmbda).astype(length.dtype) / length))
-    # Both terms times ‖ĝ‖/λ, so that without noise the gradient stays as it is. λ = 0 has no such
-    # form: then the gradient's factor is 0.
+    # Both terms are multiplied by ‖ĝ‖/λ, so that without noise the gradient is unchanged. This is
+    # impossible for λ = 0; then the factor of the gradient is 0.
     weight = jnp.asarray(lmbda).astype(length.dtype)
     share = 1.0 if _is_positive(lmbda) else jnp.where(weight > 0, 1, 0).astype(length.dtype)
     return Factors((length / (_or_1(noise_length()) * _or_1(weight)),), (norm.scale, share))
 
 
 def _is_positive(value: chex.Numeric) -> bool:
-    """Whether it is known to be, before anything is computed."""
+    """Whether the value is statically known to be positive."""
     return isinstance(value, int | float) and value > 0
 
 
 def _or_1(length: jax.Array) -> jax.Array:
-    """What to divide by; where it is 0, so is what is divided, or the quotient is not used."""
+    """A safe divisor: where it is 0, the dividend is 0 too or the quotient is not used."""
     return jnp.where(length > 0, length, 1)
