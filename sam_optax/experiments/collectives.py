@@ -1,4 +1,4 @@
-"""``python -m sam_optax collectives``: what a step sends between devices."""
+"""``python -m sam_optax collectives``: the communication cost of a step between devices."""
 
 import dataclasses
 import functools
@@ -28,21 +28,21 @@ from sam_optax.experiments.reporting.results import versions
 from sam_optax.experiments.reporting.table import ruled
 
 WIDTH, LAYERS, ROWS = 1024, 4, 8
-"""Width and number of the MLP's square kernels, and rows of the batch for each device."""
+"""Width and number of the MLP's square kernels, and rows of the batch per device."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Collectives:
-    """Counts what a training step sends between devices: of SGD, of SAM, and of SAM synchronized.
+    """Counts the communication of a training step: SGD, SAM, and SAM with synchronized ε.
 
-    Compiles a step of an MLP of 4 layers of 1024x1024 ahead of time, for so many CPU devices that
-    JAX pretends to have; nothing is trained. Params are replicated or sharded (FSDP).
+    Compiles a step of an MLP with 4 layers of 1024x1024 ahead of time, for simulated CPU devices;
+    nothing is trained. Params are replicated or sharded (FSDP).
     """
 
     devices: tuple[int, ...] = (8,)
-    """Numbers of devices."""
+    """Numbers of devices to compile for."""
     out: Path | None = None
-    """JSON file for the table."""
+    """JSON file to write the table to."""
 
     def __post_init__(self) -> None:
         if not self.devices or min(self.devices) < 1 or WIDTH % math.lcm(*self.devices):
@@ -73,14 +73,14 @@ def run(options: Collectives) -> None:
     console.print(table)
     console.print(
         f"\nMiB on one device; the params are {LAYERS * WIDTH**2 * 4 // 2**20} MiB. temporaries: "
-        "held in addition to arguments and results; collectives: what they result in, none of "
-        "other kinds",
+        "memory in addition to arguments and results; collectives: size of their results, with "
+        "none of other kinds",
         style="dim",
     )
 
 
 def _in_another_process(devices: int) -> list[dict[str, Any]]:
-    """:func:`compile_steps` where JAX has so many devices."""
+    """:func:`compile_steps` in a process with the given number of devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     program = f"from {__name__} import *; print(json.dumps(compile_steps({devices})))"
     env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
@@ -89,7 +89,7 @@ def _in_another_process(devices: int) -> list[dict[str, Any]]:
 
 
 def compile_steps(devices: int) -> list[dict[str, Any]]:
-    """Compiles every variant for the devices of this process: a row for each."""
+    """Compiles every variant for the devices of this process; one row per variant."""
     mesh = Mesh(np.array(jax.devices()[:devices]), ("batch",))
 
     def put(leaf: Any, spec: P) -> jax.ShapeDtypeStruct:
@@ -147,7 +147,7 @@ def compile_steps(devices: int) -> list[dict[str, Any]]:
 
 
 def collectives(program: str) -> dict[str, float]:
-    """MiB that each kind of collective of a compiled program results in, on one device."""
+    """MiB of the results of each kind of collective in a compiled program, on one device."""
     program = re.sub(r"/\*.*?\*/", "", program)
     totals = {}
     for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"):

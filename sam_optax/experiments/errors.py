@@ -1,4 +1,4 @@
-"""Mistakes of the user, which deserve one line and no traceback."""
+"""User errors, which are reported in one line without a traceback."""
 
 
 class UserError(Exception):

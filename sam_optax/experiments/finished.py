@@ -1,4 +1,4 @@
-"""Finished runs, opened again: their networks, and the loss of these on the data."""
+"""Opens finished runs: their networks, and the loss of these on the data."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ from sam_optax.experiments.training.task import Task, load_dataset, task_of, val
 
 
 class Run(NamedTuple):
-    """What a run has left: ``results``, the ``task``, and ``networks[name][seed]``."""
+    """A finished run: its ``results``, its ``task``, and ``networks[name][seed]``."""
 
     results: dict[str, Any]
     task: Task
@@ -25,10 +25,10 @@ class Run(NamedTuple):
 
 
 def open_run(directory: Path) -> Run:
-    """The run that compare or train has written into a directory.
+    """Loads the run that compare or train has written to a directory.
 
     Raises:
-      UserError: there is none, it is damaged, or its data are gone or not what they were.
+      UserError: there is no run, it is damaged, or its data are missing or have changed.
     """
     results, params = from_json(directory / "results.json"), directory / "params.npz"
     if results is None or not params.is_file():
@@ -49,9 +49,9 @@ def open_run(directory: Path) -> Run:
 def dataset_losses(
     task: Task, examples: Examples
 ) -> Callable[[np.ndarray, Any], analysis.DatasetLoss]:
-    """``(labels, variables) -> loss`` on examples of the task, a function of the params.
+    """Returns ``(labels, variables) -> loss``, where ``loss`` is a function of the params.
 
-    BatchNorm's statistics are part of the data, so that one program serves all networks.
+    BatchNorm statistics are part of the data, so that all networks share one program.
     """
     x, chosen = measures.measured(examples)
     index, weight = measures.in_blocks(len(x))

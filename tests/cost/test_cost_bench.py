@@ -63,7 +63,8 @@ def test_steps_of_many_leaves_are_built_and_not_run(tmp_path, capsys):
 
 @pytest.mark.parametrize("leaves", [0, 3])
 def test_a_number_of_leaves_that_is_none(leaves):
-    with pytest.raises(UserError, match=f"--leaves must be an even number from 2 on, got {leaves}"):
+    message = f"--leaves must be an even number of at least 2, got {leaves}"
+    with pytest.raises(UserError, match=message):
         bench.run(bench.Bench(leaves=leaves))
 
 

@@ -1,4 +1,4 @@
-"""``python -m sam_optax bench``: its options, and how the measurements are made."""
+"""``python -m sam_optax bench``: options and measurements."""
 
 import dataclasses
 import functools
@@ -24,27 +24,27 @@ from sam_optax.experiments.reporting.results import versions
 class Bench:
     """Measures a training step of each method next to hand-written steps and optax.contrib.sam.
 
-    Prints, for each model, wall times, trace and compile times, and the compiled program's
-    counts, with ratios to a hand-written step of the same method ("by hand"), to a hand-written
-    SAM step and to the base optimizer's. Wall ratios are medians over rounds of the ratio within
-    the round, so they hold on a busy machine.
+    Prints for each model wall times, trace and compile times, and counts of the compiled program,
+    with ratios to a hand-written step of the same method ("by hand"), to a hand-written SAM step
+    and to a step of the base optimizer. Wall-time ratios are medians over rounds of the ratio
+    within the round, so they are reliable on a busy machine.
     """
 
     models: tuple[str, ...] = tuple(MODELS)
     """Networks: mlp (4 layers of 1024x1024), mlp-small-batch (the same, bound by memory), cnn and
     vit (4 blocks of width 64)."""
     methods: tuple[str, ...] = DEFAULT
-    """Methods of compare, but for those whose steps take the whole training set; and sam's options
-    info and skip_nonfinite."""
+    """Methods of compare, except those whose steps use the whole training set; and sam with its
+    options info and skip_nonfinite."""
     leaves: int | None = None
-    """Builds the steps and does not run them, on one narrow network of this many leaves, an even
-    number. Large networks have 600."""
+    """Only build the steps, without running them, for one narrow network with this even number of
+    leaves. Large networks have 600."""
     rounds: int = 15
-    """Rounds of wall times; in each, every step runs for about a tenth of a second."""
+    """Rounds of wall-time measurements; in each, every step runs for about a tenth of a second."""
     builds: int = 3
-    """Times that each step is traced and compiled; the least is reported."""
+    """Number of times each step is traced and compiled; the minimum is reported."""
     batch_size: int | None = None
-    """Batch size for every model. By default 256, 32, 64 and 32."""
+    """Batch size for every model. Default: 256, 32, 64 and 32."""
     out: Path | None = None
     """JSON file for all measurements."""
 
@@ -63,12 +63,12 @@ class Bench:
             if value is not None and value < 1:
                 raise UserError(f"--{option.replace('_', '-')} must be at least 1, got {value}.")
         if self.leaves is not None and (self.leaves < 2 or self.leaves % 2):
-            raise UserError(f"--leaves must be an even number from 2 on, got {self.leaves}.")
+            raise UserError(f"--leaves must be an even number of at least 2, got {self.leaves}.")
         output.check_file(self.out)
 
 
 def run(options: Bench) -> None:
-    """Runs the benchmark, writes its file and prints its tables."""
+    """Runs the benchmark, writes the JSON file and prints the tables."""
     console = Console()
     environment = _environment()
     console.print(f"{environment['device']}, jax {jax.__version__}\n{report.LEGEND}\n")

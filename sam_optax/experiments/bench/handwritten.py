@@ -1,11 +1,11 @@
-"""Training steps of each method, written by hand for that one method from its paper.
+"""Hand-written training steps, each for one method, from its paper.
 
-They are what an expert would put into a training script that needs nothing else: plain JAX, SGD
-with momentum, no library. The library's steps are measured against them.
+They are what an expert would write for a training script that needs only this method: plain JAX,
+SGD with momentum, no library. The library's steps are compared with them.
 
-Each function takes the loss and returns ``(init, step)``: ``init(params)`` is the state, and
-``step(params, state, batch)`` returns the new params, the new state and the loss of the first
-forward pass (``None`` where the method does not take the loss along).
+Each function takes the loss and returns ``(init, step)``: ``init(params)`` returns the state, and
+``step(params, state, batch)`` the new params, the new state and the loss of the first forward pass
+(``None`` if the method does not compute it).
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
 
 def sgd(loss: Loss) -> Step:
-    """SGD with momentum: the base that every method adds to."""
+    """SGD with momentum: the base optimizer of every method."""
 
     def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
         value, grads = jax.value_and_grad(loss)(params, batch)
@@ -83,7 +83,7 @@ def gsam(loss: Loss, rho: float = RHO, alpha: float = 0.4) -> Step:
 def _with_both_gradients(
     loss: Loss, perturb: Perturb, combine: Callable[[Any, Any], Any] = lambda grads, sharp: sharp
 ) -> Step:
-    """The step of methods without a state: along the gradient at the perturbed params."""
+    """The step of methods without a state: descent along the gradient at the perturbed params."""
 
     def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
         value, grads = jax.value_and_grad(loss)(params, batch)
@@ -138,7 +138,7 @@ def rsam(loss: Loss, rho: float = RHO, gamma: float = 0.1, lmbda: float = 2.0) -
 
 
 def part(loss: Loss, rho: float = RHO, fraction: float = FRACTION) -> Step:
-    """SAM whose ascent gradient is that of evenly spaced examples."""
+    """SAM with the ascent gradient on evenly spaced examples."""
 
     def step(params: optax.Params, momentum: Any, batch: Any) -> Any:
         few = jax.tree.map(lambda leaf: leaf[:: round(1 / fraction)], batch)
@@ -164,7 +164,7 @@ def momentum(loss: Loss, rho: float = RHO, decay: float = 0.9) -> Step:
 
 _METHODS = sgd, sam, asam, fsam, rsam, gsam, fisher_sam, part, momentum
 HANDWRITTEN: dict[str, Callable[[Loss], Step]] = {step.__name__: step for step in _METHODS}
-"""By the method's name in the registry; their arguments are its hyperparameters."""
+"""Hand-written steps by the method's name in the registry; arguments are its hyperparameters."""
 
 
 def zeros(params: optax.Params) -> Any:
@@ -173,7 +173,7 @@ def zeros(params: optax.Params) -> Any:
 
 
 def guarded_norm(tree: Any) -> jax.Array:
-    """‖·‖₂ of a tree, and 1 where that is 0."""
+    """‖·‖₂ of a tree, or 1 if it is 0."""
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
     return jnp.where(norm > 0, norm, 1.0)
 
@@ -192,6 +192,6 @@ def scaled(params: optax.Params, grads: Any, scaling: Any, rho: float) -> optax.
 
 
 def descend(params: optax.Params, momentum: Any, grads: Any) -> tuple[optax.Params, Any]:
-    """The base optimizer's step, with the gradient at the perturbed params."""
+    """A step of the base optimizer with the gradient at the perturbed params."""
     momentum = jax.tree.map(lambda m, g: MOMENTUM * m + g, momentum, grads)
     return jax.tree.map(lambda w, m: w - LEARNING_RATE * m, params, momentum), momentum

@@ -1,4 +1,4 @@
-"""What a training step costs: counts of the compiled program, and times."""
+"""Measures the cost of a training step: counts of the compiled program, and times."""
 
 import contextlib
 import re
@@ -16,16 +16,16 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = ", re.MULTILINE)
 
 
 class CompiledCost(NamedTuple):
-    """Counts that the compiler gives for a program; the same on every run."""
+    """Counts that the compiler reports for a program; equal on every run."""
 
     flops: float
-    bytes_accessed: float  # memory traffic as the compiler models it
-    temp_bytes: int  # held in addition to arguments and results
-    instructions: int  # of the optimized program, which compile time grows with
+    bytes_accessed: float  # memory traffic in the compiler's model
+    temp_bytes: int  # in addition to arguments and results
+    instructions: int  # of the optimized program; compile time grows with it
 
 
 def jit(step: Step) -> Any:
-    """The step, jitted as in a training loop: params and state are donated."""
+    """The step, jitted as in a training loop, with params and state donated."""
     return jax.jit(step.step, donate_argnums=(0, 1))
 
 
@@ -49,7 +49,7 @@ def state_bytes(state: Any) -> int:
 
 
 class Build(NamedTuple):
-    """A step built from nothing, and the time to trace and to compile it."""
+    """A step built without caches, and the time to trace and to compile it."""
 
     step: Step
     compiled: jax.stages.Compiled
@@ -58,7 +58,7 @@ class Build(NamedTuple):
 
 
 def build(make: Callable[[], Step], params: optax.Params, batch: Any) -> Build:
-    """Builds a step anew, so that nothing of it is found in JAX's caches."""
+    """Builds a step from scratch, so that none of it is in JAX's caches."""
     step = make()
     state = jax.eval_shape(step.init, params)
     start = time.perf_counter()
@@ -70,7 +70,7 @@ def build(make: Callable[[], Step], params: optax.Params, batch: Any) -> Build:
 
 @contextlib.contextmanager
 def no_compilation_cache() -> Iterator[None]:
-    """Compiles for real, whatever persistent cache the user has set up."""
+    """Disables the persistent compilation cache, so that every compilation is real."""
     option = "jax_enable_compilation_cache"
     before = getattr(jax.config, option)
     jax.config.update(option, False)
@@ -81,7 +81,7 @@ def no_compilation_cache() -> Iterator[None]:
 
 
 class _Runner:
-    """A compiled step with its own params and state, copied because the step donates them."""
+    """A compiled step with copies of params and state, because the step donates them."""
 
     def __init__(self, built: Build, params: optax.Params, batch: Any):
         self._compiled, self._batch = built.compiled, batch
@@ -94,7 +94,7 @@ class _Runner:
         self._carry = jax.block_until_ready((params, state))
 
     def seconds(self, steps: int) -> float:
-        """Mean seconds per step over a block of steps, after one that fills the caches."""
+        """Mean seconds per step over a block of steps, after one step that fills the caches."""
         self._run(1)
         start = time.perf_counter()
         self._run(steps)
@@ -111,9 +111,9 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds per step in each round.
 
-    The load of the machine drifts, so only times of one round are comparable; a round starts
-    with another step each time, so that the neighbours in time change as well. All run equally
-    often, enough for the step ``base`` to be busy for a while. ``done`` gets each block's seconds.
+    The load of the machine drifts, so only times within one round are comparable. Each round starts
+    with a different step, so that the neighbours in time change too. All steps run equally often,
+    enough for ``base`` to run for a while. ``done`` receives the seconds of each block.
     """
     times: dict[str, list[float]] = {name: [] for name in builds}
     if not rounds:

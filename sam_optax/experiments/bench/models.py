@@ -1,4 +1,4 @@
-"""Networks to measure training steps on: an MLP, a small CNN and a small vision transformer."""
+"""Networks for measuring training steps: an MLP, a small CNN and a small vision transformer."""
 
 import functools
 from collections.abc import Callable
@@ -20,21 +20,21 @@ class Problem(NamedTuple):
     """A network with its loss and one batch of random data."""
 
     params: optax.Params
-    losses: Callable[[optax.Params, Any], jax.Array]  # (params, batch) -> one for each example
+    losses: Callable[[optax.Params, Any], jax.Array]  # (params, batch) -> one loss per example
     batch: Any
 
     def loss(self, params: optax.Params, batch: Any) -> jax.Array:
-        """Their mean."""
+        """The mean loss."""
         return jnp.mean(self.losses(params, batch))
 
 
 def mlp(batch_size: int) -> Problem:
-    """Four 1024 × 1024 layers with biases, regression: small batches are bound by memory."""
+    """Four 1024 × 1024 layers with biases, for regression; memory-bound for small batches."""
     return _dense(batch_size, width=1024, layers=4)
 
 
 def deep(batch_size: int, leaves: int) -> Problem:
-    """Kernels and biases of 32 × 32 layers in a number of leaves: slow to build."""
+    """Kernels and biases of 32 × 32 layers with the given number of leaves: slow to compile."""
     return _dense(batch_size, width=32, layers=leaves // 2)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark's results, which are plain data as in its JSON file: ratios and tables."""
+"""Ratios and tables of the benchmark's results, which are plain data as in its JSON file."""
 
 import math
 import statistics
@@ -24,13 +24,13 @@ _Column = tuple[str, Callable[[Measurements], str]]
 
 
 def wall_ratio(step: Measurements, reference: Measurements) -> list[float]:
-    """Quartiles over rounds of the ratio within the round: the load of the machine drifts."""
+    """Quartiles over rounds of the ratio within a round, since the load of the machine drifts."""
     found = np.array(step["seconds"]) / np.array(reference["seconds"])
     return np.quantile(found, [0.25, 0.5, 0.75]).tolist()
 
 
 def with_ratios(steps: Mapping[str, Measurements]) -> dict[str, dict[str, Any]]:
-    """The measurements of all steps, with the ratios of each to its references."""
+    """The measurements of all steps, with their ratios to the reference steps."""
     return {
         name: {
             **step,
@@ -44,7 +44,7 @@ def with_ratios(steps: Mapping[str, Measurements]) -> dict[str, dict[str, Any]]:
 
 
 def _ratios(step: Measurements, reference: Measurements) -> dict[str, float | None]:
-    """Ratios of all measurements: of wall times the median; ``None`` where one is to nothing."""
+    """Ratios of all measurements (for wall times the median); ``None`` if the reference is 0."""
     result: dict[str, float | None] = {}
     if step["seconds"]:
         result["wall"] = wall_ratio(step, reference)[1]
@@ -114,7 +114,7 @@ def _table(title: str, steps: Mapping[str, Measurements], columns: list[_Column]
 
 
 def _ratio(key: str, digits: int, to: str = "") -> Callable[[Measurements], str]:
-    """The ratio of a measurement to another step's, or to that by hand of the same method."""
+    """The ratio to another step, or to the hand-written step of the same method."""
 
     def cell(step: Measurements) -> str:
         ratio = step["ratios"][to or step["reference"]][key]
@@ -124,5 +124,5 @@ def _ratio(key: str, digits: int, to: str = "") -> Callable[[Measurements], str]
 
 
 def _size(count: float) -> str:
-    """Bytes, or MiB from a tenth of one on."""
+    """Bytes, or MiB if at least 0.1 MiB."""
     return f"{count / 2**20:.1f}M" if count >= 2**20 / 10 else f"{count:.0f}"

@@ -1,4 +1,4 @@
-"""The steps to measure: the library's, those by hand, and optax.contrib.sam."""
+"""The steps to measure: the library's, the hand-written ones, and optax.contrib.sam."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -20,15 +20,15 @@ CONTRIB = "optax.contrib.sam"
 SAM_BY_HAND = "sam by hand"
 DEFAULT = ("sam", "asam", "fsam", "rsam")
 METHODS = {
-    # Without those whose cost depends on the size of the training set.
+    # Exclude methods whose cost depends on the size of the training set.
     **{name: of for name, of in registry.METHODS.items() if name != BASE and not of.needs_data},
     "info": method.Method(
-        "SAM that records its step in numbers",
+        "SAM with diagnostics of each step",
         lambda base, key: base._replace(info=True).sharp(sam_optax.sam(RHO)),
         {},
     ),
     "skip_nonfinite": method.Method(
-        "SAM that skips steps that are not finite",
+        "SAM that skips non-finite steps",
         lambda base, key: base.sharp(sam_optax.sam(RHO), skip_nonfinite=True),
         {},
     ),
@@ -64,9 +64,9 @@ def base_tx() -> optax.GradientTransformation:
 
 
 def library(name: str) -> Callable[[Loss], Step]:
-    """The library's step of a method, as the experiments take it, from the losses of the examples.
+    """The library's step of a method, as in the experiments, from the losses of the examples.
 
-    Their mean is enough for methods that do not choose among examples.
+    Methods that do not choose among examples need only the mean loss.
     """
     chosen = registry.METHODS[BASE] if name == BASE else METHODS[name]
     variant = chosen.variant(**_hyperparameters(name))
@@ -90,12 +90,12 @@ def library(name: str) -> Callable[[Loss], Step]:
 
 
 def _hyperparameters(name: str) -> dict[str, Any]:
-    """Those of the hand-written step; else the registry's are as good: no cost depends on ρ."""
+    """Those of the hand-written step, or else the registry's, as no cost depends on ρ."""
     if name not in HANDWRITTEN:
         return {}
     _, *parameters = inspect.signature(HANDWRITTEN[name]).parameters.values()
     found = {parameter.name: parameter.default for parameter in parameters}
-    if name == "gsam":  # by hand its radius does not follow the learning rate
+    if name == "gsam":  # the hand-written one has a constant radius
         found["rho_max"] = found["rho_min"] = found.pop("rho")
     return found
 

@@ -1,1 +1,1 @@
-"""Data sets: where they come from, how they are split, scaled and corrupted."""
+"""Data sets: loading, splitting, scaling and label noise."""

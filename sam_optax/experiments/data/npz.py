@@ -1,4 +1,4 @@
-"""The user's own data: a NumPy archive with four arrays, checked before anything else happens."""
+"""User data: a NumPy archive with four arrays, checked before anything else runs."""
 
 import os
 from typing import BinaryIO
@@ -16,8 +16,8 @@ def load(path: str) -> Raw:
     """Reads an archive with ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
     Examples are vectors (n, features) or images (n, height, width[, channels]) of finite real
-    numbers, labels integers 0, …, classes − 1, each of them present in the training set. What is
-    wrong is a :class:`UserError` that names the file and the remedy.
+    numbers, labels are integers 0, …, classes − 1, each present in the training set. A mistake
+    raises a :class:`UserError` that names the file and the remedy.
     """
     try:
         arrays = _read(os.path.expanduser(path))
@@ -37,7 +37,7 @@ def _read(path: str) -> list[np.ndarray]:
         what = "is a directory" if os.path.isdir(path) else "there is no such file"
         raise UserError(f"{what}; give the path of an .npz file.")
     try:
-        # Opened here because numpy leaves files open that it cannot read.
+        # Opened here because NumPy does not close files that it cannot read.
         with open(path, "rb") as file:
             return _arrays(file)
     except OSError as error:
@@ -47,7 +47,7 @@ def _read(path: str) -> list[np.ndarray]:
 def _arrays(file: BinaryIO) -> list[np.ndarray]:
     try:
         archive = np.load(file, allow_pickle=False)
-    except Exception as error:  # numpy and zipfile raise all kinds
+    except Exception as error:  # NumPy and zipfile raise many types
         raise UserError(f"not a readable .npz file; {_RECIPE}.") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise UserError(f"a single array, not an .npz archive; {_RECIPE}.")
@@ -59,13 +59,13 @@ def _arrays(file: BinaryIO) -> list[np.ndarray]:
         for key in KEYS:
             try:
                 arrays.append(archive[key])
-            except Exception as error:  # zlib, too
+            except Exception as error:  # zlib.error, for example
                 raise UserError(f"{key} cannot be read ({error}); {_RECIPE}.") from error
     return arrays
 
 
 def check_examples(name: str, x: np.ndarray) -> None:
-    """Refuses examples that cannot be trained on."""
+    """Raises for examples that cannot be trained on."""
     if not 2 <= x.ndim <= 4 or x.size == 0:
         raise UserError(
             f"{name} has shape {x.shape}; use (n, features), (n, height, width) or "
@@ -73,7 +73,7 @@ def check_examples(name: str, x: np.ndarray) -> None:
         )
     if x.dtype.kind not in "fiub":
         raise UserError(f"{name} has dtype {x.dtype}; use real numbers.")
-    with np.errstate(over="ignore"):  # training is in float32, where larger values are infinite
+    with np.errstate(over="ignore"):  # larger values are infinite in float32
         bad = np.count_nonzero(~np.isfinite(x.astype(np.float32)))
     if bad:
         raise UserError(

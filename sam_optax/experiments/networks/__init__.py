@@ -1,1 +1,1 @@
-"""Networks, and the augmentation of what they are trained on."""
+"""Networks, and the augmentation of their training images."""

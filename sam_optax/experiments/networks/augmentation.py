@@ -1,4 +1,4 @@
-"""Augmentation of a batch of images on the device, under ``jit``.
+"""Augments a batch of images on the device, under ``jit``.
 
 Every function is deterministic in its key and arguments. Images are (batch, height, width,
 channels).
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def crop(key: jax.Array, images: jax.Array, padding: int) -> jax.Array:
-    """Pads each side with zeros and takes a random part of the original size."""
+    """Pads each side with zeros and takes a random crop of the original size."""
     if not padding:
         return images
     n, height, width, channels = images.shape
@@ -25,7 +25,7 @@ def crop(key: jax.Array, images: jax.Array, padding: int) -> jax.Array:
 
 
 def flip(key: jax.Array, images: jax.Array) -> jax.Array:
-    """Mirrors half of the images, left to right."""
+    """Flips half of the images horizontally."""
     mirrored = jax.random.bernoulli(key, 0.5, (len(images), 1, 1, 1))
     return jnp.where(mirrored, images[:, :, ::-1], images)
 
@@ -33,7 +33,7 @@ def flip(key: jax.Array, images: jax.Array) -> jax.Array:
 def cutout(key: jax.Array, images: jax.Array, size: int) -> jax.Array:
     """Sets a square to zero, the mean of normalized images (DeVries & Taylor 2017).
 
-    Its centre is anywhere in the image, so that a part of it may lie outside.
+    Its centre is uniform over the image, so part of it may lie outside.
     """
     if not size:
         return images
@@ -55,9 +55,9 @@ def mixup(
 ) -> tuple[jax.Array, jax.Array]:
     """Mixes each example with the next one of the batch (Zhang et al. 2018).
 
-    Labels are distributions, (batch, classes); the share is the batch's, Beta(α, α) distributed.
-    The order of a batch is random, so its neighbour is a random other example; to fetch it,
-    devices that share a batch exchange one image each.
+    Labels are distributions, (batch, classes); the whole batch has one share, Beta(α, α)
+    distributed. The order of a batch is random, so the next example is a random other one, and
+    devices that share a batch exchange only one image each.
     """
     if not alpha:
         return images, labels

@@ -10,7 +10,7 @@ from sam_optax.experiments.networks.resnet import batch_norm, conv
 
 
 class DenseNet(nn.Module):
-    """DenseNet-BC with the stem for 32×32 images: blocks of so many layers.
+    """DenseNet-BC with the stem for 32×32 images; ``blocks`` lists the layers per block.
 
     Each layer adds ``growth`` channels; between blocks, channels and resolution are halved.
     """

@@ -18,7 +18,7 @@ from sam_optax.experiments.networks.wide_resnet import WideResNet
 
 
 class Architecture(NamedTuple):
-    """A network: ``make(classes=, dtype=)``, what it is, and whether it needs images."""
+    """A network: ``make(classes=, dtype=)``, its title, and whether it needs images."""
 
     make: Callable[..., nn.Module]
     title: str
@@ -55,15 +55,15 @@ ARCHITECTURES = {
     "vit_s16": Architecture(partial(_vit, width=384, heads=6), "ViT-S/16"),
     "vit_b16": Architecture(partial(_vit, width=768, heads=12), "ViT-B/16"),
     "tiny": Architecture(
-        partial(ResNet, stages=(1, 1), width=8), "a ResNet of two blocks, to try things out"
+        partial(ResNet, stages=(1, 1), width=8), "a ResNet of two blocks, for quick trials"
     ),
 }
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> nn.Module:
-    """The network for examples of a shape, (features,) or (height, width, channels).
+    """The network for examples of shape (features,) or (height, width, channels).
 
-    It is called as ``module.apply(variables, x, train=...)``, computes in ``dtype``, and has params
+    It is called as ``module.apply(variables, x, train=...)`` and computes in ``dtype``, with params
     and logits in float32.
     """
     if name not in ARCHITECTURES:
@@ -71,8 +71,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, dtype: Any = jnp.floa
     model = ARCHITECTURES[name].make(classes=classes, dtype=dtype)
     if len(shape) < 3 and ARCHITECTURES[name].images:
         raise UserError(
-            f"--model {name}: the examples are vectors of {shape[0]} features, this network needs "
-            "images; use --model mlp."
+            f"--model {name}: the examples are vectors of {shape[0]} features, but this network "
+            "needs images; use --model mlp."
         )
     if isinstance(model, VisionTransformer) and any(side % model.patch for side in shape[:2]):
         raise UserError(

@@ -1,7 +1,7 @@
 """Residual networks (He et al. 2016, arXiv 1512.03385), ResNeXt among them (Xie et al. 2017).
 
-BatchNorm sees the whole batch of a step, or of m-sharpness a whole group: with the batch split over
-devices under ``jit``, its statistics are those of all of them.
+BatchNorm uses the whole batch of a step, or a whole group with m-sharpness: if the batch is split
+over devices under ``jit``, its statistics span all of them.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def conv(
 
 
 def batch_norm(train: bool, dtype: Any) -> Norm:
-    """Makes BatchNorms, which in training see the statistics of what they are given."""
+    """Makes BatchNorm layers, which use batch statistics in training."""
     return partial(
         nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype
     )
@@ -48,8 +48,8 @@ def batch_norm(train: bool, dtype: Any) -> Norm:
 class Basic(nn.Module):
     """Two 3×3 convolutions, of ResNet-18 and ResNet-20.
 
-    ``projection`` says what the shortcut does where shapes change: a 1×1 convolution (the paper's
-    option B), or every other pixel and channels of zeros (option A, without params).
+    ``projection`` selects the shortcut where shapes change: a 1×1 convolution (the paper's option
+    B), or every other pixel with zero channels appended (option A, without params).
     """
 
     channels: int
@@ -94,7 +94,7 @@ class Bottleneck(Basic):
 
 
 class ResNet(nn.Module):
-    """Stages of so many residual blocks; ``width`` channels in the first, then twice as many each.
+    """``stages`` lists the residual blocks per stage; channels start at ``width`` and double.
 
     The stem is CIFAR's (3×3, full resolution) or ImageNet's (7×7 and pooling, a quarter).
     """

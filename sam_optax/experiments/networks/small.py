@@ -1,4 +1,4 @@
-"""Two small networks, which train in seconds on a CPU."""
+"""Two small networks that train in seconds on a CPU."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class CNN(nn.Module):
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         del train
         for channels in (16, 32):
-            # A stride in place of pooling makes the step five times as fast on a CPU.
+            # Strides instead of pooling make the step five times as fast on a CPU.
             x = nn.relu(nn.Conv(channels, (3, 3), strides=(2, 2), dtype=self.dtype)(x))
         x = x.reshape(x.shape[0], -1).astype(jnp.float32)
         return nn.Dense(self.classes)(x)

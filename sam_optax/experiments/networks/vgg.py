@@ -10,9 +10,9 @@ from sam_optax.experiments.networks.resnet import batch_norm, conv
 
 
 class VGG(nn.Module):
-    """Stages of so many 3×3 convolutions, each stage followed by pooling; two hidden layers.
+    """Stages of 3×3 convolutions, each followed by pooling, and two hidden layers.
 
-    The head is that of F-SAM's public code, 512 units twice, without its dropout.
+    The head is that of F-SAM's public code, two layers of 512 units, without its dropout.
     """
 
     classes: int
@@ -30,7 +30,7 @@ class VGG(nn.Module):
             for _ in range(layers):
                 x = nn.relu(norm()(conv(channels, 3, 1, self.dtype, bias=True)(x)))
             x = nn.max_pool(x, (2, 2), (2, 2), "SAME")
-        x = jnp.mean(x, (1, 2))  # a single pixel, where images are 32×32
+        x = jnp.mean(x, (1, 2))  # a single pixel for 32×32 images
         for _ in range(2):
             x = nn.relu(nn.Dense(widest, dtype=self.dtype)(x))
         return nn.Dense(self.classes)(x.astype(jnp.float32))

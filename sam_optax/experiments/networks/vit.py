@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class Block(nn.Module):
-    """Self-attention and an MLP, each after a LayerNorm and with a shortcut around it."""
+    """Self-attention and an MLP, each preceded by a LayerNorm and with a residual connection."""
 
     heads: int
     dtype: Any
@@ -29,7 +29,7 @@ class Block(nn.Module):
 class VisionTransformer(nn.Module):
     """Patches, a class token and learned positions; logits from the class token.
 
-    There is neither dropout nor stochastic depth. ``patch`` is a side in pixels.
+    It has neither dropout nor stochastic depth. ``patch`` is the side of a patch in pixels.
     """
 
     classes: int

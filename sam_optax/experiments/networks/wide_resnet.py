@@ -20,7 +20,7 @@ class PreActivation(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         y = nn.relu(self.norm()(x))
-        if x.shape[-1] != self.channels:  # the shortcut, too, starts from the activations
+        if x.shape[-1] != self.channels:  # the shortcut starts from the activations too
             x = conv(self.channels, 1, self.stride, self.dtype)(y)
         y = conv(self.channels, 3, self.stride, self.dtype)(y)
         y = nn.relu(self.norm()(y))
@@ -30,7 +30,7 @@ class PreActivation(nn.Module):
 class WideResNet(nn.Module):
     """WRN-depth-widen: three groups of (depth − 4)/6 blocks, at 1, 1/2 and 1/4 of the resolution.
 
-    They have 16 k, 32 k and 64 k channels, k being ``widen``.
+    They have 16 k, 32 k and 64 k channels, with k = ``widen``.
     """
 
     classes: int
