@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (the papers' Greek letters, in help texts and in what is printed)
-"""``python -m sam_optax analyze RUN_DIR``: how flat the networks are that a run has trained."""
+"""``python -m sam_optax analyze RUN_DIR``: the sharpness of the networks of a run."""
 
 import csv
 import dataclasses
@@ -53,11 +53,11 @@ _COLUMNS = {
 @dataclasses.dataclass(frozen=True)
 @declared
 class Analyze:
-    """Measures how flat the networks are that compare --out or train --out has trained.
+    """Measures the sharpness of the networks that compare --out or train --out has trained.
 
-    Sharpness, adaptive sharpness and the largest eigenvalues of the Hessian, on the training set
-    (at most 10,000 examples of it) with the labels trained on, and slices of the loss through the
-    networks of the first seed, all on one scale.
+    Measures sharpness, adaptive sharpness and the largest eigenvalues of the Hessian on the
+    training set (at most 10,000 examples) with the labels used in training, and draws slices of the
+    loss through the networks of the first seed, all on one scale.
     """
 
     run_dir: Annotated[
@@ -72,16 +72,16 @@ class Analyze:
     steps: int = option(20, COUNT)
     """Ascent steps of the sharpness measures, from each of three starts."""
     lanczos_steps: int = option(40, at_least(5))
-    """Steps of a Lanczos run for the eigenvalues."""
+    """Steps of each Lanczos run for the eigenvalues."""
     seeds: int | None = option(None, COUNT)
-    """Number of seeds, from the first. Default: all of the run."""
+    """Number of seeds to measure, from the first. Default: all seeds of the run."""
 
     def __post_init__(self) -> None:
         check(self)
 
 
 def run(options: Analyze) -> None:
-    """Measures, writes files into the run's directory and prints a table."""
+    """Measures the networks, writes files to the run's directory and prints a table."""
     found, task, networks = open_run(options.run_dir)
     seeds = task.seeds[: options.seeds]
     losses = dataset_losses(task, task.dataset.train)
@@ -188,7 +188,7 @@ def _cell(seeds: list[dict[str, Any]], key: str, digits: int) -> str:
 def _figures(
     found: Mapping[str, Any], networks: Mapping[str, tuple[analysis.DatasetLoss, Any]]
 ) -> dict[str, bytes]:
-    """Lines of all networks and planes of at most six, along the same random directions."""
+    """Slices along lines (all networks) and planes (at most six), in the same random directions."""
     grid, alphas = np.linspace(-1, 1, 21).tolist(), np.linspace(-1, 1, 41).tolist()
     lines: dict[str, analysis.LossLine] = {}
     planes: dict[str, analysis.LossPlane] = {}

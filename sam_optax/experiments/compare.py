@@ -1,4 +1,4 @@
-"""The commands ``compare`` and ``train``: what each method is worth on the same data."""
+"""The commands ``compare`` and ``train``: train methods on the same data and compare them."""
 
 import sys
 from collections.abc import Mapping
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["Compare", "Train", "run"]
 
 CHECKPOINT = "checkpoint"
-"""The directory of the checkpoints, inside of that of --out."""
+"""Directory of the checkpoints, inside that of --out."""
 
 
 def run(options: Compare | Train) -> None:
     """Trains the methods, prints the table and writes the files.
 
     Raises:
-      UserError: something is wrong with an option or a file. It is raised before the training,
-        unless the directory for the results stops being writable meanwhile, or all of it diverges.
+      UserError: an option or a file is invalid. It is raised before training, unless the output
+        directory becomes unwritable later or every run diverges.
     """
     if isinstance(options, Train):
         options = options.compare()
@@ -58,17 +58,17 @@ def run(options: Compare | Train) -> None:
     for note in description["notes"]:
         _say(note)
     run = _Run(options, task, description, place)
-    if options.out is None or jax.process_index():  # one process writes for all
+    if options.out is None or jax.process_index():  # only one process writes
         _train_and_write(run, None)
         return
-    import matplotlib  # noqa: F401  (before the training, as it might not be installed)
+    import matplotlib  # noqa: F401  (before training, in case it is not installed)
 
     with OutputDirectory(options.out) as out:
         _train_and_write(run, out)
 
 
 class _Run(NamedTuple):
-    """A training, from the task to its results."""
+    """A training run, from the task to its results."""
 
     options: Compare
     task: Task
@@ -78,9 +78,9 @@ class _Run(NamedTuple):
     def train(
         self, checkpoints: "Checkpoints | None", live: Live | None = None
     ) -> tuple[dict[str, Any], dict[str, Outcome]]:
-        """Trains: the results, and what became of each method."""
+        """Trains, and returns the results and the outcome of each method."""
         options, task = self.options, self.task
-        # A comparison without SGD still tells costs in steps of SGD; one method is not compared.
+        # A comparison without SGD still reports costs relative to SGD; a single method does not.
         timed = len(task.entries) > 1 and options.preset is None
         every = options.checkpoint_every if checkpoints else 0
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
@@ -94,9 +94,9 @@ class _Run(NamedTuple):
 
 
 def _train_and_write(run: _Run, out: OutputDirectory | None) -> None:
-    """Trains and prints the table, after the files are written and before anything is drawn."""
+    """Trains and prints the table, after writing the files and before drawing."""
     path = run.options.out
-    checkpoints = _checkpoints(run, path) if path else None  # all processes write them
+    checkpoints = _checkpoints(run, path) if path else None  # written by all processes
     if path and checkpoints and not checkpoints.epoch and run.options.resume:
         if _finished(run, path):
             return
@@ -126,11 +126,11 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> None:
 
 
 def _checkpoints(run: _Run, out: Path) -> "Checkpoints | None":
-    """The run's checkpoints, if it is to have any."""
+    """The run's checkpoints, if requested."""
     options, path = run.options, out / CHECKPOINT
     if not (options.resume or options.checkpoint_every or path.exists()):
         return None
-    from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
+    from sam_optax.experiments.training.checkpoints import Checkpoints  # slow to import
 
     run_identity = identity.of(run.description)
     found = Checkpoints(path, options.checkpoint_every, run_identity, results.versions())
@@ -142,7 +142,7 @@ def _checkpoints(run: _Run, out: Path) -> "Checkpoints | None":
 
 
 def _finished(run: _Run, out: Path) -> bool:
-    """Whether the run has been finished before; its table is printed then."""
+    """Whether the run was finished before; if so, prints its table."""
     found = results.from_json(out / "results.json")
     if found is None:
         return False
@@ -172,7 +172,7 @@ def _files(
 
 
 def _draw(out: OutputDirectory, found: Mapping[str, Any]) -> None:
-    from sam_optax.experiments.reporting import figures, html  # take their time
+    from sam_optax.experiments.reporting import figures, html  # slow to import
 
     drawn = figures.all_figures(found)
     out.write({**drawn, "report.html": html.html_page(found, drawn)})

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
-"""``python -m sam_optax ranks DIR ...``: table 1 of the ASAM paper, of the networks of any runs."""
+"""``python -m sam_optax ranks DIR ...``: table 1 of the ASAM paper, for any runs."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ MEASURES: dict[str, tuple[Any, float, tuple[float, ...]]] = {
     "sharpness, p = ∞": (analysis.sharpness, np.inf, (0.0003, 0.003, 0.01)),
     "adaptive sharpness, p = ∞": (analysis.adaptive_sharpness, np.inf, (0.001, 0.01, 0.1)),
 }
-"""Measure, norm p, and the radii of which the one with the largest τ counts, as in the paper."""
+"""Measure, norm p, and radii, of which the one with the largest τ counts, as in the paper."""
 GAP, LOSS = ("gap", 0.0), ("training loss", 0.0)
 
 LEGEND = """
@@ -46,7 +46,7 @@ adaptive − sharpness: difference of τ, each at its best ρ"""
 @dataclasses.dataclass(frozen=True)
 @declared
 class Ranks:
-    """Asks which measure of sharpness ranks networks by their generalization gap.
+    """Finds which measure of sharpness ranks networks by their generalization gap.
 
     Measures the networks of several runs on the same data and prints the rank correlation of each
     measure with the gap (test loss minus training loss): Kendall's tau, and the granulated
@@ -59,9 +59,9 @@ class Ranks:
         tyro.conf.arg(help="Directories of --out of finished runs.", metavar="RUN_DIR ..."),
     ]
     ascent_steps: int = option(5, COUNT)
-    """Ascent steps of the sharpness measures."""
+    """Number of ascent steps of the sharpness measures."""
     out: Path | None = None
-    """JSON file for all numbers."""
+    """JSON file to write all numbers to."""
 
     def __post_init__(self) -> None:
         if not self.run_dirs:
@@ -71,7 +71,7 @@ class Ranks:
 
 
 class Network(NamedTuple):
-    """A network of a run: that of a method and a seed."""
+    """A network of a run, of one method and one seed."""
 
     run: Run
     name: str
@@ -117,9 +117,9 @@ def run(options: Ranks) -> None:
 
 
 def settings(networks: Sequence[Network]) -> dict[str, list[Any]]:
-    """In what the networks differ: the method, settings of its training, and the seed.
+    """The settings in which the networks differ: method, training settings and seed.
 
-    A method with other hyperparameters is another method here.
+    A method with other hyperparameters counts as another method here.
     """
     rows = []
     for opened, name, seed in networks:
@@ -141,10 +141,10 @@ def settings(networks: Sequence[Network]) -> dict[str, list[Any]]:
 
 
 def measure(networks: Sequence[Network], steps: int) -> dict[tuple[str, float], np.ndarray]:
-    """Gap, training loss and every measure at every radius, (networks,); NaN where it diverged."""
+    """Gap, training loss and every measure at every radius, (networks,); NaN where diverged."""
     radii = [(name, rho) for name, (*_, radii) in MEASURES.items() for rho in radii]
     found = {key: np.full(len(networks), np.nan) for key in (GAP, LOSS, *radii)}
-    losses: dict[Any, Any] = {}  # networks of one kind share their programs
+    losses: dict[Any, Any] = {}  # equal networks share compiled programs
     work = {"measuring": (1.0, len(networks))}
     with Progress(Console(stderr=True, highlight=False), work, "ranks:") as progress:
         for i, (opened, name, seed) in enumerate(networks):
@@ -153,7 +153,8 @@ def measure(networks: Sequence[Network], steps: int) -> dict[tuple[str, float], 
             if kind not in losses:
                 parts = task.dataset.train, task.dataset.test
                 losses[kind] = [dataset_losses(task, part) for part in parts]
-            # Test labels are as wrong as training labels: the gap is between samples of one kind.
+            # Test labels get the same noise as training labels, so that both follow one
+            # distribution.
             rng = np.random.default_rng(0)
             labels = (
                 noisy_labels(task, (seed,))[0],
@@ -175,7 +176,7 @@ def table(
     gap: np.ndarray,
     columns: Mapping[str, Sequence[Any]],
 ) -> list[dict[str, Any]]:
-    """The rank statistics of each measure, and by how much adaptive sharpness is better."""
+    """The rank statistics of each measure, and the advantage of adaptive sharpness."""
     names = [name for name in columns if name != "seed"]
     settings = list(zip(*(columns[name] for name in names), strict=True))
     rows: list[dict[str, Any]] = []

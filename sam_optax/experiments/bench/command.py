@@ -31,7 +31,7 @@ class Bench:
     """
 
     models: tuple[str, ...] = tuple(MODELS)
-    """Networks: mlp (4 layers of 1024x1024), mlp-small-batch (the same, bound by memory), cnn and
+    """Networks: mlp (4 layers of 1024x1024), mlp-small-batch (the same, memory-bound), cnn and
     vit (4 blocks of width 64)."""
     methods: tuple[str, ...] = DEFAULT
     """Methods of compare, except those whose steps use the whole training set; and sam with its

@@ -1,4 +1,4 @@
-"""How the methods of the registry are built, and what else their steps take."""
+"""Builders of the methods in the registry, and further arguments of their steps."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ Optimizer: TypeAlias = optax.GradientTransformation
 
 
 def built(make: Callable[..., Perturbation]) -> Callable[..., Optimizer]:
-    """The base optimizer driven by the perturbation that ``make(key, **hyperparameters)`` is."""
+    """The base optimizer driven by the perturbation ``make(key, **hyperparameters)``."""
     return lambda base, key, **options: base.sharp(make(key, **options))
 
 
@@ -30,7 +30,7 @@ def keyed(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
 
 
 def friendly(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
-    """A perturbation of the gradient without its full-gradient component."""
+    """A perturbation along the gradient without its full-gradient component."""
 
     def build(key: Any, sigma: float, lmbda: float, **options: Any) -> Perturbation:
         return optax.chain(sam_optax.remove_full_gradient(sigma, lmbda), make(**options))
@@ -52,7 +52,7 @@ def asam(
 
 
 def sparse(key: Any, **options: Any) -> Perturbation:
-    """SSAM's mask; with ``drop`` the dynamic one."""
+    """SSAM's mask; the dynamic one if ``drop`` is given."""
     choice: Any = "dynamic" if "drop" in options else "fisher"
     return sam_optax.sparsify(**options, choice=choice, key=key)
 
@@ -63,12 +63,12 @@ def ahead(perturbation: Perturbation, decay: float) -> Perturbation:
 
 
 def sam(base: Base, key: Any, rho: float, **_: Any) -> Optimizer:
-    """SAM, also for steps with an ascent gradient of their own."""
+    """SAM, also for steps with a separate ascent gradient."""
     return base.sharp(sam_optax.sam(rho))
 
 
 def gsam(base: Base, key: Any, alpha: float, lr_max: float, **rho: float) -> Optimizer:
-    """GSAM, its radius tied to the learning rate."""
+    """GSAM, with a radius that follows the learning rate."""
     radius = sam_optax.rho_from_learning_rate(base.learning_rate, lr_min=0, lr_max=lr_max, **rho)
     return base.sharp(sam_optax.sam(radius), sam_optax.surrogate_gap(alpha))
 

@@ -1,4 +1,4 @@
-"""What a method of the experiments is, and how it takes a training step."""
+"""Methods of the experiments, and their training steps."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ import sam_optax
 from sam_optax.experiments.errors import UserError
 
 BLOCK = 500
-"""Examples at once in a gradient over the whole training set, which bounds its memory."""
+"""Examples per microbatch of a gradient over the whole training set, to bound its memory."""
 
 
 class Option(NamedTuple):
@@ -27,12 +27,12 @@ class Option(NamedTuple):
 
 
 class Base(NamedTuple):
-    """What every method is built around: the base optimizer, and how it is watched and grouped."""
+    """Common to all methods: the base optimizer, diagnostics and groups of the batch."""
 
     tx: optax.GradientTransformation
-    learning_rate: optax.Schedule  # that of tx
-    info: bool = False  # whether states keep the last step in numbers
-    groups: int | None = None  # of the batch, with perturbations of their own
+    learning_rate: optax.Schedule  # of tx
+    info: bool = False  # whether states keep diagnostics of the last step
+    groups: int | None = None  # of the batch, each with a separate perturbation
 
     def sharp(
         self,
@@ -40,7 +40,7 @@ class Base(NamedTuple):
         first: optax.GradientTransformation | None = None,
         **options: Any,
     ) -> optax.GradientTransformationExtraArgs:
-        """The base optimizer, behind ``first`` if there is one, driven by the sharp gradient."""
+        """The base optimizer (after ``first``, if given), driven by the sharp gradient."""
         tx = self.tx if first is None else optax.chain(first, self.tx)
         return sam_optax.sharpness_aware(
             tx, perturbation, info=self.info, groups=self.groups, **options
@@ -49,21 +49,21 @@ class Base(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a training step has at hand.
+    """The inputs of a training step.
 
     ``value_and_grad_fn`` is ``params -> ((loss, aux), grads)`` on the step's batch; with groups
     ``(params, i)``, on one of them.
     """
 
-    losses_fn: Callable[[Any, Any], jax.Array]  # (params, batch) -> one for each example
+    losses_fn: Callable[[Any, Any], jax.Array]  # (params, batch) -> one loss per example
     value_and_grad_fn: Callable[..., Any]
     params: Any
-    batch: Any  # examples and labels, as the network sees them
+    batch: Any  # examples and labels, as the network receives them
     key: jax.Array
     data: Any  # the training set, not augmented
 
     def grad_fn(self, batch: Any) -> Callable[[Any], Any]:
-        """The gradient of the mean loss of some examples."""
+        """The gradient of the mean loss of the given examples."""
         return jax.grad(lambda params: jnp.mean(self.losses_fn(params, batch)))
 
     def full_grad_fn(self, params: Any) -> Any:
@@ -84,10 +84,11 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method, with the hyperparameters that suit the default task of the command.
+    """A method, with hyperparameters suitable for the default task of the command.
 
     ``build(base, key, **options)`` is a :func:`sam_optax.sharpness_aware` or the base optimizer;
-    ``arguments(step, **options)`` is what its ``update`` takes beside ``grad_fn``, or in its place.
+    ``arguments(step, **options)`` are the arguments of ``update`` in addition to ``grad_fn`` or in
+    its place.
     """
 
     title: str
@@ -96,20 +97,20 @@ class Method:
     # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
     gradients: float | Callable[..., float] = 2.0
     arguments: Callable[..., dict[str, Any]] = lambda step, **options: {}
-    needs_data: bool = False  # whether a step needs all training examples at hand
-    # Whether groups of a batch can have perturbations of their own: not those of methods that look
-    # at the whole batch, or along past gradients.
+    needs_data: bool = False  # whether a step needs all training examples in memory
+    # Whether groups of a batch can have separate perturbations: not for methods that use the whole
+    # batch or past gradients.
     groups: bool = True
 
     def variant(self, **changes: Any) -> "Variant":
-        """The method with its default hyperparameters, but for some."""
+        """The method with its default hyperparameters, except those given."""
         defaults = {name: option.default for name, option in self.options.items()}
         known = {name: value for name, value in defaults.items() if value is not None}
         return Variant(self, known | changes)
 
 
 class Variant(NamedTuple):
-    """A method with hyperparameters."""
+    """A method with values of its hyperparameters."""
 
     method: Method
     hyperparameters: Mapping[str, Any]
@@ -128,8 +129,8 @@ class Variant(NamedTuple):
     ) -> tuple[Any, optax.OptState, tuple[Any, Any] | None]:
         """A training step: ``(params, state, (loss, aux))``.
 
-        Loss and aux are those of the first pass; ``None`` in their place where a method has
-        gradients of its own.
+        Loss and aux are those of the first pass, or ``None`` if a method computes its own
+        gradients.
         """
         if not isinstance(state, sam_optax.SharpnessAwareState):
             first, grads = step.value_and_grad_fn(step.params)
@@ -143,13 +144,13 @@ class Variant(NamedTuple):
         return optax.apply_updates(step.params, updates), state, first
 
     def look(self, base: Base, key: jax.Array, state: optax.OptState, step: Step) -> Any:
-        """The :class:`sam_optax.StepInfo` of a step that is not taken, if there is one."""
+        """The :class:`sam_optax.StepInfo` of a step whose update is discarded, or ``None``."""
         if not isinstance(state, sam_optax.SharpnessAwareState):
             return None
         tx = self.transformation(base._replace(info=True), key)
         state = state._replace(info=tx.init(step.params).info)
         arguments, own = self._arguments(step)
-        if own == "ascent":  # the rise of the loss can be known
+        if own == "ascent":  # the rise of the loss is computable
             del arguments["grad_fn"]
             arguments["value_and_grad_fn"] = step.value_and_grad_fn
         _, state = tx.update(None, state, step.params, **arguments)
@@ -158,7 +159,7 @@ class Variant(NamedTuple):
         return state.info
 
     def _arguments(self, step: Step) -> tuple[dict[str, Any], str | None]:
-        """What ``update`` takes, and which gradients are the method's own, if any."""
+        """The arguments of ``update``, and which gradients the method computes itself, if any."""
         arguments = self.method.arguments(step, **self.hyperparameters)
         if "grad_fn" in arguments:
             return arguments, "sharp"
@@ -168,7 +169,7 @@ class Variant(NamedTuple):
 
 
 def check(name: str, variant: Variant) -> None:
-    """Raises :class:`UserError` for what the library refuses, by a step on a toy problem."""
+    """Raises :class:`UserError` for invalid hyperparameters, by a step on a toy problem."""
 
     def toy() -> Any:
         batch = jnp.ones((10, 2)), jnp.zeros(10, jnp.int32)
@@ -188,5 +189,5 @@ def check(name: str, variant: Variant) -> None:
     try:
         jax.eval_shape(toy)
     except (TypeError, ValueError) as error:
-        # The library's messages begin with the argument's name.
+        # Messages of the library begin with the name of the argument.
         raise UserError(f"--{name.replace('_', '-')}.{error}") from error

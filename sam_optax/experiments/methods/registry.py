@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001 (the papers' Greek letters, in help texts)
-"""The methods that the experiments know: a new one joins by a line here.
+"""The methods of the experiments; a new one is added by a line here.
 
-The values were chosen on digits with 40 % of the training labels wrong, by the accuracy on a part
-of the training set that was held out for it; R-SAM's γ and λ are the library's defaults.
+The values were chosen on digits with 40 % wrong training labels, by the accuracy on a held-out part
+of the training set; R-SAM's γ and λ are the library's defaults.
 """
 
 import functools
@@ -22,9 +22,9 @@ _HELP = {
     "sigma": "Share σ of the full gradient that is removed.",
     "lmbda": "Decay λ of the average that estimates the full gradient.",
     "alpha": "Weight α of the surrogate gap's gradient.",
-    "gamma": "Sharpness has the weight γ/(1 − γ).",
+    "gamma": "The weight of the sharpness is γ/(1 − γ).",
     "sparsity": "Share of the params that is not perturbed.",
-    "every": "Perturbations between two choices of the mask.",
+    "every": "Number of perturbations between choices of the mask.",
     "decay": "Decay β of the average of past gradients.",
     "k": "Period of the SAM steps.",
 }
@@ -44,7 +44,7 @@ _REGION = {  # what ASAM's figure 4 varies
 _RSAM = inspect.signature(sam_optax.rsam).parameters
 _START = _options(
     gamma=(_RSAM["gamma"].default, "Scale γ of the random start's noise."),
-    lmbda=(_RSAM["lmbda"].default, "Weight λ of the gradient against the noise."),
+    lmbda=(_RSAM["lmbda"].default, "Weight λ of the gradient relative to the noise."),
 )
 _FISHER = _options(eta=(1.0, "Weight η of the Fisher information."))
 _EMA = _options(sigma=1.0, lmbda=0.9)
@@ -52,7 +52,7 @@ _MASK = _options(sparsity=0.5, every=100)
 _SSAM = functools.partial(
     built, lambda key, rho, **mask: optax.chain(sam_optax.sam(rho), build.sparse(key, **mask))
 )
-# Along past gradients, or by what all of a batch says, all groups of it are perturbed alike.
+# Methods that use past gradients or the whole batch perturb all groups of it alike.
 _PAST = functools.partial(Method, gradients=1, groups=False)
 _WHOLE = functools.partial(Method, build=build.sam, groups=False)
 
@@ -65,7 +65,8 @@ METHODS: dict[str, Method] = {
     "sgd": Method("the base optimizer", lambda base, key: base.tx, {}, 1, groups=False),
     "sam": Method("SAM", build.sam, _options(rho=0.5)),
     "asam": Method("ASAM", built(build.asam), _options(rho=2.0, eta=0.01) | _REGION),
-    # ε lies along the gradient by 0.89 with the default λ: 0.6 steps as far along it as SAM's 0.5.
+    # With the default λ, the cosine of ε and the gradient is 0.89, so ρ = 0.6 goes about as far
+    # along the gradient as SAM with 0.5.
     "rsam": Method("R-SAM", built(build.keyed(sam_optax.rsam)), _options(rho=0.6) | _START),
     "fsam": Method("F-SAM", built(build.keyless(sam_optax.fsam)), _options(rho=0.5) | _EMA),
     "f_asam": Method(
@@ -111,7 +112,7 @@ METHODS: dict[str, Method] = {
         _SSAM(),
         _options(rho=0.5)
         | _MASK
-        | _options(drop=(0.5, "Share of the mask that a choice exchanges.")),
+        | _options(drop=(0.5, "Share of the mask that a choice replaces.")),
     ),
     "delta_sam": _WHOLE(
         "δ-SAM", options=_options(rho=0.5), gradients=3, arguments=build.reweighted
@@ -140,7 +141,7 @@ METHODS: dict[str, Method] = {
         needs_data=True,
     ),
     "sam_noise": _WHOLE(
-        "SAM off the full gradient",
+        "SAM orthogonal to the full gradient",
         build=built(lambda key, rho: optax.chain(sam_optax.project_out(), sam_optax.sam(rho))),
         options=_options(rho=0.5),
         gradients=lambda batches, **_: 2 + batches,
@@ -172,7 +173,7 @@ METHODS: dict[str, Method] = {
     ),
     "part": _WHOLE(
         "SAM, ascent on part of the batch",
-        options=_options(rho=0.95, fraction=(0.02, "Share of the batch that leads the ascent.")),
+        options=_options(rho=0.95, fraction=(0.02, "Share of the batch for the ascent gradient.")),
         gradients=lambda batches, fraction, **_: 1 + fraction,
         arguments=build.part,
     ),
@@ -195,7 +196,7 @@ METHODS: dict[str, Method] = {
         "LPF-SGD: smoothing by noise",
         built(build.keyed(sam_optax.low_pass)),
         _options(
-            gamma=(0.02, "Scale γ of the noise."), samples=(1, "Draws of the noise in a step.")
+            gamma=(0.02, "Scale γ of the noise."), samples=(1, "Number of noise draws per step.")
         ),
         1,
     ),

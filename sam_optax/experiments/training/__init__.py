@@ -1,1 +1,1 @@
-"""The trainer: tasks, steps, runners and the loop that several methods share."""
+"""The trainer: tasks, steps, runners and the loop over several methods."""

@@ -1,4 +1,4 @@
-"""The checkpoint of an unfinished run, kept by Orbax: whether there is one, and of which run."""
+"""Checkpoints of unfinished runs, written by Orbax, with checks of the run they belong to."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ _DAMAGED = "it is damaged: its contents have changed since it was written"
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what Orbax and its threads write at length of errors that are raised as well."""
+    """Suppresses long logs of Orbax and its threads about errors that are also raised."""
     disabled, hook = logging.root.manager.disable, sys.unraisablehook
     logging.disable(logging.CRITICAL)
     sys.unraisablehook = lambda _: None
@@ -35,14 +35,15 @@ def _quietly() -> Iterator[None]:
         yield
     finally:
         logging.disable(disabled)
-    sys.unraisablehook = hook  # after an error, threads fail for a while
+    sys.unraisablehook = hook  # threads may still fail after an error
 
 
 class Checkpoints:
-    """The checkpoint of a run; a newer one takes its place.
+    """The checkpoint of a run; a newer one replaces it.
 
-    It is written before the training goes on: in the background it would disturb the times.
-    ``epoch`` is how many it has done, 0 without one, and ``every`` how many are between two.
+    It is written synchronously: writing in the background would disturb the timing. ``epoch`` is
+    the number of epochs it contains, 0 without a checkpoint, and ``every`` the number of epochs
+    between two checkpoints.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Checkpoints:
         return ocp.CheckpointManager(self.path, options=options, item_handlers=handlers)
 
     def refuse(self) -> None:
-        """Raises :class:`UserError` if there is a checkpoint, which a new run would replace."""
+        """Raises :class:`UserError` if there is a checkpoint that a new run would replace."""
         if self.path.exists() and self._manager.latest_step() is not None:
             raise UserError(
                 f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
@@ -70,10 +71,10 @@ class Checkpoints:
             )
 
     def find(self) -> str | None:
-        """Looks for a checkpoint; returns what the user should know about it, if anything.
+        """Looks for a checkpoint; returns a note for the user, if any.
 
         Raises:
-          UserError: it is damaged, of another version of the format, or of another run.
+          UserError: it is damaged, has another format version, or belongs to another run.
         """
         if not self.path.exists():
             if (older := self.path.with_suffix(".msgpack")).exists():
@@ -105,7 +106,7 @@ class Checkpoints:
         return note if changed else None
 
     def restore(self, like: Any) -> tuple[dict[str, Any], Any]:
-        """Record and arrays of the checkpoint that :meth:`find` has found.
+        """Record and arrays of the checkpoint found by :meth:`find`.
 
         The arrays must have the structure, shapes and dtypes of ``like``, and get its shardings.
         """
@@ -139,10 +140,10 @@ class Checkpoints:
 
     @_quietly()
     def save(self, epoch: int, record: dict[str, Any], arrays: Any) -> None:
-        """Writes a checkpoint in the place of the previous one: arrays and plain data.
+        """Writes a checkpoint (arrays and plain data) that replaces the previous one.
 
         Raises:
-          UserError: it cannot be written; the previous one is still there.
+          UserError: it cannot be written; the previous one is kept.
         """
         state = _by_path(arrays)
         run = {
@@ -157,7 +158,7 @@ class Checkpoints:
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(run))
         try:
             self._manager.save(epoch, args=items)
-        except (OSError, ValueError) as error:  # tensorstore's full disk is a ValueError
+        except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
             then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
             raise UserError(
                 f"--checkpoint-every: {self.path} cannot be written ({_line(error)}). Put that "
@@ -166,7 +167,7 @@ class Checkpoints:
         self.epoch = epoch
 
     def finish(self) -> None:
-        """Removes the checkpoint, after the results have been written."""
+        """Removes the checkpoint after the results have been written."""
         if "_manager" in self.__dict__:
             self._manager.close()
         if not jax.process_index():
@@ -179,7 +180,7 @@ class Checkpoints:
                 yield
         except UserError:
             raise
-        except Exception as error:  # whatever Orbax and its file formats make of damaged files
+        except Exception as error:  # damaged files raise many types
             raise self._unusable(f"it cannot be read ({_line(error)})") from error
 
     def _unusable(self, why: str) -> UserError:
@@ -190,7 +191,7 @@ class Checkpoints:
 
 
 def _sha256(*parts: Any) -> str:
-    """The digest of bytes or arrays: the files themselves do not tell every flipped bit."""
+    """The digest of bytes or arrays: the file formats do not detect every flipped bit."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
@@ -198,7 +199,7 @@ def _sha256(*parts: Any) -> str:
 
 
 def _by_path(tree: Any) -> dict[str, jax.Array]:
-    """The leaves by their paths, typed keys as the integers in them."""
+    """The leaves by path, with typed keys as their integer data."""
     return {
         jax.tree_util.keystr(path): jax.random.key_data(leaf) if _is_key(leaf) else leaf
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -206,7 +207,7 @@ def _by_path(tree: Any) -> dict[str, jax.Array]:
 
 
 def _as(restored: jax.Array, leaf: jax.Array) -> jax.Array:
-    """What was restored, as a key if the leaf is one."""
+    """The restored array, as a typed key if the leaf is one."""
     impl = jax.random.key_impl(leaf) if _is_key(leaf) else None
     return jax.random.wrap_key_data(restored, impl=impl) if impl else restored
 
@@ -216,9 +217,9 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """Why, in a few words; the messages of Orbax's libraries are long."""
+    """The reason, in a few words; the messages of Orbax's libraries are long."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     reasons = [reason for code in errno.errorcode if (reason := os.strerror(code)) in text]
-    if reasons:  # the operating system's, amid the rest
+    if reasons:  # the message of the operating system
         return max(reasons, key=len).lower()
     return text.splitlines()[0][:200].rstrip(".")

@@ -1,4 +1,4 @@
-"""Which devices share the batches, and how arrays and seeds lie on them."""
+"""The devices that share the batches, and the placement of arrays and seeds on them."""
 
 import dataclasses
 import os
@@ -14,41 +14,41 @@ from sam_optax.experiments.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The devices of a run, those of all processes: a mesh with one axis, ``"batch"``."""
+    """The devices of a run, of all processes: a mesh with one axis, ``"batch"``."""
 
     mesh: Mesh
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of devices."""
         return self.mesh.size
 
     def sharding(self, axis: int | None = None) -> NamedSharding:
-        """Lays an axis of an array over the devices, or gives each of them the whole array."""
+        """Shards an axis of an array over the devices, or replicates the array."""
         spec = () if axis is None else (*[None] * axis, "batch")
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def rows(self, batch_size: int) -> slice:
-        """The part of each batch that this process has to load."""
+        """The part of each batch that this process loads."""
         share = batch_size // jax.process_count()
         return slice(jax.process_index() * share, (jax.process_index() + 1) * share)
 
     def put(self, tree: Any, axis: int | None = None) -> Any:
-        """Arrays that every process has, on the devices: see :meth:`sharding`."""
+        """Places arrays that every process has on the devices: see :meth:`sharding`."""
         if self.count == 1:
             return jax.device_put(tree, self.mesh.devices.flat[0])
         make, sharding = jax.make_array_from_process_local_data, self.sharding(axis)
         return jax.tree.map(lambda leaf: make(sharding, leaf, leaf.shape), tree)
 
     def put_rows(self, rows: Any) -> Any:
-        """Arrays of which this process has its :meth:`rows`."""
+        """Places arrays of which this process has its :meth:`rows`."""
         return jax.make_array_from_process_local_data(self.sharding(0), rows)
 
 
 def connect() -> None:
-    """Finds the other processes; before anything else touches JAX."""
+    """Connects to the other processes; must run before any other use of JAX."""
     try:
-        # JAX itself looks for the address in the environment, and not for the others.
+        # JAX reads only the address from the environment.
         number, count = (
             int(os.environ[name]) if name in os.environ else None
             for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
@@ -62,7 +62,7 @@ def connect() -> None:
 
 
 def choose(count: int | None) -> Devices:
-    """So many devices of this process; with ``None`` those of all processes."""
+    """The first ``count`` devices of this process; with ``None`` those of all processes."""
     devices = jax.devices()
     if count is not None:
         if jax.process_count() > 1:
@@ -76,10 +76,10 @@ def choose(count: int | None) -> Devices:
 
 
 def over_seeds(f: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """``f`` for ``count`` seeds, an axis in front of every argument.
+    """``f`` for ``count`` seeds, with a leading axis on every argument.
 
-    Accelerators want the seeds batched. On a CPU batched matrix products gain nothing, and
-    batched convolutions are two to four times as slow, so there the seeds take turns.
+    Accelerators are faster with batched seeds. On a CPU, batched matrix products gain nothing, and
+    batched convolutions are two to four times as slow, so the seeds run sequentially there.
     """
     if count == 1:
         return lambda *args: jax.tree.map(

@@ -1,4 +1,4 @@
-"""Loss, accuracy and sharpness of a run's networks, compiled once for all methods."""
+"""Loss, accuracy and sharpness of the networks of a run, compiled once for all methods."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from sam_optax.experiments.training.task import Task, noisy_labels
 
 
 class Evaluation:
-    """Measures the networks of ``count`` seeds at once, block by block of the examples."""
+    """Measures the networks of ``count`` seeds at once, one block of examples after the other."""
 
     def __init__(self, task: Task, count: int, place: Devices) -> None:
         self._task, self._place = task, place
@@ -40,7 +40,7 @@ class Evaluation:
             return {**variables, "params": moved}
 
         def program(f: Callable[..., Any]) -> Any:
-            """``f(variables, block)`` of all seeds, which may have labels of their own."""
+            """``f(variables, block)`` of all seeds, which may have different labels."""
 
             def of_block(variables: Any, block: Blocks) -> Any:
                 y = jnp.broadcast_to(block.y, (count, block.y.shape[-1]))
@@ -56,14 +56,14 @@ class Evaluation:
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
 
     def _blocks(self, x: np.ndarray, y: np.ndarray) -> list[Blocks]:
-        """Blocks of examples on the devices, which share each of them."""
+        """Blocks of examples, each shared by the devices."""
         index, weight = measures.in_blocks(len(y), self._place.count)
         each = zip(index, weight, strict=True)
         return [self._place.put(Blocks(x[i], y[i], weight), 0) for i, weight in each]
 
     @functools.cache  # noqa: B019 (an evaluation lives as long as the run)
     def _labelled(self, seeds: tuple[int, ...]) -> list[Blocks]:
-        """The training examples that are measured, with the labels that each seed trains on."""
+        """The measured training examples, with the labels that each seed trains on."""
         labels = noisy_labels(self._task, seeds)[:, self._examples]
         index, _ = measures.in_blocks(len(self._examples), self._place.count)
         pairs = zip(self._train, index, strict=True)
@@ -89,10 +89,10 @@ class Evaluation:
         return {"train_loss": loss / np.float32(train), **shares}
 
     def sharpness(self, variables: Any, seeds: tuple[int, ...]) -> np.ndarray:
-        """L(w + ε) − L(w) in nats, ε being SAM's for the full gradient, one for each seed.
+        """L(w + ε) − L(w) in nats per seed, with SAM's ε for the full gradient.
 
-        One gradient step of length ρ: a lower bound of the worst rise within ρ, and blind at a
-        point where the gradient is zero.
+        One gradient step of length ρ gives a lower bound of the largest rise within ρ. It sees
+        nothing at a point where the gradient is zero.
         """
         blocks = self._labelled(seeds)
         loss, grads = self._total(self._gradient, variables, blocks)

@@ -1,4 +1,4 @@
-"""The order of examples; and batches of images on disk, decoded ahead while devices compute."""
+"""The order of examples, and batches of images on disk, decoded while devices compute."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,9 +11,9 @@ from sam_optax.experiments.data.images import Examples
 
 
 def order(examples: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """The examples of each step of an epoch, int32, (steps, batch_size); what is left over is not.
+    """Indices of the examples per step of an epoch, int32, (steps, batch_size); drops the rest.
 
-    The same for examples in memory and on disk.
+    The order is the same for examples in memory and on disk.
     """
     steps = examples // batch_size
     found = np.random.default_rng([seed, 1, epoch]).permutation(examples).astype(np.int32)
@@ -23,9 +23,10 @@ def order(examples: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
 def train_batches(
     dataset: Dataset, batch_size: int, seed: int, epoch: int, rows: slice
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """An epoch of this process's ``rows`` of each batch, cropped at random by seed and epoch.
+    """Yields an epoch of this process's ``rows`` of each batch, with random crops.
 
-    Images are uint8, (rows, size, size, 3), and come with their indices, int32, (rows,).
+    Images are uint8, (rows, size, size, 3), with their indices, int32, (rows,). Crops depend on
+    seed and epoch.
     """
     source: Any = dataset.train.x
 
@@ -38,9 +39,9 @@ def train_batches(
 def test_batches(
     examples: Examples, batch_size: int, rows: slice
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """This process's ``rows`` of batches of all examples: images, labels, and weights.
+    """Yields this process's ``rows`` of batches of all examples: images, labels, and weights.
 
-    The last batch is filled up with examples of weight 0; the others weigh 1.
+    The last batch is padded with examples of weight 0; the others have weight 1.
     """
     source: Any = examples.x
     n = len(source)
@@ -54,7 +55,7 @@ def test_batches(
 
 
 def _ahead(batches: np.ndarray, example: Callable[[Any], tuple[Any, ...]]) -> Iterator[Any]:
-    """Batches of what ``example`` makes of each index."""
+    """Batches of ``example(index)``."""
     import grain
 
     threads = os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Which run it is: everything that the results depend on and a user can choose."""
+"""The identity of a run: all user choices that the results depend on."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from sam_optax.experiments.training.task import values
 
 
 def of(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity of a run that its description or its results describe, as plain data."""
+    """The identity of a run, from its description or results, as plain data."""
     return {
         "settings": values(description["settings"]),
         "methods": {
@@ -23,15 +23,15 @@ def of(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str, remedy: str) -> None:
-    """Raises :class:`UserError` if ``what`` is of another run than the one that is asked for."""
+    """Raises :class:`UserError` if ``what`` belongs to another run than the requested one."""
     if found := differences(theirs, ours):
         raise UserError(f"--resume: {what} a run with other settings: {found}. {remedy}")
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Options in which two runs differ, with both values, as in ``--epochs 60 (now 80)``.
+    """Options in which two runs differ, with both values, such as ``--epochs 60 (now 80)``.
 
-    Data are the same if their contents are, wherever they lie.
+    Data are equal if their contents are, wherever they are stored.
     """
     found, asked = dict(theirs["settings"]), dict(ours["settings"])
     names, now = found.pop("dataset"), asked.pop("dataset")
@@ -42,7 +42,7 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     mine, its = ours["methods"], theirs["methods"]
     if list(mine) != list(its):
         text.append(f"--methods {' '.join(its)} (now {' '.join(mine)})")
-    # A setting in which only one of the runs' methods differ is a method's in that run alone.
+    # A setting may be stored per method in only one of the runs.
     both = [({**found, **its[name]}, {**asked, **mine[name]}) for name in its if name in mine]
     for a, b in both or [(found, asked)]:
         text += [

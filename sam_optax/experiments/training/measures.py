@@ -1,4 +1,4 @@
-"""What is measured of a network, on how many examples: cross entropies and right answers."""
+"""Measures of a network: cross entropies and correct predictions, and on how many examples."""
 
 from typing import Any, NamedTuple
 
@@ -12,15 +12,15 @@ from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.training.task import Task
 
 BLOCK = 500
-"""Examples that are evaluated at once, which bounds the memory."""
+"""Number of examples evaluated at once, to bound memory."""
 MEASURED = 10_000
-"""Training examples that loss and sharpness are measured on, at most."""
+"""Maximum number of training examples for measuring loss and sharpness."""
 _MEMORY = 2**28
-"""Bytes of them, at most, where the examples stay on disk."""
+"""Maximum number of bytes of these, if the examples stay on disk."""
 
 
 class Blocks(NamedTuple):
-    """Examples in blocks of equal size, the last one filled up with some of weight 0."""
+    """Examples in blocks of equal size, the last one padded with examples of weight 0."""
 
     x: Any  # (blocks, size, …)
     y: Any  # int32, (blocks, size) or (seeds, blocks, size)
@@ -28,7 +28,7 @@ class Blocks(NamedTuple):
 
 
 def in_blocks(n: int, devices: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Which of n examples are in each block, and their weights; devices share each block."""
+    """Indices and weights of the n examples in each block; devices share each block."""
     count = -(-n // BLOCK)
     size = -(-n // (count * devices)) * devices
     index = np.arange(count * size).reshape(count, size)
@@ -36,9 +36,9 @@ def in_blocks(n: int, devices: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measured(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-    """The examples of a set that are measured, (n, …), and their places in it.
+    """The measured examples of a set, (n, …), and their indices in it.
 
-    All of them up to ``MEASURED``, else a draw that is the same in every run.
+    All of them up to ``MEASURED``, else a random subset that is the same in every run.
     """
     count, x = min(len(examples.y), MEASURED), examples.x
     if not isinstance(x, np.ndarray):
@@ -52,12 +52,12 @@ def measured(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
 
 
 def variables(params: Any, batch_stats: Any) -> dict[str, Any]:
-    """What a network is applied with."""
+    """The variables to apply a network with."""
     return {"params": params, **({"batch_stats": batch_stats} if batch_stats else {})}
 
 
 def ready(dataset: Dataset, x: jax.Array) -> jax.Array:
-    """Examples as the network takes them: uint8 images are normalized by channel."""
+    """Examples as the network takes them: uint8 images are normalized per channel."""
     if x.dtype != jnp.uint8 or dataset.mean is None or dataset.std is None:
         return x
     return augmentation.normalize(x, dataset.mean, dataset.std)
@@ -66,7 +66,7 @@ def ready(dataset: Dataset, x: jax.Array) -> jax.Array:
 def losses(
     task: Task, variables: Any, batch: tuple[Any, Any], train: bool = False
 ) -> tuple[jax.Array, Any]:
-    """Cross entropies in nats, and BatchNorm's statistics after the pass.
+    """Cross entropies in nats, and BatchNorm statistics after the pass.
 
     Labels are (n,), or distributions (n, classes). With ``train``, BatchNorm normalizes by the
     statistics of the batch.

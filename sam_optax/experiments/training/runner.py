@@ -1,4 +1,4 @@
-"""One method on its way, from all seeds: its compiled steps, and its epochs, timed."""
+"""Trains one method from all seeds: its compiled steps and its timed epochs."""
 
 import itertools
 import time
@@ -15,15 +15,15 @@ from sam_optax.experiments.training.step import MethodStep, State
 from sam_optax.experiments.training.task import EPOCHS, METHOD, Entry, Task, key, noisy_labels
 
 STRETCH = 2.0
-"""Seconds of training between two looks at the clock, roughly."""
+"""Approximate seconds of training between two readings of the clock."""
 STEPS = 20
-"""Steps between two looks where several processes must agree on them, or batches are fed."""
+"""Steps between two readings if several processes must agree on them, or batches are fed."""
 
 
 class Source:
-    """Where the steps of all methods take their examples from: the devices, or the disk.
+    """The source of the examples for all methods: the devices or the disk.
 
-    ``groups`` are the seeds that are trained at once; from the disk, one at a time.
+    ``groups`` are the seeds that are trained together; only one seed at a time from disk.
     """
 
     def __init__(self, task: Task, groups: list[tuple[int, ...]], place: Devices) -> None:
@@ -34,13 +34,13 @@ class Source:
             self._x, self._labels = place.put((task.dataset.train.x, self._labels))
 
     def labels(self, group: int) -> Any:
-        """(seeds, examples), on the devices; ``None`` where they come with the batches."""
+        """Labels (seeds, examples) on the devices; ``None`` if they come with the batches."""
         return self._labels[group] if self.resident else None
 
     def epoch(self, group: int, batch_size: int, epoch: int) -> tuple[Iterator[Any], Any]:
-        """What each call for a step takes: all examples again, or a batch with its labels.
+        """The input of each call of a step: all examples again, or a batch with its labels.
 
-        In the former case with the examples of each step, (seeds, steps, batch_size).
+        In the former case with the indices of the examples, (seeds, steps, batch_size).
         """
         seeds, dataset = self.groups[group], self.task.dataset
         if self.resident:
@@ -52,17 +52,17 @@ class Source:
 
 
 class Runner:
-    """A method on its way.
+    """A method in training.
 
-    ``looped``: a stretch of steps is one call of the program; else each step is a call.
+    ``looped``: one call of the program runs many steps; otherwise each step is a call.
     """
 
     def __init__(self, name: str, entry: Entry, source: Source, looped: bool) -> None:
         self.name, self.entry, self._source, self._looped = name, entry, source, looped
         self.steps = source.task.steps_per_epoch(entry.recipe)
-        self.states: list[State] = []  # of each group, an axis of seeds in front of every leaf
-        self.curve: list[dict[str, np.ndarray]] = []  # measured after each epoch, (seeds,) each
-        self.seconds: list[float] = []  # of each epoch of all seeds, training steps alone
+        self.states: list[State] = []  # per group; every leaf has a leading axis of seeds
+        self.curve: list[dict[str, np.ndarray]] = []  # measures after each epoch, (seeds,) each
+        self.seconds: list[float] = []  # of the training steps per epoch, all seeds
         self.compile_seconds = 0.0
         self.program: Any = None
         self._look_program: Any = None
@@ -72,12 +72,12 @@ class Runner:
 
     @property
     def variables(self) -> list[dict[str, Any]]:
-        """What the networks of each group are applied with."""
+        """The variables of the networks of each group."""
         return [measures.variables(state.params, state.batch_stats) for state in self.states]
 
     @property
     def diverged(self) -> bool:
-        """Whether all seeds have."""
+        """Whether all seeds have diverged."""
         return bool(self.curve) and bool(np.isnan(self.curve[-1]["train_loss"]).all())
 
     def start(self, variables: list[Any]) -> None:
@@ -87,11 +87,11 @@ class Runner:
             return self._step.init(key(seed, METHOD), variables)
 
         init = self._jit(over_seeds(first, self._count))
-        variables = jax.tree.map(jnp.copy, variables)  # what is donated is used up
+        variables = jax.tree.map(jnp.copy, variables)  # steps donate their inputs
         self.states = [init(*pair) for pair in zip(self._seeds, variables, strict=True)]
 
     def compile(self, watch: bool) -> None:
-        """Compiles the steps, and with ``watch`` a look at one."""
+        """Compiles the steps, and with ``watch`` the diagnostics of a step."""
         begin = time.perf_counter()
         calls, *per_seed = self._arguments(0, 0)
         x, zero, one = next(calls), np.int32(0), np.int32(1)
@@ -103,9 +103,9 @@ class Runner:
             self._look_program = numbers.compile()
 
     def run_epoch(self, epoch: int, tick: Callable[[float, float], None]) -> None:
-        """Trains for an epoch (from 0) and takes the time.
+        """Trains for one epoch (counted from 0) and measures the time.
 
-        ``tick`` is told ``(seconds, share)`` of each part of the epoch that is done.
+        ``tick`` is called with ``(seconds, share)`` of each finished part of the epoch.
         """
         spent, total = 0.0, self.steps * len(self.states)
         for group in range(len(self.states)):
@@ -125,7 +125,7 @@ class Runner:
         self.seconds.append(spent)
 
     def look(self, epoch: int) -> list[dict[str, np.ndarray]]:
-        """A step on the epoch's first batch in numbers, of each group, if they are watched."""
+        """Diagnostics of a step on the epoch's first batch per group, with ``watch``."""
         if self._look_program is None:
             return []
         found = []
@@ -136,12 +136,12 @@ class Runner:
         return found
 
     def _arguments(self, group: int, epoch: int) -> tuple[Any, ...]:
-        """What :meth:`Source.epoch` gives for each call; seeds, labels and indices of all."""
+        """The input of each call from :meth:`Source.epoch`; seeds, labels and indices."""
         calls, indices = self._source.epoch(group, self.entry.recipe.batch_size, epoch)
         return calls, self._seeds[group], self._source.labels(group), indices
 
     def _stretch(self, done: int, spent: float) -> int:
-        """Steps until the next look at the clock: about ``STRETCH`` seconds of them."""
+        """Steps until the next reading of the clock, about ``STRETCH`` seconds."""
         if jax.process_count() > 1 or not self._source.resident:
             return STEPS
         if done:
@@ -156,7 +156,7 @@ class Runner:
         return jax.jit(f, out_shardings=whole, **options)
 
     def _steps(self, x: Any, start: Any, stop: Any, epoch: Any, *per_seed: Any) -> State:
-        """Steps ``start`` to ``stop`` of an epoch; traced, so that one program serves all."""
+        """Steps ``start`` to ``stop`` of an epoch, both traced, so that one program serves all."""
 
         def one(state: State, seed: Any, labels: Any, indices: Any) -> State:
             method_key, epoch_key = key(seed, METHOD), key(seed, EPOCHS + epoch)

@@ -1,4 +1,4 @@
-"""The training step of one seed: ``(state, batch) -> state``, and a look at one in numbers."""
+"""The training step of one seed, ``(state, batch) -> state``, and its diagnostics."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from sam_optax.experiments.training.task import Entry, Task
 
 
 class State(NamedTuple):
-    """A training between two steps; without BatchNorm ``batch_stats`` is empty."""
+    """State of training between two steps; without BatchNorm ``batch_stats`` is empty."""
 
     params: Any
     opt_state: Any
@@ -20,9 +20,9 @@ class State(NamedTuple):
 
 
 class MethodStep:
-    """The steps of a method. ``key`` is the method's, ``step_key`` that of all other draws.
+    """The steps of a method. ``key`` is for the method's draws, ``step_key`` for all others.
 
-    ``data`` are all training examples, for methods that need them.
+    ``data`` contains all training examples, for methods that need them.
     """
 
     def __init__(self, task: Task, entry: Entry) -> None:
@@ -40,8 +40,8 @@ class MethodStep:
     ) -> State:
         """The state after a step.
 
-        BatchNorm's statistics are those of the first pass, or of one more pass at the params where
-        a method has gradients of its own.
+        BatchNorm statistics are those of the first pass, or of an additional pass at the params if
+        a method computes its own gradients.
         """
         tx = self._variant.transformation(self._base, key)
         step = self._step(state, batch, step_key, data)
@@ -53,9 +53,9 @@ class MethodStep:
     def look(
         self, key: jax.Array, state: State, batch: Any, step_key: jax.Array, data: Any
     ) -> dict[str, jax.Array]:
-        """A step in the numbers of :class:`sam_optax.StepInfo`, by name; it is not taken.
+        """The fields of :class:`sam_optax.StepInfo` for a step whose update is discarded.
 
-        A rise of the loss that is not known is NaN. Empty for the base optimizer.
+        An unknown rise of the loss is NaN. Empty for the base optimizer.
         """
         step = self._step(state, batch, step_key, data)
         seen = self._variant.look(self._base, key, state.opt_state, step)
@@ -81,8 +81,8 @@ class MethodStep:
     def _loss(self, state: State, batch: Any, params: Any, *group: Any) -> tuple[jax.Array, Any]:
         """The mean loss of a batch, or of one of its groups, and the new running statistics.
 
-        With several groups each is normalized by its own statistics, and the running ones are
-        means.
+        With several groups, each is normalized by its own statistics, and the running statistics
+        are averaged.
         """
         if group:
             batch = _group(batch, self._recipe.groups, *group)
@@ -91,7 +91,7 @@ class MethodStep:
         return jnp.mean(losses), batch_stats
 
     def _augmented(self, key: jax.Array, batch: Any) -> Any:
-        """Examples as the network sees them, and their labels or distributions of labels."""
+        """Examples as the network receives them, and their labels or label distributions."""
         (x, y), recipe, dataset = batch, self._recipe, self._task.dataset
         keys = jax.random.split(key, 4)
         x = augmentation.crop(keys[0], x, recipe.crop)
@@ -107,7 +107,7 @@ class MethodStep:
 def _group(batch: Any, groups: int, i: Any) -> Any:
     """One of equal parts of a batch: every ``groups``-th example, from the i-th on.
 
-    With the batch split over devices, that is an equal share of what each of them has, and the same
-    examples on any number of devices that divides the size of a group.
+    If the batch is split over devices, this is an equal share of each device's part, and the same
+    examples for any number of devices that divides the size of a group.
     """
     return jax.tree.map(lambda leaf: leaf.reshape(-1, groups, *leaf.shape[1:])[:, i], batch)

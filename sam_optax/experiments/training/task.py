@@ -1,4 +1,4 @@
-"""What is trained: the task, the methods with their recipes, and every random draw of a seed."""
+"""The task, the methods with their recipes, and the random draws of each seed."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from sam_optax.experiments.networks import registry
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a method is trained: the values of the options with the same names."""
+    """The training recipe of a method: the values of the options with the same names."""
 
     epochs: int
     batch_size: int
@@ -40,11 +40,11 @@ class Recipe:
 
     @property
     def groups(self) -> int:
-        """Equal parts of a batch, each with a perturbation of its own."""
+        """Number of equal parts of a batch, each with a separate perturbation."""
         return self.batch_size // self.m
 
     def base(self, steps: int) -> Base:
-        """The base optimizer; clipping acts on the gradient that the update is made of."""
+        """The base optimizer; clipping acts on the gradient that it receives."""
         rest: optax.Schedule = optax.constant_schedule(self.lr)
         if self.schedule == "cosine":
             rest = optax.cosine_decay_schedule(self.lr, max(1, steps - self.warmup_steps))
@@ -64,7 +64,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A method of a run: which, with what, and how it is trained."""
+    """A method of a run, with its hyperparameters and its recipe."""
 
     method: str
     variant: Variant
@@ -73,10 +73,10 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What all methods of a run are trained on.
+    """The task that all methods of a run share.
 
-    Each seed has its own initialization, label noise, order of examples and R-SAM noise, which
-    are the same for all methods. The labels of ``dataset`` are clean.
+    Each seed has a separate initialization, label noise, order of examples and R-SAM noise, all
+    shared by the methods. The labels of ``dataset`` are clean.
     """
 
     dataset: Dataset
@@ -106,9 +106,9 @@ INITIALIZATION, METHOD, EPOCHS = range(3)
 
 
 def key(seed: Any, purpose: Any) -> jax.Array:
-    """A seed's key for its initialization, its method's own draws, or the steps of an epoch.
+    """A seed's key for its initialization, its method's draws, or the steps of an epoch.
 
-    The steps of epoch i (from 0) have the purpose ``EPOCHS`` + i.
+    ``purpose`` is ``EPOCHS`` + i for the steps of epoch i (from 0).
     """
     return jax.random.fold_in(jax.random.key(seed), purpose)
 
@@ -120,12 +120,12 @@ def load_dataset(settings: Mapping[str, Any]) -> Dataset:
 
 
 def values(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they are in results, without where they are from."""
+    """Settings as in the results, without their sources."""
     return {name: found["value"] for name, found in settings.items()}
 
 
 def task_of(description: Mapping[str, Any], dataset: Dataset) -> Task:
-    """The task that the description of a run describes, on the examples in use."""
+    """The task that the description of a run defines, on the examples in use."""
     settings = values(description["settings"])
     dtype = jnp.dtype(settings["dtype"])
     entries = {}

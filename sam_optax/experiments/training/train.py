@@ -1,8 +1,7 @@
-"""Trains several methods from several seeds, all in lockstep.
+"""Trains several methods from several seeds in lockstep.
 
-The methods take turns, epoch by epoch, so that their times are measured interleaved: what else the
-machine does meanwhile falls on all of them alike, and the time left is known from the first round
-on.
+The methods take turns epoch by epoch, so that their times are interleaved: other load on the
+machine affects all of them equally, and the remaining time is known after the first round.
 """
 
 import dataclasses
@@ -27,31 +26,31 @@ if TYPE_CHECKING:
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
 _SMALL = 2**24
-"""Params of all seeds together up to which an accelerator trains them at once."""
+"""Maximum number of params of all seeds that an accelerator trains together."""
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of one method.
+    """The outcome of one method.
 
-    The curves are ``train_loss`` in nats, test accuracies in [0, 1], and where steps were watched
-    the numbers of :class:`sam_optax.StepInfo` (NaN if not known).
+    The curves are ``train_loss`` in nats, test accuracies in [0, 1], and with ``watch`` the fields
+    of :class:`sam_optax.StepInfo` (NaN if not known).
     """
 
     entry: Entry
     variables: Any  # of the trained networks, a leading seed axis on every leaf
     curves: dict[str, np.ndarray]  # after each epoch, (epochs, seeds)
     sharpness: np.ndarray  # nats, (seeds,)
-    seconds: list[float]  # of each timed epoch of all seeds, training steps alone
+    seconds: list[float]  # of the training steps per timed epoch, all seeds
     compile_seconds: float  # of the training steps
     cost: float  # of a step relative to the reference, the median over rounds; NaN without one
 
 
 class Training:
-    """The runners of all methods, and what measures their networks.
+    """The runners of all methods, and the evaluation of their networks.
 
-    With ``timed`` the reference is trained for its time if it is not among the methods; with
-    ``watch`` a step after every epoch is looked at in numbers.
+    With ``timed``, the reference is trained for timing if it is not among the methods. With
+    ``watch``, diagnostics of a step are recorded after every epoch.
     """
 
     def __init__(self, task: Task, place: Devices, timed: bool, watch: bool) -> None:
@@ -65,8 +64,8 @@ class Training:
         size = sum(leaf.size for leaf in jax.tree.leaves(shapes)) * len(task.seeds)
         resident = isinstance(task.dataset.train.x, np.ndarray)
         if jax.default_backend() == "cpu":
-            # What is inside of a loop runs on fewer threads there: several convolutions take up to
-            # 16 times as long. Small networks gain more by one call for an epoch of all seeds.
+            # Inside a loop, XLA for CPUs uses fewer threads: convolutions take up to 16 times as
+            # long. Small networks gain more from one call for an epoch of all seeds.
             looped = resident and isinstance(task.model, MLP | CNN)
             mapped = looped
         else:
@@ -90,7 +89,7 @@ class Training:
         checkpoints: "Checkpoints | None" = None,
         live: "Live | None" = None,
     ) -> dict[str, Outcome]:
-        """Trains every method from every seed, from the checkpoint on if there is one."""
+        """Trains every method from every seed, starting at the checkpoint if there is one."""
         self._compile(progress)
         every, first = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
         if checkpoints and first:
@@ -100,7 +99,7 @@ class Training:
             self._resume(*checkpoints.restore(self._arrays()))
         epochs = max(entry.recipe.epochs for entry in self.task.entries.values())
         for epoch in range(first, epochs):
-            turn = epoch % len(self.runners)  # no method always comes first
+            turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
                 self._run_epoch(runner, epoch, progress, live)
             if checkpoints and every and (epoch + 1) % every == 0:
@@ -114,7 +113,7 @@ class Training:
         }
 
     def _compile(self, progress: "Progress") -> None:
-        """Compiles everything, before anything is timed."""
+        """Compiles all programs before anything is timed."""
         count = len(self.runners) + 1
         for number, runner in enumerate(self.runners, 1):
             progress.compiling(runner.name, number, count)
@@ -146,7 +145,7 @@ class Training:
         pairs = zip(runner.variables, self._groups, strict=True)
         sharpness = np.concatenate([self._evaluation.sharpness(*pair) for pair in pairs])
         progress.done("sharpness", time.perf_counter() - start)
-        # What was not trained after all seeds had diverged is NaN.
+        # Epochs that were skipped after all seeds had diverged are NaN.
         missing = runner.entry.recipe.epochs - len(runner.curve)
         gap = np.full((missing, len(self.task.seeds)), np.nan, np.float32)
         curves = {
@@ -165,11 +164,11 @@ class Training:
         )
 
     def _arrays(self) -> dict[str, Any]:
-        """The state of every runner, where it is."""
+        """The state of every runner, on its devices."""
         return {runner.name: runner.states for runner in self.runners}
 
     def _record(self) -> dict[str, Any]:
-        """What was measured of every runner, as plain data."""
+        """The measurements of every runner, as plain data."""
         return {
             runner.name: {
                 "seconds": runner.seconds,
@@ -189,7 +188,7 @@ class Training:
 
 
 def _joined(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Arrays of all groups of seeds by name, from those of each."""
+    """Concatenates the arrays of all groups of seeds, by name."""
     return {
         name: jax.tree.map(lambda *leaves: np.concatenate(leaves), *(g[name] for g in groups))
         for name in groups[0]

@@ -1,16 +1,16 @@
-"""How much work a run is, for the time left."""
+"""The amount of work of a run, for estimating the remaining time."""
 
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.training.task import Entry, Task
 
 REFERENCE = "sgd"
 REFERENCE_ROUNDS = 10
-"""Rounds in which the reference is timed if it is not among the methods that are compared."""
+"""Rounds in which the reference is timed if it is not among the compared methods."""
 TIMED = f"{REFERENCE} for reference"
 
 
 def reference(task: Task) -> dict[str, Entry]:
-    """What the cost of a step is relative to, by name, where it is not trained anyway."""
+    """The reference method for step costs, by name; empty if it is among the methods."""
     first = next(iter(task.entries.values()))
     if any(entry.method == REFERENCE for entry in task.entries.values()):
         return {}
@@ -22,7 +22,7 @@ def work(
 ) -> dict[str, tuple[float, int]]:
     """The pieces of work: kind -> (cost in gradients of an epoch, number of pieces).
 
-    Those of the whole run, or up to an epoch; with ``timed`` those of the reference, too.
+    They cover the whole run, or all epochs up to one; with ``timed``, also the reference.
     """
     test, train = len(task.dataset.test.y), len(task.dataset.train.y)
     evaluation = (1 + test / train) / 3
