@@ -122,11 +122,29 @@ BY_HAND = {
             sam_optax.momentum_start(optax.chain(sam_optax.asam(5.0, 0.01), optax.scale(-1.0)), 0.9)
         )
     ),
+    "xsam": lambda: loop(
+        sharp(SAM, optax.chain(sam_optax.toward_maximum(0.5), BASE.tx)),
+        lambda grad, i: {"value_fn": lambda p: losses_fn(p, batch(i)).mean()},
+    ),
+    "lookbehind": lambda: loop(
+        sharp(sam_optax.sam(0.25)),
+        lambda grad, i: {
+            "grad_fn": sam_optax.lookbehind(grad(batch(i)), sam_optax.sam(0.25), 2),
+            "ascent_grad_fn": grad(batch(i)),
+        },
+    ),
+    "ae_sam": lambda: loop(sharp(SAM, when=sam_optax.above_average(1.0, 0.5))),
     "f_asam": lambda: loop(
         sharp(optax.chain(sam_optax.remove_full_gradient(1.0, 0.9), sam_optax.asam(2.0, 0.01)))
     ),
 }
-HYPER = {"sam_batches": {"batches": 3}, "part": {"fraction": 0.2}, "gsam": {"lr_max": 0.5}}
+HYPER = {
+    "sam_batches": {"batches": 3},
+    "part": {"fraction": 0.2},
+    "gsam": {"lr_max": 0.5},
+    "ae_sam": {"c": 1.0, "decay": 0.5},
+    "zsharp": {"quantile": 0.5},
+}
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +196,7 @@ def test_gradients_of_a_step_follow_the_hyperparameters():
     assert gradients("every", k=4) == 1.25
     assert gradients("sam_full") == gradients("sam_batches", batches=99) == 9
     assert gradients("sam_batches", batches=4) == 5
+    assert gradients("lookbehind", k=3) == 4
 
 
 def test_the_wrong_method_is_told_apart(trained):

@@ -94,6 +94,39 @@ def ss_sam(base: Base, key: Any, rho: float, p: float) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), when=sam_optax.bernoulli(p, key=key))
 
 
+def stable_sam(base: Base, key: Any, rho: float) -> Optimizer:
+    """The sharp gradient at the length of the ascent gradient."""
+    return base.sharp(sam_optax.sam(rho), sam_optax.match_ascent_norm())
+
+
+def gc_sam(base: Base, key: Any, rho: float) -> Optimizer:
+    """Both gradients without their means."""
+    perturbation = optax.chain(optax.centralize(), sam_optax.sam(rho))
+    return base.sharp(perturbation, optax.centralize())
+
+
+def ae_sam(base: Base, key: Any, rho: float, c: float, decay: float) -> Optimizer:
+    """SAM at steps with a large gradient."""
+    return base.sharp(sam_optax.sam(rho), when=sam_optax.above_average(c, decay))
+
+
+def xsam(base: Base, key: Any, rho: float, every: int) -> Optimizer:
+    """XSAM, whose search has the radius of the perturbation."""
+    return base.sharp(sam_optax.sam(rho), sam_optax.toward_maximum(rho, every))
+
+
+def value(step: Step, **_: Any) -> dict[str, Any]:
+    """The loss on the batch."""
+    return {"value_fn": lambda params: jnp.mean(step.losses_fn(params, step.batch))}
+
+
+def lookbehind(step: Step, rho: float, k: int) -> dict[str, Any]:
+    """The mean gradient along the ascent."""
+    grad_fn = step.grad_fn(step.batch)
+    mean = sam_optax.lookbehind(grad_fn, sam_optax.sam(rho), k)
+    return {"grad_fn": mean, "ascent_grad_fn": grad_fn}
+
+
 def wsam(base: Base, key: Any, rho: float, gamma: float) -> Optimizer:
     """WSAM, coupled."""
     return base.sharp(sam_optax.sam(rho), sam_optax.mix_gradients(_odds(gamma)))

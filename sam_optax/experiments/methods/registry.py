@@ -200,5 +200,44 @@ METHODS: dict[str, Method] = {
         ),
         1,
     ),
+    # The values below have not been chosen yet: radii are SAM's, the others the papers' or a guess.
+    "le_sam": Method(
+        "LE-SAM",
+        built(lambda key, rho, tau: sam_optax.limit_rise(sam_optax.sam(rho), tau)),
+        _options(rho=0.5, tau=(0.1, "Budget τ for the rise of the loss.")),
+    ),
+    "stable_sam": Method("Stable SAM", build.stable_sam, _options(rho=0.5)),
+    "gc_sam": Method("GC-SAM", build.gc_sam, _options(rho=0.5)),
+    "zsharp": Method(
+        "ZSharp",
+        built(
+            lambda key, rho, quantile: optax.chain(
+                sam_optax.zscore_filter(quantile), sam_optax.sam(rho)
+            )
+        ),
+        _options(rho=0.5, quantile=(0.95, "Share of a layer that does not lead the ascent.")),
+    ),
+    "ae_sam": Method(  # at most 2 gradients
+        "AE-SAM",
+        build.ae_sam,
+        _options(
+            rho=0.5,
+            c=(0.0, "Threshold in standard deviations of the squared gradient norm."),
+            decay=(0.9, "Decay δ of its statistics."),
+        ),
+        groups=False,
+    ),
+    "lookbehind": _WHOLE(
+        "Lookbehind-SAM",
+        options=_options(rho=0.25, k=(2, "Number of gradients that are averaged.")),
+        gradients=lambda batches, k, **_: 1 + k,
+        arguments=build.lookbehind,
+    ),
+    "xsam": _WHOLE(
+        "XSAM",
+        build=build.xsam,
+        options=_options(rho=0.5, every=(100, "Steps between two searches of the maximum.")),
+        arguments=build.value,
+    ),
 }
 DEFAULT = ("sgd", "sam", "asam", "rsam", "fsam")
