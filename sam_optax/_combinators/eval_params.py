@@ -62,7 +62,7 @@ def alternating_states(state: optax.OptState) -> list[AlternatingState]:
     """The states of :func:`sam_optax.alternating` in an optimizer's state, at least one.
 
     Raises:
-      ValueError: there is no such state.
+      ValueError: no such state is found.
     """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AlternatingState))
     found = [node for node in nodes if isinstance(node, AlternatingState)]

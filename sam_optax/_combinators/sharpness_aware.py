@@ -147,7 +147,7 @@ def sharpness_aware(
         array, the state is another method's, or a function does not return a gradient.
       ValueError: ``ascent_steps`` < 1, or options that exclude each other; in ``init``, a wrapper
         has removed a start; in ``update``, ``params`` or the gradient function is missing, or it
-        fails on the part of the params that ``optax.partition`` or ``masked`` hands over.
+        fails on the part of the params that ``optax.partition`` or ``masked`` passes.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax

@@ -1,4 +1,4 @@
-"""SAMPa: gradients at two points that are both known beforehand, one on each of two devices."""
+"""SAMPa: gradients at two points that are known in advance, one on each of two devices."""
 
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ class SimultaneousState(NamedTuple):
 
     Attributes:
       step: int32 scalar, the number of steps taken.
-      ahead_grads: the last gradient at y: structure, shapes and dtypes of the params; ``None`` in
-        place of leaves that are not inexact. 0 before the first step.
+      ahead_grads: the last gradient at y, with the structure, shapes and dtypes of the params;
+        ``None`` in place of non-float leaves. 0 before the first step.
       perturbation_state: state of the perturbation.
       base_state: state of the base optimizer.
     """
@@ -40,7 +40,7 @@ def simultaneous(
     *,
     axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Takes both gradients of a step at once: SAMPa, which is as fast as SGD on two devices.
+    r"""SAMPa: evaluates both gradients of a step in parallel, on two devices as fast as SGD.
 
     .. math::
         \begin{aligned}
@@ -50,20 +50,20 @@ def simultaneous(
             + \lambda\, \nabla L(y_{t+1})\big).
         \end{aligned}
 
-    ∇L(y_t) is known from the step before, so neither of the two gradients waits for the other. Only
-    the last line changes the base optimizer's state. The first step has no ∇L(y₀): ε = 0.
+    ∇L(y_t) is known from the previous step, so neither of the two gradients depends on the other.
+    Only the last line changes the base optimizer's state. The first step has no ∇L(y₀), so ε = 0.
 
     With ``axis_name``, an axis of two devices in ``jax.shard_map`` or ``jax.pmap`` on which params
     and state are replicated, each device evaluates one gradient. Without it a step evaluates two.
 
     ``update(None, state, params, grad_fn=grad_fn)`` also takes ``ascent_grad_fn``, the gradient at
-    y where that is on another batch (in the public code w̃ is for the batch before). With
-    ``axis_name``, ``grad_fn`` is each device's own: device 0 is for w̃, device 1 for y.
+    y if it is on another batch (in the public code w̃ uses the previous batch). With ``axis_name``,
+    each device has a separate ``grad_fn``: device 0 is for w̃, device 1 for y.
 
     Args:
       base_tx: the base optimizer, any optax transformation.
       perturbation: maps the gradient at y to ε, such as :func:`sam`.
-      lmbda: λ in [0, 1], or an optax schedule of it. Default 0.2, the public code's.
+      lmbda: λ in [0, 1], or an optax schedule of it. Default 0.2, as in the public code.
       axis_name: the axis of two devices. Over other axes, ``grad_fn`` returns a mean.
 
     Returns:
@@ -71,8 +71,8 @@ def simultaneous(
 
     Raises:
       TypeError: an argument is not a gradient transformation.
-      ValueError: ``lmbda`` out of range, or the perturbation has a start; in ``update``, something
-        is missing, or the axis does not have two devices.
+      ValueError: ``lmbda`` is out of range, or the perturbation has a start; in ``update``, an
+        argument is missing, or the axis does not have two devices.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax
@@ -95,7 +95,7 @@ def simultaneous(
     method = as_perturbation(perturbation)
     if method.has_start:
         raise ValueError(
-            "the perturbation has a start of its own (random_start, low_pass, momentum_start), and "
+            "the perturbation has a start (random_start, low_pass, momentum_start), but "
             "simultaneous takes the ascent gradient at y: use sharpness_aware."
         )
     base = extra_args.only_asked(base_tx, extra_args.FOR_BASE)
@@ -124,7 +124,9 @@ def simultaneous(
         check_params(params)
         check_state(state, SimultaneousState)
         if ascent_grad_fn is not None and axis_name is not None:
-            raise ValueError("ascent_grad_fn does not go with axis_name: use each one's grad_fn.")
+            raise ValueError(
+                "ascent_grad_fn cannot be used with axis_name: pass each one's grad_fn."
+            )
         loss = evaluations(params, grad_fn, None, ascent_grad_fn, extra, axis_name is not None)
 
         g = trees.merge(state.ahead_grads, jax.tree.map(trees.zeros_like, params))

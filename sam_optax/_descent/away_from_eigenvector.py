@@ -1,4 +1,4 @@
-"""X-SAM: the sharp gradient, corrected along an eigenvector of the Hessian."""
+"""X-SAM: corrects the sharp gradient along an eigenvector of the Hessian."""
 
 from typing import Any
 
@@ -14,22 +14,23 @@ from sam_optax._internal.types import Leaf
 
 
 def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformationExtraArgs:
-    r"""X-SAM's correction of the sharp gradient, first in the base optimizer's chain.
+    r"""X-SAM: corrects the sharp gradient along the top eigenvector of the Hessian.
 
     .. math::
         \frac{g_s}{\|g_s\|} - \alpha\, |\langle g_s, v \rangle|\, v,
 
-    with g_s the sharp gradient and v a unit eigenvector of the Hessian's largest eigenvalue. X-SAM
-    is ``sharpness_aware(optax.chain(away_from_eigenvector(alpha), base), sam(rho))``. The caller
-    computes v now and then and passes it to every step, ``tx.update(None, state, params,
+    with g_s the sharp gradient and v a unit eigenvector of the Hessian's largest eigenvalue. It
+    goes first in the base optimizer's chain: X-SAM is
+    ``sharpness_aware(optax.chain(away_from_eigenvector(alpha), base), sam(rho))``. The caller
+    computes v from time to time and passes it to every step, ``tx.update(None, state, params,
     grad_fn=grad_fn, eigenvector=v)``. It comes from a few steps of power iteration, as in the
     paper, or from ``sam_optax.analysis.hessian_eigenvalues(loss, params, k=1).vectors``, whose
     leaves have a leading axis of 1.
 
-    The formula has units, since only the first term is normalized, and it depends on the sign of
-    v, which an eigenvector does not have. With ⟨g_s, v⟩ > 0 it takes a share of the part along v
-    away. We could not obtain the paper and followed its public description. Steps that do not
-    perturb keep their gradient.
+    The formula is not dimensionless, since only the first term is normalized, and it depends on the
+    sign of v, although the sign of an eigenvector is arbitrary. With ⟨g_s, v⟩ > 0 it removes a
+    share of the component along v. We could not obtain the paper and followed its public
+    description. Steps that do not perturb keep their gradient.
 
     Args:
       alpha: α ≥ 0, or an optax schedule of it; in the paper at most 2.
@@ -39,8 +40,8 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
       schedule, which needs a step count.
 
     Raises:
-      ValueError: ``alpha`` < 0; in ``update``, there is no ``eigenvector``, or it does not line up
-        with the params.
+      ValueError: ``alpha`` < 0; in ``update``, ``eigenvector`` is missing or does not match the
+        params.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
@@ -76,7 +77,7 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
                 "away_from_eigenvector needs a unit eigenvector of the Hessian: call "
                 "update(grads, state, params, grad_fn=grad_fn, eigenvector=v)."
             )
-        remedy = "Take the leading axis off the vectors of hessian_eigenvalues: leaf[0]."
+        remedy = "Remove the leading axis of the vectors of hessian_eigenvalues: leaf[0]."
         tree_checks.require_like("eigenvector", eigenvector, updates, remedy)
         step = hp.step_of(state, None)
         length = vectors.norm(updates, norm_axis_name)

@@ -1,4 +1,4 @@
-"""Stable SAM: the sharp gradient at the length of the ascent gradient."""
+"""Stable SAM: the sharp gradient with the length of the ascent gradient."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from sam_optax._internal.devices import AxisName
 
 
 def match_ascent_norm() -> optax.GradientTransformationExtraArgs:
-    r"""Gives the sharp gradient the length of the ascent gradient: Stable SAM.
+    r"""Stable SAM: rescales the sharp gradient to the length of the ascent gradient.
 
     .. math::
         \frac{\|g\|}{\|g_s\|}\, g_s,
 
     with g the ascent gradient and g_s the sharp one, each as one vector over the whole tree. Near
-    saddle points and in flat regions g_s can be much shorter or longer than g; with its length
-    matched, SAM keeps the learning rates of the base optimizer. Where g_s = 0 it stays 0.
+    saddle points and in flat regions g_s can be much shorter or longer than g; with matched
+    lengths, SAM can use the learning rates of the base optimizer. If g_s = 0, it stays 0.
 
     Stable SAM is ``sharpness_aware(optax.chain(match_ascent_norm(), base), sam(rho))``.
 
@@ -27,7 +27,7 @@ def match_ascent_norm() -> optax.GradientTransformationExtraArgs:
       An ``optax.GradientTransformationExtraArgs`` without state.
 
     Raises:
-      ValueError: (from ``update``) there are no ``ascent_grads``.
+      ValueError: (from ``update``) ``ascent_grads`` is missing.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax

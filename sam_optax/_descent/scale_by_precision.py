@@ -1,4 +1,4 @@
-"""bSAM's step of the mean: division by the precision that the perturbation has learned."""
+"""bSAM's update of the mean: division by the precision that the perturbation has learned."""
 
 from typing import Any
 
@@ -11,20 +11,20 @@ from sam_optax._internal.types import Leaf
 
 
 def scale_by_precision() -> optax.GradientTransformationExtraArgs:
-    r"""Divides by the precision s of :func:`bsam`, in the base optimizer's chain.
+    r"""Divides the update by the precision s of :func:`bsam`, in the base optimizer's chain.
 
     .. math::
         u / s,
 
-    with s as at the beginning of the step. It is the perturbation's, whose state
-    ``sharpness_aware`` hands to a base optimizer that asks for it: s is kept once.
+    with s from the beginning of the step. ``sharpness_aware`` passes the state of the perturbation,
+    which contains s, to a base optimizer that asks for it, so s is stored only once.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` without state.
 
     Raises:
       ValueError: (from ``update``) the perturbation is not :func:`bsam`, or the combinator is
-        ``alternating``, where its state has moved on by then.
+        ``alternating``, which has already updated the state by then.
 
     Example:
       >>> import optax, sam_optax

@@ -1,4 +1,4 @@
-"""XSAM: descent against the direction in which the loss is highest."""
+"""XSAM: descent away from the direction of highest loss."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class TowardMaximumState(NamedTuple):
 
     Attributes:
       step: int32 scalar, the number of steps taken.
-      alpha: float32 (or wider) scalar, the last α that was found.
+      alpha: float32 (or wider) scalar, the α of the last search.
     """
 
     step: chex.Array
@@ -31,7 +31,7 @@ class TowardMaximumState(NamedTuple):
 def toward_maximum(
     rho: float, every: int = 100, *, largest: float = 2.0, candidates: int = 21
 ) -> optax.GradientTransformationExtraArgs:
-    r"""XSAM's direction: between the ascent gradient and the sharp one, where the loss is highest.
+    r"""XSAM: descends against the direction of highest loss in the plane of both gradients.
 
     .. math::
         \|g_s\|\, d(\alpha^*), \qquad
@@ -39,32 +39,32 @@ def toward_maximum(
             + \sin(\alpha\psi)\, \frac{g_s}{\|g_s\|}}{\sin\psi}, \qquad
         \alpha^* = \arg\max_\alpha L(w + \rho\, d(\alpha)),
 
-    with g the ascent gradient, g_s the sharp one and ψ the angle between them: α = 0 is along g,
-    α = 1 is SAM, and a larger α lies beyond g_s. XSAM is
+    with g the ascent gradient, g_s the sharp one and ψ the angle between them: α = 0 is along g, α
+    = 1 is SAM, and a larger α lies beyond g_s. XSAM is
     ``sharpness_aware(optax.chain(toward_maximum(rho), base), sam(rho))``, in a loop that passes the
-    loss on the step's batch, ``tx.update(None, state, params, value_fn=loss)``. α is searched anew
-    every so many steps, which costs ``candidates`` forward passes then, and is kept in between.
+    loss on the step's batch, ``tx.update(None, state, params, value_fn=loss)``. Every ``every``
+    steps, a search for α costs ``candidates`` forward passes; α is kept in between.
 
     The unit vector g/‖g‖ is the direction of ε for :func:`sam` with one ascent step. After several
-    ones the paper takes the direction of ε in its place, and this is not XSAM. Steps that do not
-    perturb keep their gradient. With ``axis_name``, ``value_fn`` has to return the mean over
-    the devices, or they would disagree about α.
+    steps the paper uses the direction of ε instead, so this is not XSAM then. Steps that do not
+    perturb keep their gradient. With ``axis_name``, ``value_fn`` must return the mean over the
+    devices, so that they agree on α.
 
     Args:
-      rho: radius ρ > 0 of the search. The public code's ``rho_max``, which may be another than the
-        perturbation's.
+      rho: radius ρ > 0 of the search, ``rho_max`` in the public code; it may differ from the radius
+        of the perturbation.
       every: number of steps between two searches, an integer ≥ 1. Default 100; the paper searches
-        once in an epoch or more seldom.
-      largest: the largest α of the search, > 0. Default 2, this library's.
+        once per epoch or less often.
+      largest: the largest α of the search, > 0. Default 2, this library's choice.
       candidates: number of evenly spaced α from 0 to ``largest``, an integer ≥ 2. Default 21, this
-        library's.
+        library's choice.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`TowardMaximumState`.
 
     Raises:
-      ValueError: an argument out of range; in ``update``, there are no ``params``, no
-        ``ascent_grads`` or no ``value_fn``.
+      ValueError: an argument is out of range; in ``update``, ``params``, ``ascent_grads`` or
+        ``value_fn`` is missing.
 
     Example:
       >>> import jax.numpy as jnp, optax, sam_optax
@@ -109,7 +109,7 @@ def toward_maximum(
         angle = vectors.angle(g, updates, norm_axis_name)
 
         def at(alpha: jax.Array, length: jax.Array) -> PyTree:
-            """A vector of that length along d(α)."""
+            """A vector of the given length along d(α)."""
             of_g, of_g_s = _coefficients(angle.cosine, alpha)
             of_g = length * of_g / jnp.where(angle.norm_a > 0, angle.norm_a, 1)
             of_g_s = length * of_g_s / jnp.where(angle.norm_b > 0, angle.norm_b, 1)
@@ -124,7 +124,7 @@ def toward_maximum(
 
         due = jnp.asarray(perturbed) & (state.step % every == 0)
         alpha = control_flow.cond(due, search, lambda: state.alpha)
-        # In a step that does not perturb g_s is g, and α = 1 leaves it as it is.
+        # In a step that does not perturb, g_s is g, and α = 1 leaves it unchanged.
         moved = at(where_perturbed(perturbed, alpha, 1), angle.norm_b)
         moved = trees.map_inexact(
             lambda m, g_s: jnp.where(perturbed, trees.cast_like(m, g_s), g_s), moved, updates

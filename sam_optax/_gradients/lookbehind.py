@@ -1,4 +1,4 @@
-"""Lookbehind-SAM's descent: what several ascent steps have seen, averaged."""
+"""Lookbehind-SAM: descent along the average gradient of several ascent steps."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -18,25 +18,25 @@ def lookbehind(
     perturbation: optax.GradientTransformation,
     k: int,
 ) -> Callable[[optax.Params], optax.Updates]:
-    r"""A gradient function that goes on climbing, and averages the gradients on its way.
+    r"""Lookbehind-SAM: a gradient function that takes further ascent steps and averages gradients.
 
     .. math::
         \frac{1}{k} \sum_{i=1}^{k} \nabla L(w'_i), \qquad
         w'_1 = w + \varepsilon, \qquad
         w'_{i+1} = w'_i + \mathrm{perturbation}(\nabla L(w'_i)).
 
-    It is for the sharp gradient, with the plain one for the ascent:
-    ``tx.update(None, state, params, grad_fn=lookbehind(grad_fn, sam(rho), k),
-    ascent_grad_fn=grad_fn)``, where ``tx`` is ``sharpness_aware(base, sam(rho))``. With SGD as the
-    base optimizer at the learning rate α k η, that is Lookbehind-SAM with k inner steps of the
-    learning rate η and the interpolation α. The paper evaluates 2k gradients; each of the inner
-    ones serves both the ascent and the descent here, so a step takes k + 1.
+    Use it for the sharp gradient, with the plain ``grad_fn`` for the ascent: ``tx.update(None,
+    state, params, grad_fn=lookbehind(grad_fn, sam(rho), k), ascent_grad_fn=grad_fn)``, where ``tx``
+    is ``sharpness_aware(base, sam(rho))``. With SGD as the base optimizer and the learning rate α k
+    η, this is Lookbehind-SAM with k inner steps, learning rate η and interpolation α. The paper
+    evaluates 2k gradients; here each inner gradient is used for both ascent and descent, so a step
+    takes k + 1.
 
     Args:
       grad_fn: ``params -> grads``, the gradient on the step's batch.
-      perturbation: that of the step, which has no state that it needs (:func:`sam`, :func:`asam`,
-        :func:`fisher_sam`): each ascent step starts from ``init``.
-      k: number of gradients that are averaged, an integer ≥ 1. 1 is SAM.
+      perturbation: the perturbation of the step. It must not depend on its state (:func:`sam`,
+        :func:`asam`, :func:`fisher_sam`): each ascent step starts from ``init``.
+      k: number of gradients to average, an integer ≥ 1. 1 is SAM.
 
     Returns:
       ``params -> grads``, for ``update(..., grad_fn=...)``. Sums are taken in float32 or wider.
@@ -61,7 +61,7 @@ def lookbehind(
     if getattr(perturbation, "has_start", False):
         raise ValueError(
             "perturbation must not have a start (random_start, low_pass, momentum_start): "
-            "lookbehind climbs from the point that it is given."
+            "lookbehind ascends from the point that it receives."
         )
 
     def averaged(params: optax.Params) -> optax.Updates:

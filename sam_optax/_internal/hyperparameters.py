@@ -115,7 +115,7 @@ def check_integer(name: str, value: Any, *, lower: int) -> None:
 
 
 def static_default(value: int) -> Any:
-    """A default for a static argument, which ``optax.inject_hyperparams`` leaves alone.
+    """A default for a static argument, which ``optax.inject_hyperparams`` does not change.
 
     ``inject_hyperparams`` turns defaults that are Python numbers into hyperparameters, and so into
     traced values, but not NumPy scalars: ``inject_hyperparams(sam)(rho=0.1)`` then needs no

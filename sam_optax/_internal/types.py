@@ -1,9 +1,9 @@
-"""Names for what Python's types cannot say about trees of arrays."""
+"""Type aliases for pytrees of arrays, which Python's types cannot express."""
 
 from typing import Any, TypeAlias
 
 PyTree: TypeAlias = Any
-"""Any nesting of containers that JAX knows, with arrays as leaves."""
+"""Any pytree, with arrays as leaves."""
 
 Leaf: TypeAlias = Any
 """A leaf of a tree: an array, a Python number, or ``None``."""

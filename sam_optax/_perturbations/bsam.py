@@ -1,4 +1,4 @@
-"""bSAM: a perturbation whose noise and length follow a precision that it learns."""
+"""bSAM: a perturbation with noise and length scaled by a learned precision."""
 
 from typing import Any, NamedTuple
 
@@ -18,8 +18,8 @@ class BsamState(NamedTuple):
 
     Attributes:
       key: uint32 words of the next draw.
-      precision: s, real, float32 or wider, in the structure and shapes of the params; ``None`` in
-        place of leaves that are not inexact. The posterior of a weight is N(w, 1/(N s)).
+      precision: s, real, float32 or wider, with the structure and shapes of the params; ``None`` in
+        place of non-float leaves. The posterior of a weight is N(w, 1/(N s)).
       schedule: :class:`~sam_optax.ScheduleState` if ``rho`` is a schedule, else
         ``optax.EmptyState``.
     """
@@ -39,37 +39,37 @@ def bsam(
     damping: float = 0.1,
     initial_precision: float = 1.0,
 ) -> Perturbation:
-    r"""The perturbation of bSAM: ascent from a sample of the posterior, scaled by its precision.
+    r"""bSAM: ascends from a sample of the posterior, scaled by the learned precision.
 
     .. math::
         g = \nabla L(w + \delta), \quad \delta \sim N(0, 1/(N s)), \qquad
         \varepsilon = \rho\, g/s, \qquad
         s \leftarrow \beta_2\, s + (1 - \beta_2)(\sqrt{s}\, |g| + \gamma + \lambda),
 
-    element by element. ε, which is not normalized, is added to w itself, and uses s before its
-    update. The base optimizer divides by the same s, :func:`scale_by_precision`, which asks for
-    this state, so that s is kept once:
+    element-wise. ε is not normalized, is added to w itself, and uses s from before its update. The
+    base optimizer divides by the same s with :func:`scale_by_precision`, which reads this state, so
+    that s is stored only once:
 
     ``sharpness_aware(optax.chain(optax.add_decayed_weights(weight_decay), optax.ema(beta_1,
     debias=False), scale_by_precision(), optax.scale(-learning_rate)), bsam(...))``
 
-    is the public code's bSAM. That splits each batch into 8 groups with a sample each:
-    ``groups=8``. A prediction averages over samples of N(w, 1/(N s)).
+    is bSAM as in the public code, which also splits each batch into 8 groups with one sample each:
+    ``groups=8``. Predictions average over samples of N(w, 1/(N s)).
 
     Args:
-      rho: ρ ≥ 0. Default 0.01, the public code's on CIFAR.
+      rho: ρ ≥ 0. Default 0.01, as in the public code for CIFAR.
       data_size: N > 0, the number of training examples (times a factor for data augmentation; 4 in
         the public code on CIFAR).
-      weight_decay: λ ≥ 0, that of the base optimizer: the prior's precision divided by N; the
-        public code's prior precision on CIFAR is 40.
+      weight_decay: λ ≥ 0, the same as in the base optimizer: the prior precision divided by N. The
+        public code's prior precision for CIFAR is 40.
       key: a JAX PRNG key, typed or raw, or an integer seed.
-      decay: β₂, 0 ≤ β₂ < 1. Default 0.999, the public code's.
-      damping: γ ≥ 0. Default 0.1, the public code's.
-      initial_precision: s before the first step, > 0. Default 1, the public code's.
+      decay: β₂, 0 ≤ β₂ < 1. Default 0.999, as in the public code.
+      damping: γ ≥ 0. Default 0.1, as in the public code.
+      initial_precision: s before the first step, > 0. Default 1, as in the public code.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn``. Its state is one key and one copy of
-      the params. Wrapping it in ``optax.chain`` would lose the start, and raises.
+      the params. Wrapping it in ``optax.chain`` would lose the start and raises an error.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.

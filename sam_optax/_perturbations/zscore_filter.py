@@ -1,4 +1,4 @@
-"""ZSharp's filter: the elements of the gradient that deviate most from their layer's mean."""
+"""ZSharp's filter: the elements of the gradient that deviate most from the mean of their layer."""
 
 from typing import Any
 
@@ -14,30 +14,30 @@ from sam_optax._perturbations.perturbation import Perturbation
 
 
 def zscore_filter(quantile: float = 0.95) -> Perturbation:
-    r"""Keeps the elements of the ascent gradient with the largest z-scores in their layer.
+    r"""ZSharp: keeps only the elements of the ascent gradient with the largest z-scores per layer.
 
     .. math::
         m_j = \left[\, |z_j| > Q_p(|z|) \,\right], \qquad
         z_j = \frac{g_j - \mathrm{mean}(g)}{\mathrm{std}(g)}, \qquad g \odot m,
 
-    leaf by leaf. ZSharp is ``optax.chain(zscore_filter(quantile), sam(rho))``: ascent by the full
-    radius along the few elements that stand out. Within a leaf the z-scores are ordered as the
-    distances to the mean, so the deviation is not computed, and the quantile is found by counting,
-    without a sort. As in the public code, biases and other leaves with fewer than two axes stay
-    whole, and so does a leaf of which nothing would be left, such as one of equal elements. The
-    public code then gives each leaf a radius ρ of its own; the paper and ``sam`` take one norm over
-    all.
+    for each leaf. ZSharp is ``optax.chain(zscore_filter(quantile), sam(rho))``: ascent with the
+    full radius along the few elements that stand out. Within a leaf the z-scores have the same
+    order as the distances to the mean, so the deviation is not computed, and the quantile is found
+    by counting, without a sort. As in the public code, biases and other leaves with fewer than two
+    axes are not filtered, nor is a leaf that would become 0, such as one with equal elements. The
+    public code then uses a separate radius ρ for each leaf; the paper and ``sam`` take one norm
+    over all leaves.
 
     Args:
-      quantile: p in [0, 1): the share of a leaf that is set to 0. Default 0.95, the paper's.
+      quantile: p in [0, 1), the share of a leaf that is set to 0. Default 0.95, the paper's.
 
     Returns:
       A :class:`~sam_optax.Perturbation` that maps g to its largest deviations, in the dtypes of the
       gradient, for use in ``optax.chain``. It has no state.
 
     Raises:
-      ValueError: ``quantile`` out of range; in ``update``, ``norm_axis_name`` is set, where a leaf
-        is a part of a layer.
+      ValueError: ``quantile`` is out of range; in ``update``, ``norm_axis_name`` is set, which
+        would split layers.
 
     Example:
       >>> import jax.numpy as jnp, optax, sam_optax
@@ -67,14 +67,14 @@ def zscore_filter(quantile: float = 0.95) -> Perturbation:
         del params, extra
         if norm_axis_name is not None:
             raise ValueError(
-                f"norm_axis_name={norm_axis_name!r} does not go with zscore_filter, which takes "
+                f"norm_axis_name={norm_axis_name!r} cannot be used with zscore_filter, which takes "
                 "the mean of whole leaves. Shard the params under jit instead."
             )
         leaves, structure = jax.tree.flatten(updates)
         chosen = [i for i, leaf in enumerate(leaves) if filters(leaf)]
         wide = [trees.widen(leaves[i]) for i in chosen]
         ranks = [largest_elements.rank(x - jnp.mean(x)) for x in wide]
-        # At least so many elements are as far from the mean as the quantile's lower neighbour.
+        # At least this many elements are as far from the mean as the quantile's lower neighbour.
         counts = [r.size - int(quantile * (r.size - 1)) for r in ranks]
         thresholds = largest_elements.kth_largest(ranks, counts)
         for i, r, threshold in zip(chosen, ranks, thresholds, strict=True):

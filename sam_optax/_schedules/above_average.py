@@ -1,4 +1,4 @@
-"""AE-SAM: a step perturbs where its gradient is large compared with those before it."""
+"""AE-SAM: a step perturbs if its gradient is large compared with previous gradients."""
 
 from typing import Any, NamedTuple
 
@@ -23,29 +23,31 @@ class AboveAverageState(NamedTuple):
 
 
 def above_average(c: hp.Hyperparameter, decay: float = 0.9) -> GradNormWhen:
-    r"""Perturbs where the gradient is longer than usual: AE-SAM.
+    r"""AE-SAM: perturbs only when the gradient is longer than usual.
 
     .. math::
         \|g_t\|^2 \ge \mu_t + c_t\, \sigma_t, \qquad
         \mu_t = \delta\, \mu_{t-1} + (1 - \delta)\, \|g_t\|^2, \qquad
         \sigma_t^2 = \delta\, \sigma_{t-1}^2 + (1 - \delta)\, (\|g_t\|^2 - \mu_t)^2,
 
-    with μ and σ² from 0, as the paper's public description leaves their start open: the first
-    steps perturb. The decision is taken after the gradient at w, which every step evaluates; a step
-    that perturbs costs one more. A threshold c that falls during training, ``optax.linear_schedule(
-    lambda_2, lambda_1, steps)`` as in the paper, spends most of the ascents at its end.
+    with μ and σ² starting from 0, so that the first steps perturb (the paper's public description
+    does not specify the start). The decision uses the gradient at w, which every step evaluates; a
+    step that perturbs costs one more gradient. A threshold c that falls during training,
+    ``optax.linear_schedule(lambda_2, lambda_1, steps)`` as in the paper, uses most of the ascents
+    at the end.
 
-    Under ``axis_name`` ‖g‖² is the mean over the devices of each one's own, so that all decide
-    alike; with ``norm_axis_name`` it spans the parts of the params.
+    Under ``axis_name``, ‖g‖² is averaged over the devices, so that all decide alike; with
+    ``norm_axis_name`` it spans the shards of the params.
 
     Args:
-      c: threshold in standard deviations, or an optax schedule of it. Any sign: with −∞ every step
-        perturbs.
-      decay: δ, 0 ≤ δ < 1. Default 0.9, this library's.
+      c: threshold in standard deviations, or an optax schedule of it. It may be negative: with −∞
+        every step perturbs.
+      decay: δ, 0 ≤ δ < 1. Default 0.9, this library's choice.
 
     Returns:
-      For ``sharpness_aware(..., when=...)``. Not for perturbations with a start, ``groups`` or
-      ``ascent_grad_fn``, whose steps evaluate no gradient at w, nor for ``alternating``.
+      A value for ``sharpness_aware(..., when=...)``. It does not support perturbations with a
+      start, ``groups`` or ``ascent_grad_fn``, whose steps do not evaluate a gradient at w, nor
+      ``alternating``.
 
     Raises:
       ValueError: ``decay`` out of range.

@@ -106,7 +106,7 @@ def test_what_is_missing_or_out_of_range():
         tx.update(None, tx.init(W), W)
     with pytest.raises(ValueError, match=r"lmbda must be in \[0, 1\], got 1.5"):
         sam_optax.simultaneous(optax.sgd(0.1), SAM, 1.5)
-    with pytest.raises(ValueError, match="a start of its own"):
+    with pytest.raises(ValueError, match="the perturbation has a start"):
         sam_optax.simultaneous(optax.sgd(0.1), sam_optax.rsam(key=0))
     with pytest.raises(TypeError, match="base_tx"):
         sam_optax.simultaneous(0.1, SAM)

@@ -75,7 +75,7 @@ def test_each_device_evaluates_one_gradient():
 
 
 def test_the_batches_of_two_devices_are_their_own():
-    with pytest.raises(ValueError, match="ascent_grad_fn does not go with axis_name"):
+    with pytest.raises(ValueError, match="ascent_grad_fn cannot be used with axis_name"):
         PAIR.update(None, PAIR.init(W), W, grad_fn=lambda p: p, ascent_grad_fn=lambda p: p)
 
 

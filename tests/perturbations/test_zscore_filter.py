@@ -64,7 +64,8 @@ def test_ε_has_the_full_radius_along_few_elements():
 
 def test_axes_of_sharded_params_are_refused():
     method = sam_optax.zscore_filter()
-    with pytest.raises(ValueError, match="norm_axis_name='model' does not go with zscore_filter"):
+    message = "norm_axis_name='model' cannot be used with zscore_filter"
+    with pytest.raises(ValueError, match=message):
         method.update(jnp.eye(2), method.init(jnp.eye(2)), norm_axis_name="model")
 
 
