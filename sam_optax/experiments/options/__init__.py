@@ -1,1 +1,1 @@
-"""What a run is to be: options, presets, and the settings that follow from them."""
+"""The definition of a run: options, presets, and the settings that follow from them."""

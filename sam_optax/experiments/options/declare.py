@@ -1,4 +1,4 @@
-"""How options are declared: each with its help, its default and what it may be."""
+"""Declaration of options, each with help text, default and allowed values."""
 
 import dataclasses
 import inspect
@@ -15,7 +15,7 @@ METAVARS = {bool: "True|False", int: "INT", float: "FLOAT"}
 
 
 class Allowed(NamedTuple):
-    """Which values an option may have, and what to do about others."""
+    """The allowed values of an option, and the remedy for others."""
 
     has: Callable[[Any], bool]
     remedy: str
@@ -28,7 +28,7 @@ def one_of(names: Iterable[str]) -> Allowed:
 
 
 def at_least(least: int) -> Allowed:
-    """An integer that is not smaller, and not as large that an int32 cannot hold it."""
+    """An integer of at least ``least`` that fits into an int32."""
     remedy = f"use an integer of at least {least}, below 2^31"
     return Allowed(lambda value: least <= value < 2**31, remedy)
 
@@ -48,9 +48,9 @@ def option(
     help: str | None = None,
     **metadata: Any,
 ) -> Any:
-    """A field that shows ``hint`` where it has no default.
+    """A field that shows ``hint`` in its help if it has no default.
 
-    Its docstring is its help, unless that has several lines, which tyro would show as such.
+    Its docstring is its help. Pass ``help`` for long texts, since tyro keeps the line breaks.
     """
     shown = hint if default is None else None
     arg = tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint=shown)
@@ -58,9 +58,9 @@ def option(
 
 
 def setting(default: Any, allowed: Allowed | None = None, text: str = "", **given: Any) -> Any:
-    """An option that a preset may set: the field is ``None`` where it is not given.
+    """An option that a preset may set: the field is ``None`` if it is not given.
 
-    ``unmentioned`` is the value where a preset says nothing, if it is not the default.
+    ``unmentioned`` is the value if a preset does not mention the option (default: ``default``).
     """
     text = text or (f"{default:g}" if isinstance(default, float) else str(default))
     given = {"metavar": METAVARS.get(type(default)), "otherwise": default, **given}
@@ -68,12 +68,12 @@ def setting(default: Any, allowed: Allowed | None = None, text: str = "", **give
 
 
 def annotated(hint: Any, field: Any) -> Any:
-    """The type of a field with what tyro is to know of it."""
+    """The type of a field, annotated for tyro."""
     return Annotated[hint, field.metadata["arg"]]
 
 
 def declared(options: Class) -> Class:
-    """Annotates the fields of a class, before it becomes a dataclass."""
+    """Annotates the fields of a class before it becomes a dataclass."""
     hints = inspect.get_annotations(options)
     for name, field in vars(options).items():
         if isinstance(field, dataclasses.Field) and "arg" in field.metadata:
@@ -83,7 +83,7 @@ def declared(options: Class) -> Class:
 
 
 def flag(name: str) -> str:
-    """The option as on the command line."""
+    """The name of the option on the command line."""
     return "--" + name.replace("_", "-")
 
 

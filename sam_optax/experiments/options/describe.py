@@ -1,4 +1,4 @@
-"""A run as plain data, before it begins: what its results begin with, and what restores it."""
+"""A run as plain data before it begins, for its results and for restoring it."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ _WHERE_GIVEN = ("preset", "frontier", "image_column", "label_column", "test_spli
 
 
 def shared_settings(options: Compare, resolved: Resolved) -> dict[str, Setting]:
-    """The settings that all methods share, which decide on data and network."""
+    """The settings that all methods share, which determine data and network."""
     found = {}
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -30,11 +30,11 @@ def shared_settings(options: Compare, resolved: Resolved) -> dict[str, Setting]:
 def describe(
     options: Compare, resolved: Resolved, dataset: Dataset, full: Mapping[str, int], devices: int
 ) -> dict[str, Any]:
-    """The run as data, on the examples in use, of which there were ``full`` before ``--scale``.
+    """The run as data, on the examples in use; ``full`` counts those before ``--scale``.
 
     Raises:
-      UserError: a batch has more examples than there are, devices cannot share it, or a method
-        needs examples that stay on disk.
+      UserError: a batch is larger than the training set, devices cannot share it, or a method needs
+        all examples but they stay on disk.
     """
     for row in resolved.rows.values():
         if METHODS[row.method].needs_data and not dataset.resident:
@@ -91,7 +91,7 @@ def describe(
 def _extent(
     row: Row, options: Compare, examples: int, full: int, devices: int
 ) -> dict[str, Setting]:
-    """The settings of a method, scaled down where ``--scale`` says so."""
+    """The settings of a method, scaled down by ``--scale``."""
     settings = dict(row.settings)
     scale, asked, m = options.scale, settings["batch_size"].value, settings["m"].value
     if scale == 1 and asked > examples:
@@ -135,7 +135,7 @@ def _notes(
     full: Mapping[str, int],
     rows: Mapping[str, Mapping[str, Setting]],
 ) -> list[str]:
-    """What a reader should know: what was chosen here, scaled down, or is done differently."""
+    """Notes for the reader: values chosen here, scaling, and differences from the paper."""
     notes = []
     chosen = [
         f"{name} {setting.value}"
@@ -155,7 +155,7 @@ def _notes(
         notes.append(
             f"Scaled down (--scale {options.scale:g}): {len(dataset.train.y):,} of "
             f"{full['train']:,} training examples, {len(dataset.test.y):,} of {full['test']:,} "
-            "test examples. The accuracy is not to be compared with the paper's."
+            "test examples. Do not compare the accuracy with the paper's."
         )
     radii = {  # of methods whose first hyperparameter, the radius, is digits'
         row.method: next(iter(row.sources))

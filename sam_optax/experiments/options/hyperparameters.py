@@ -9,7 +9,7 @@ from sam_optax.experiments.options.declare import METAVARS, annotated, setting
 
 
 def _group(name: str, method: Method) -> type:
-    """The options of a method: for each hyperparameter the values that are trained."""
+    """The options of a method: the values to train with, per hyperparameter."""
     fields = []
     for option, (default, help, kind) in method.options.items():
         values: Any = tuple[kind, ...]  # type: ignore[valid-type]

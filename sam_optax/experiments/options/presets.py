@@ -1,12 +1,12 @@
 # ruff: noqa: RUF001 (the papers' Greek letters, in what is printed)
-"""The papers' settings, each value with the place where it is printed.
+"""The settings of the papers, each value with the place where it is printed.
 
-A preset is one table of a paper; each method has its own row of it. What a paper does not print
-stands under ``stand_ins``, chosen here, and every run with it says so. What this trainer does not
-do is listed under ``differs``.
+A preset is one table of a paper, with one row per method. Values that a paper does not print are
+chosen here and listed in ``stand_ins``, and every run with them reports it. Differences of this
+trainer from the paper are listed in ``differs``.
 
 The sources: ASAM is Kwon et al. 2021 (ICML version; *v1* is arXiv 2102.11600v1), R-SAM is Liu et
-al. 2022, F-SAM is the supplement of Li et al. 2024, whose main text was not at hand.
+al. 2022, F-SAM is the supplement of Li et al. 2024, whose main text we could not obtain.
 """
 
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ class Preset(NamedTuple):
 
     title: str
     data: str
-    method: str  # that the paper proposes
+    method: str  # proposed by the paper
     source: str  # where the values are printed, unless ``places`` says otherwise
     printed: Mapping[str, Any]
-    rows: Mapping[str, Mapping[str, Any]]  # method -> what is printed of it alone
+    rows: Mapping[str, Mapping[str, Any]]  # method -> values printed for this method only
     places: Mapping[str, str] = {}
     stand_ins: Mapping[str, Any] = {}
     stand_in_rows: Mapping[str, Mapping[str, Any]] = {}
     differs: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()  # those trained by default, if not all of the rows
+    methods: tuple[str, ...] = ()  # trained by default, if not all rows
 
 
 _COSINE_SGD = {"optimizer": "sgd", "lr": 0.1, "schedule": "cosine", "momentum": 0.9}
 _CIFAR = {"crop": 4, "flip": True, "weight_decay": 5e-4}
 _SMOOTHED = {**_CIFAR, "epochs": 200, "label_smoothing": 0.1}
-_RESIZE = "'random resize' is part of the augmentation, without its range: left out"
+_RESIZE = "'random resize' is part of the augmentation, but its range is not printed: left out"
 
 
 def _asam(
@@ -77,8 +77,8 @@ def _asam_cifar(data: str, table: int, sam: float, asam: float) -> Preset:
     title = f"WRN-28-10 on {_TITLES[data]}, ASAM's table {table}"
     left_out = "PyramidNet-272, with AutoAugment, CutMix and ShakeDrop, is left out"
     others = (
-        "DenseNet-121, ResNet-20, ResNet-56, VGG19-BN, ResNeXt29-32x4d and WRN-28-2 are trained, "
-        "too: --model densenet121, resnet20, resnet56, vgg19_bn, resnext29_32x4d or wrn28_2"
+        "DenseNet-121, ResNet-20, ResNet-56, VGG19-BN, ResNeXt29-32x4d and WRN-28-2 are "
+        "trained too: --model densenet121, resnet20, resnet56, vgg19_bn, resnext29_32x4d or wrn28_2"
     )
     return _asam(title, data, "wrn28_10", sam, asam, others, left_out)
 
@@ -155,7 +155,7 @@ def _rsam_cifar(data: str, table: int, rho: float) -> Preset:
         {"model": "resnet18", "optimizer": "sgd", "epochs": 200, "batch_size": 128},
         {"lr": 0.1, "schedule": "cosine", "momentum": 0.9, **_CIFAR},
         "'the setting of vanilla SAM' and 'basic augmentation' are all that the text says; the "
-        "details are in an appendix 7.4 that was not at hand",
+        "details are in an appendix 7.4 that we could not obtain",
         "ResNet-50 and a wide ResNet (WRN-28-10 in the tables, WRN-28-20 in the text) are "
         "trained, too: --model resnet50, --model wrn28_10",
     )
@@ -173,8 +173,8 @@ def _rsam_vit(model: str, title: str, rho: float) -> Preset:
         rho,
         {**_VIT, "model": model},
         {**_VIT_STAND_INS, "clip": 1.0, "flip": True},
-        "'the setting of [8, 18]' (two papers that were not at hand) and an appendix 7.4, not "
-        "at hand either, are to have the other hyperparameters",
+        "the other hyperparameters are in 'the setting of [8, 18]' (two papers) and an appendix "
+        "7.4, which we could not obtain",
         "Inception-style preprocessing is the random crop of hf: data sets and a flip",
         "table 3 also has mixup, without its α (--mixup), and RandAugment, which is left out",
         "the base optimizer alone, AdamW, is the method sgd",

@@ -1,4 +1,4 @@
-"""The settings of a run: each value, and where it is from."""
+"""The settings of a run: each value with its source."""
 
 import dataclasses
 import inspect
@@ -35,7 +35,7 @@ FRONTIER: dict[str, tuple[float, ...]] = {
 
 
 class Setting(NamedTuple):
-    """A value, and where it is from, in words."""
+    """A value with its source, in words."""
 
     value: Any
     source: str
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """What the options describe: the settings of ``SHARED``, and what is trained, by name."""
+    """The run that the options define: the settings of ``SHARED``, and the methods by name."""
 
     shared: Mapping[str, Setting]
     rows: Mapping[str, Row]
@@ -59,10 +59,10 @@ class Resolved(NamedTuple):
 
 
 def resolve(options: Compare) -> Resolved:
-    """The settings that the options describe.
+    """The settings that the options define.
 
     Raises:
-      UserError: an unknown method, or a hyperparameter that is missing or that the library refuses.
+      UserError: a method is unknown, or a hyperparameter is missing or invalid.
     """
     preset = PRESETS[options.preset] if options.preset else None
     if preset and options.dataset is None:
@@ -144,7 +144,7 @@ def _given(name: str, printed: Mapping[str, Any]) -> str:
 def _hyperparameter(
     name: str, option: str, options: Compare, preset: Preset | None
 ) -> Setting | None:
-    """The values of a hyperparameter, a tuple, and where they are from; if it has any."""
+    """The values of a hyperparameter (a tuple) with their source, if there are any."""
     given = getattr(getattr(options.hyperparameters, name), option)
     printed = preset.rows.get(name, {}) if preset else {}
     if given is not None:
@@ -184,7 +184,7 @@ def _check_unused(options: Compare, used: set[str]) -> None:
 
 
 def _group_size(name: str, settings: Mapping[str, Setting]) -> Setting:
-    """The setting m, in which the whole batch is its size."""
+    """The setting m, where the whole batch is given by its size."""
     batch_size, (m, source) = settings["batch_size"].value, settings["m"]
     if m is None:
         return Setting(batch_size, f"{source} (the whole batch)")
@@ -200,5 +200,5 @@ def _group_size(name: str, settings: Mapping[str, Setting]) -> Setting:
 
 
 def option_flag(name: str, option: str) -> str:
-    """A hyperparameter as on the command line."""
+    """The name of a hyperparameter on the command line."""
     return f"{flag(name)}.{option.replace('_', '-')}"

@@ -1,1 +1,1 @@
-"""What a run leaves behind: results as data, tables, figures, the page, and progress on the way."""
+"""The output of a run: results as data, tables, figures, the report page, and progress."""

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
-"""The figures of a run, each as PNG and drawn from the contents of ``results.json`` alone."""
+"""The figures of a run, as PNG files, drawn only from the contents of ``results.json``."""
 
 import math
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ _RADII = (0.2, 0.5, 1, 2, 5, 10)
 
 
 def all_figures(results: Mapping[str, Any]) -> dict[str, bytes]:
-    """The figures that suit a run, by file name."""
+    """The figures applicable to a run, by file name."""
     if words.setting(results, "frontier"):
         return {"frontier.png": frontier(results)}
     found = {"sweep.png": sweep.sweep(results)} if sweep.options(results) else {}
@@ -51,7 +51,7 @@ def curves(results: Mapping[str, Any]) -> bytes:
 
 
 def steps(results: Mapping[str, Any]) -> bytes:
-    """What a step looks like after each epoch: cosine, gradient norms, rise of the loss."""
+    """Diagnostics of a step after each epoch: cosine, gradient norms, rise of the loss."""
     return _over_epochs(results, _STEPS, (10, 6.4))
 
 
@@ -134,7 +134,7 @@ def _curve(axes: Axes, method: Mapping[str, Any], key: str, look: Style, i: int)
 
 
 def _bar(axes: Axes, i: int, look: Style, method: Mapping[str, Any], key: str, digits: str) -> None:
-    """A bar of a measure; of the step cost there is one number, not one for each seed."""
+    """A bar of a measure; the step cost is a single number, not one per seed."""
     summary = method["summary"].get(key, {"mean": method.get(key), "std": None})
     runs = [run.get(key) for run in method["seeds"] if not run["diverged"]]
     dots = [_scale(key) * value for value in runs if value is not None]

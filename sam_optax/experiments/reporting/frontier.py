@@ -1,4 +1,4 @@
-"""How much of SAM's gain the cheap methods keep, and at what price."""
+"""The share of SAM's gain that cheap methods keep, and their cost."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 GOAL_SHARE, GOAL_COST = 0.95, 1.15
-"""The share of SAM's gain to keep, and the most that a step may cost, in steps of SGD."""
+"""The share of SAM's gain to keep, and the maximum cost of a step, in steps of SGD."""
 
 
 class Point(NamedTuple):
-    """A method with one radius; what is not known is NaN."""
+    """A method with one radius; unknown values are NaN."""
 
     method: str
     hyperparameters: Mapping[str, Any]

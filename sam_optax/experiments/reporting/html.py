@@ -1,4 +1,4 @@
-"""The report of a run: one page of HTML that needs nothing else to be read."""
+"""The report of a run: one self-contained HTML page."""
 
 import base64
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def html_page(results: Mapping[str, Any], drawn: Mapping[str, bytes]) -> bytes:
 
 
 def _printable(value: Any) -> Any:
-    """A cell may have several lines; nothing else that cannot be printed stays."""
+    """The text of a cell, which may have several lines, without unprintable characters."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     return "\n".join(map(words.printable, value.split("\n")))
@@ -72,7 +72,7 @@ def _headline(results: Mapping[str, Any]) -> str:
 
 
 def _own_settings(method: Mapping[str, Any]) -> list[list[Any]]:
-    """What a method is trained with: setting, value and source."""
+    """The settings of a method: name, value and source."""
     values, sources = method["hyperparameters"].items(), method["sources"]
     rows = [[words.symbol(name), value, sources.get(name)] for name, value in values]
     return rows + [

@@ -1,4 +1,4 @@
-"""What is measured after each epoch, written as soon as it is known."""
+"""Writes the measurements of each epoch as soon as they are known."""
 
 import contextlib
 import json
@@ -11,10 +11,10 @@ from sam_optax.experiments.reporting.results import number
 
 
 class Live:
-    """``metrics.jsonl``, a line for each epoch of each method and seed.
+    """``metrics.jsonl``, with one line per epoch, method and seed.
 
-    Of an earlier process, lines on the ``epochs`` that a checkpoint has kept stay. On request
-    ``tensorboard/METHOD/seed_SEED`` is written, too.
+    Lines of an earlier process are kept for the ``epochs`` in its checkpoint. On request
+    ``tensorboard/METHOD/seed_SEED`` is written too.
     """
 
     def __init__(self, out: Path, tensorboard: bool = False, epochs: int = 0) -> None:
@@ -36,16 +36,16 @@ class Live:
         for writer in self._writers.values():
             writer.close()
         if not self._path.stat().st_size:
-            self._path.unlink()  # interrupted before the first epoch: as if it had not begun
+            self._path.unlink()  # interrupted before the first epoch: leave nothing
 
     def add(self, method: str, seed: int, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Writes the numbers of an epoch, from 1; what is not finite is null."""
+        """Writes the numbers of an epoch (counted from 1), with null for non-finite values."""
         numbers = {name: number(value) for name, value in metrics.items()}
         with self._writable():
             self._write({"method": method, "seed": seed, "epoch": epoch, **numbers})
 
     def _read(self) -> Iterator[dict[str, Any]]:
-        """The lines of an earlier process; a kill may have cut the last one off."""
+        """The lines of an earlier process; the last one may be incomplete after a kill."""
         for line in self._path.read_bytes().splitlines() if self._path.exists() else ():
             with contextlib.suppress(ValueError):
                 yield json.loads(line)
@@ -55,7 +55,7 @@ class Live:
             file.write(json.dumps(point).encode() + b"\n")
         if self._logs is None:
             return
-        from tensorboardX import SummaryWriter  # only where it is asked for
+        from tensorboardX import SummaryWriter  # only on request
 
         key = point["method"], point["seed"]
         if key not in self._writers:

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all."""
+"""Files that are written completely or not at all."""
 
 import json
 import os
@@ -14,9 +14,9 @@ from sam_optax.experiments.errors import UserError
 class OutputDirectory:
     """A directory for results, as a context manager, for one process at a time.
 
-    Entering creates it with its parents, proves that it can be written to, before any work whose
-    results would be lost, and removes what killed processes left unfinished. Leaving with an
-    exception removes the directories that entering created if they are still empty.
+    Entering creates it with its parents, checks that it is writable before any work is done, and
+    removes unfinished files of killed processes. Leaving with an exception removes the directories
+    that entering created, if they are still empty.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,13 +44,13 @@ class OutputDirectory:
 
     def __exit__(self, error: object, *more: object) -> None:
         if self._lock.is_locked:
-            # Removed before it is released, when it can only be this process's.
+            # Removed before the lock is released, while only this process can hold it.
             Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release()
         for path in reversed(self._created) if error else ():
             try:
                 path.rmdir()
-            except OSError:  # not empty: somebody else's files
+            except OSError:  # not empty: contains other files
                 return
 
     def write(self, files: Mapping[str, bytes]) -> None:
@@ -65,7 +65,7 @@ class OutputDirectory:
             self._lock.acquire()
         except (filelock.Timeout, PermissionError):
             raise
-        except (OSError, NotImplementedError):  # a file system without locks is used without
+        except (OSError, NotImplementedError):  # go on without a lock if the file system has none
             Path(self._lock.lock_file).unlink(missing_ok=True)
 
     def _create(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class OutputDirectory:
 
 
 def check_file(path: Path | None) -> None:
-    """Raises :class:`UserError`, before any work, if a file of ``--out`` cannot be written."""
+    """Raises :class:`UserError` before any work if a file of ``--out`` cannot be written."""
     if path is not None and not path.parent.is_dir():
         raise UserError(f"--out: {path.parent} is not a folder.")
     if path is not None and path.is_dir():
@@ -91,7 +91,7 @@ def check_file(path: Path | None) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a file of ``--out`` in one piece: an interrupt leaves the old one or the new one."""
+    """Writes a file of ``--out`` atomically: an interrupt leaves the old or the new one."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     try:
         replace_files({path: text.encode()})
@@ -100,7 +100,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def replace_files(files: Mapping[Path, bytes]) -> None:
-    """Writes all files beside their targets first, then renames them in the order given."""
+    """Writes all files next to their targets first, then renames them in the given order."""
     partials = {target: _partial(target) for target in files}
     try:
         for target, content in files.items():

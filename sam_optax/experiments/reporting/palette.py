@@ -1,4 +1,4 @@
-"""One look for each method, the same in every figure."""
+"""The style of each method, the same in every figure."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 class Style(NamedTuple):
-    """How a method is drawn, in matplotlib's terms."""
+    """The style of a method, as matplotlib arguments."""
 
     color: str
     linestyle: Any
@@ -29,7 +29,7 @@ class Style(NamedTuple):
 
 
 def style(method: str, repeat: int = 0) -> Style:
-    """The look of a method that is in the figure ``repeat`` times already, with other radii."""
+    """The style of a method that is already in the figure ``repeat`` times, with other radii."""
     for row, (colour, names) in enumerate(METHODS.items()):
         if method in names:
             i = row + names.index(method) + repeat
@@ -38,5 +38,5 @@ def style(method: str, repeat: int = 0) -> Style:
 
 
 def styles(methods: Sequence[str]) -> list[Style]:
-    """The look of each of the methods in a figure, in which one may occur several times."""
+    """The styles of the methods in a figure, where a method may occur several times."""
     return [style(name, methods[:i].count(name)) for i, name in enumerate(methods)]

@@ -1,4 +1,4 @@
-"""How the work proceeds, and the time left as measured so far."""
+"""Progress of the work, and the remaining time estimated from measurements."""
 
 import collections
 import importlib.util
@@ -18,21 +18,21 @@ from sam_optax.experiments.reporting.words import duration
 Work = Mapping[str, tuple[float, int]]
 """Kind -> (prior cost of a piece, in any unit; number of pieces)."""
 _RECENT = 10
-"""Pieces of each kind that the estimate looks back on, so that it follows a changing load."""
+"""Number of recent pieces per kind in the estimate, so that it follows a changing load."""
 _LINE_EVERY = 10.0
-"""Seconds between lines where there is no terminal to draw a bar on."""
+"""Seconds between lines if there is no terminal to draw a bar on."""
 
 
 class Estimate:
-    """The time left, for work of several kinds of pieces.
+    """The remaining time, for work of several kinds of pieces.
 
-    A kind that has been measured costs its recent mean. One that has not costs its prior times
-    the rate of what has. Compilation is not a piece: it is over before the first one starts.
+    The cost of a kind is its recent mean. A kind without measurements costs its prior times the
+    rate of the measured kinds. Compilation is not a piece: it ends before the first one starts.
     """
 
     def __init__(self, work: Work) -> None:
         self._work = dict(work)
-        self.finished = dict.fromkeys(work, 0.0)  # pieces, also those of an earlier process
+        self.finished = dict.fromkeys(work, 0.0)  # pieces, including those of an earlier process
         self.remaining: float | None = None  # seconds, once a piece is done
         recent = collections.deque[tuple[float, float]]
         self._recent = {kind: recent(maxlen=_RECENT) for kind in work}
@@ -57,10 +57,10 @@ class Estimate:
 
 
 class Progress:
-    """A bar on a terminal and in a notebook; elsewhere a line at each phase and now and then.
+    """A bar on a terminal and in a notebook; elsewhere a line per phase and at intervals.
 
-    The text names the kind of a piece and counts all pieces; with ``epochs`` it counts these,
-    and the kind ``"sharpness"`` is a phase of its own.
+    The text names the kind of a piece and counts all pieces; with ``epochs`` it counts these, and
+    the kind ``"sharpness"`` is a separate phase.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Progress:
         self._show("compiling", f" {what} ({number} of {count})")
 
     def resumed(self, pieces: Mapping[str, int]) -> None:
-        """So many pieces of each kind were done by an earlier process."""
+        """Records the pieces of each kind that an earlier process has done."""
         for kind, count in pieces.items():
             self._estimate.finished[kind] += count
         self._show("resuming", f" after {self._position()}")
 
     def done(self, kind: str, seconds: float, share: float = 1.0) -> None:
-        """A piece of the work, or a share of one, is done."""
+        """Records a finished piece of the work, or a share of one."""
         self._estimate.done(kind, seconds, share)
         if self._epochs is not None and kind == "sharpness":
             self._show("measuring sharpness")
@@ -127,13 +127,13 @@ class Progress:
 
 
 def can_draw(console: Console) -> bool:
-    """Whether its cursor can be moved: with ``FORCE_COLOR``, rich takes a file for a terminal."""
-    if console.is_jupyter:  # rich draws by widgets there
+    """Whether the cursor can be moved: with ``FORCE_COLOR``, rich treats files as terminals."""
+    if console.is_jupyter:  # rich uses widgets there
         return importlib.util.find_spec("ipywidgets") is not None
     dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     return console.is_terminal and console.file.isatty() and not dumb
 
 
 def _whole(pieces: float) -> int:
-    """The number of a piece of which a share is done; shares add up but for rounding."""
+    """The number of the current piece; shares add up except for rounding."""
     return math.ceil(pieces - 1e-6)

@@ -1,6 +1,6 @@
-"""The results of an experiment as plain data: their schema, and the files that hold them.
+"""The results of an experiment as plain data: their schema and their files.
 
-``results.json`` has everything but the params, ``results.csv`` a line for each method and seed,
+``results.json`` has everything except the params, ``results.csv`` one line per method and seed,
 ``params.npz`` the trained variables.
 """
 
@@ -27,7 +27,7 @@ FORMAT = "sam_optax.experiment"
 FORMAT_VERSION = 2
 CONFIDENCE = 0.95
 BASES = ("sgd", "sam")
-"""Methods that the others are compared with, seed by seed."""
+"""Methods with which the others are compared, seed by seed."""
 ACCURACIES = ("test_accuracy", "test_top5_accuracy")
 UNITS = {
     "test_accuracy": "share of the test examples, which have clean labels, after the last epoch",
@@ -52,7 +52,7 @@ UNITS = {
 
 
 def versions() -> dict[str, str]:
-    """What else the numbers depend on: versions of libraries and the kind of device."""
+    """The environment of the numbers: library versions and the kind of device."""
     import jax
 
     import sam_optax
@@ -117,7 +117,7 @@ def differences(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]])
 def collect(
     description: Mapping[str, Any], parameters: int, outcomes: Mapping[str, "Outcome"]
 ) -> dict[str, Any]:
-    """The results of a run from what became of its methods; NaN becomes ``None``.
+    """The results of a run from the outcomes of its methods; NaN becomes ``None``.
 
     A seed has diverged if its final training loss is not finite; summaries are over the others.
     """
@@ -173,13 +173,13 @@ def _of_method(method: Mapping[str, Any], seeds: list[int], outcome: "Outcome") 
 
 
 def to_json(results: Mapping[str, Any]) -> bytes:
-    """All of the results. What is not text in a path becomes an escape, as JSON writes it."""
+    """All results as JSON; undecodable bytes of a path are escaped."""
     text = json.dumps(results, indent=1, allow_nan=False, ensure_ascii=False)
     return (text + "\n").encode(errors="backslashreplace")
 
 
 def from_json(path: Path) -> dict[str, Any] | None:
-    """What :func:`to_json` wrote, if it is there; another version's raises :class:`UserError`."""
+    """Reads the output of :func:`to_json`, if any; another version raises :class:`UserError`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -198,7 +198,7 @@ def from_json(path: Path) -> dict[str, Any] | None:
 
 
 def to_csv(results: Mapping[str, Any]) -> bytes:
-    """One line for each method and seed; a field is empty where the number is not finite."""
+    """One line per method and seed; fields of non-finite numbers are empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     measures = [*results["methods"][0]["summary"], "best_epoch"]
@@ -227,7 +227,7 @@ def params_to_npz(params: Mapping[str, Mapping[int, Any]]) -> bytes:
 
 
 def load_params(path: str | Path) -> dict[str, dict[int, Any]]:
-    """Reads what :func:`params_to_npz` wrote; a damaged file raises :class:`UserError`."""
+    """Reads the output of :func:`params_to_npz`; a damaged file raises :class:`UserError`."""
     import flax.traverse_util
 
     methods: dict[str, dict[int, dict[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""Accuracy over the hyperparameters that take several values."""
+"""Accuracy over hyperparameters with several values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ def varied(results: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
 
 
 def options(results: Mapping[str, Any]) -> list[str]:
-    """The hyperparameters that a figure can have on its axis: several numbers of one method."""
+    """The hyperparameters for the axis of a figure: those with several numbers in one method."""
     found = [
         option
         for values in varied(results).values()
@@ -51,7 +51,7 @@ def sweep(results: Mapping[str, Any]) -> bytes:
 
 
 def over(axes: Axes, results: Mapping[str, Any], option: str) -> None:
-    """Draws a line for each method and setting of what else varies; bands where nothing does."""
+    """Draws a line per method and setting of other hyperparameters; bands if none vary."""
     ticks = set()
     for method, several in varied(results).items():
         rows = [

@@ -24,12 +24,12 @@ _ACCURACIES = (  # with the half widths of their intervals
 # For the page alone, as a terminal is not wide enough.
 _IN_FULL = ("best 95 %", "top-5", "top-5 95 %", "best top-5", "best top-5 95 %", "train loss")
 _NARROW = ("sharpness", "95 %", "best epoch")
-"""Columns that a narrow terminal does without, the first first."""
+"""Columns that a narrow terminal omits, in this order."""
 _UNITS = {"method": "", "with": "", "train loss": "nats", "sharpness": "nats", "cost": "× SGD"}
 
 
 class Summary(NamedTuple):
-    """A line for each method; the first two columns are text, the others numbers."""
+    """One line per method; the first two columns are text, the others numbers."""
 
     columns: dict[str, str]  # heading -> unit
     rows: list[list[str]]
@@ -44,7 +44,7 @@ def summarize(results: Mapping[str, Any], without: Sequence[str] = ()) -> Summar
 
 
 def print_results(console: Console, results: Mapping[str, Any]) -> None:
-    """Prints what was trained on, a line for each method, and what the columns are."""
+    """Prints the task, one line per method, and the meaning of the columns."""
     console.print(Text("\n" + "\n".join(words.heading(results)) + "\n"), soft_wrap=True)
     summary = summarize(results, _IN_FULL)
     left_out: list[str] = []
@@ -64,7 +64,7 @@ def print_results(console: Console, results: Mapping[str, Any]) -> None:
 
 
 def _table(summary: Summary) -> Table:
-    """Hyperparameters are wrapped where they are long, and numbers are not."""
+    """Long hyperparameters are wrapped; numbers are not."""
     table = ruled()
     for i, (name, unit) in enumerate(summary.columns.items()):
         heading = f"{name}\n{unit}" if unit else name
@@ -81,7 +81,7 @@ def _width(console: Console, table: Table) -> int:
 
 
 def print_settings(console: Console, description: Mapping[str, Any]) -> None:
-    """Prints what would be trained, where each value is from, and the notes."""
+    """Prints what would be trained, the source of each value, and the notes."""
     table = ruled("setting", "value", "from")
     rows = [("", name, setting) for name, setting in description["settings"].items()]
     for method in description["methods"]:
@@ -123,7 +123,7 @@ def _comparison(results: Mapping[str, Any], without: Sequence[str]) -> Summary:
         "diverged": "training loss not finite; the numbers are of the other seeds",
     }
     cells = [_cells(method, seeds) for method in results["methods"]]
-    # A column in which nothing is known is left out.
+    # A column without known values is left out.
     names = [n for n in cells[0] if n not in without and any(row[n] != "–" for row in cells)]
     shown = [*names, *(["diverged"] if any(m["diverged"] for m in results["methods"]) else [])]
     return Summary(

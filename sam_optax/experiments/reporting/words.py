@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
-"""Settings, numbers and names in words, for the terminal, figures and the page alike."""
+"""Settings, numbers and names as text, for the terminal, the figures and the page."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ"
 
 
 def printable(text: str) -> str:
-    """The text without what cannot be printed: control characters, undecodable bytes of a path."""
+    """The text without unprintable characters: control characters, undecodable bytes of paths."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -55,7 +55,7 @@ def named(setting: str) -> str:
 
 
 def trained_with(method: Mapping[str, Any]) -> str:
-    """A method's hyperparameters, and those of its settings that differ from other methods'."""
+    """The hyperparameters of a method, and its settings that differ between methods."""
     own = [f"{named(name)} {plain(s['value'])}" for name, s in method["settings"].items()]
     values = method["hyperparameters"].items()
     return ", ".join([*(f"{symbol(name)} {plain(value)}" for name, value in values), *own])
@@ -67,7 +67,7 @@ def symbol(hyperparameter: str) -> str:
 
 
 def setting(results: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """The value of a setting that all methods share; the default if there is none."""
+    """The value of a shared setting, or the default if there is none."""
     value = results["settings"].get(name, {}).get("value")
     return default if value is None else value
 
@@ -79,14 +79,14 @@ def data_name(results: Mapping[str, Any], longest: int = 48) -> str:
 
 
 def task(results: Mapping[str, Any]) -> str:
-    """What was trained on, in a few words."""
+    """The task in a few words."""
     noise = setting(results, "label_noise", 0)
     labels = f"{100 * noise:g} % wrong training labels" if noise else "clean labels"
     return f"{data_name(results)}, {labels}, {setting(results, 'model')}"
 
 
 def heading(results: Mapping[str, Any]) -> list[str]:
-    """What was trained on, for how long, and with which base optimizer: a line each."""
+    """Data, duration and base optimizer of the training, one line each."""
     dataset, noise = results["dataset"], setting(results, "label_noise", 0)
     labels = f"{100 * noise:g} % of the training labels are wrong" if noise else "clean labels"
     lines = [
