@@ -7,7 +7,7 @@ import optax
 
 
 class FirstPassState(NamedTuple):
-    """What ``update(..., value_and_grad_fn=...)`` returns as state; see :func:`pop_first_pass`.
+    """State returned by ``update(..., value_and_grad_fn=...)``; see :func:`pop_first_pass`.
 
     Do not carry this state to the next step: call :func:`pop_first_pass` first, which restores the
     structure that ``init`` returns.

@@ -75,7 +75,7 @@ def sharpness_aware(
     groups: int | None = None,
     info: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Wraps an optimizer so that it descends along the gradient at the perturbed params.
+    r"""Wraps an optimizer so that it descends along the gradient at nearby, perturbed params (SAM).
 
     .. math::
         \varepsilon = \mathrm{perturbation}(\nabla L(w)), \qquad

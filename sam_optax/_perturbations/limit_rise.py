@@ -26,15 +26,16 @@ class LimitRiseState(NamedTuple):
 
 
 def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparameter) -> Perturbation:
-    r"""Shortens ε such that the loss rises by at most ``tau`` along it, to first order.
+    r"""LE-SAM: shortens the perturbation ε so that it raises the loss by at most ``tau``.
 
     .. math::
         \varepsilon = \min\left(1, \frac{\tau}{\langle g, \varepsilon_0 \rangle}\right)
         \varepsilon_0, \qquad \varepsilon_0 = \mathrm{perturbation}(g),
 
-    with g the ascent gradient; ε₀ is unchanged if ⟨g, ε₀⟩ ≤ τ. ``limit_rise(sam(rho), tau)`` is
-    LE-SAM, with the radius min(ρ, τ/‖g‖): the budget is in units of the loss and not of the
-    weights. Large gradients, early in training or on hard batches, then give a short ε.
+    with g the ascent gradient. The bound holds to first order; ε₀ is unchanged if ⟨g, ε₀⟩ ≤ τ.
+    ``limit_rise(sam(rho), tau)`` is LE-SAM, with the radius min(ρ, τ/‖g‖): the budget is in units
+    of the loss and not of the weights. Large gradients, early in training or on hard batches, then
+    give a short ε.
 
     Around :func:`rsam` and other random starts, ⟨g, ε₀⟩ is the rise from the start. With
     ``ascent_steps``, the budget holds for each step.

@@ -14,7 +14,7 @@ from sam_optax._perturbations.stochastic_rounding import round_to
 
 
 class PerturbationSurvival(NamedTuple):
-    """What :func:`sam_optax.perturbation_survival` measures, both float32 (or wider) scalars.
+    """Result of :func:`sam_optax.perturbation_survival`: two float32 (or wider) scalars.
 
     Attributes:
       along: ⟨w̃ − w, ε⟩/‖ε‖², the share of ε that is left along ε.

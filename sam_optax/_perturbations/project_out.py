@@ -10,7 +10,7 @@ from sam_optax._perturbations.perturbation import Perturbation
 
 
 def project_out() -> Perturbation:
-    r"""Removes the component of the ascent gradient along the full gradient.
+    r"""SAM-noise: removes the component of the ascent gradient along the full gradient.
 
     .. math::
         \mathrm{Proj}^\perp_{\nabla L}\, g

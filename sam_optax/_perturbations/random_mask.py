@@ -29,15 +29,16 @@ class RandomMaskState(NamedTuple):
 def random_mask(
     beta: hp.Hyperparameter = 0.6, *, key: noise.Key, whole_leaves: bool = False
 ) -> Perturbation:
-    r"""Keeps each element of ε with probability β, scaled by 1/β to preserve its expectation.
+    r"""ESAM: keeps each element of the perturbation ε with probability β, scaled by 1/β.
 
     .. math::
         \varepsilon' = \frac{1}{\beta}\, b \odot \varepsilon, \qquad b_i \sim
         \mathrm{Bernoulli}(\beta), \qquad \mathbb{E}\, \varepsilon' = \varepsilon.
 
-    Chain it after a perturbation: ``as_perturbation(optax.chain(sam(rho), random_mask(beta,
-    key=key)))``. The expected squared norm is ρ²/β. Chained before one, it makes a random subset of
-    the weights ascend with the full radius. The other half of ESAM is :func:`rising_samples`.
+    The scaling preserves the expectation of ε. Chain it after a perturbation:
+    ``as_perturbation(optax.chain(sam(rho), random_mask(beta, key=key)))``. The expected squared
+    norm is ρ²/β. Chained before one, it makes a random subset of the weights ascend with the full
+    radius. The other half of ESAM is :func:`rising_samples`.
 
     Args:
       beta: β in (0, 1], the share of elements that is kept. Default 0.6; published settings are 0.5

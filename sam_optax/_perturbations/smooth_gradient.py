@@ -27,7 +27,7 @@ class SmoothGradientState(NamedTuple):
 
 
 def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
-    r"""Replaces the ascent gradient by an exponential moving average of ascent gradients.
+    r"""VaSSO: replaces the ascent gradient by an exponential moving average of ascent gradients.
 
     .. math::
         d_t = (1 - \theta)\, d_{t-1} + \theta\, g_t, \qquad d_0 = 0.

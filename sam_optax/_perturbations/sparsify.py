@@ -43,7 +43,7 @@ def sparsify(
     every: int = hp.static_default(100),
     drop: hp.Hyperparameter = 0.5,
 ) -> Perturbation:
-    r"""Sparse SAM: sets a given share of the elements of ε to zero.
+    r"""Sparse SAM: sets a given share of the elements of the perturbation ε to zero.
 
     .. math::
         \varepsilon' = m \odot \varepsilon, \qquad m_i \in \{0, 1\}, \qquad

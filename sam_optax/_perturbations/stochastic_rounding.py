@@ -28,7 +28,7 @@ class StochasticRoundingState(NamedTuple):
 def stochastic_rounding(
     perturbation: optax.GradientTransformation, *, key: noise.Key
 ) -> Perturbation:
-    r"""Rounds the perturbed point up or down at random, so that ε survives on average.
+    r"""Rounds the perturbed params up or down at random, so that ε is preserved on average.
 
     .. math::
         \varepsilon' = \mathrm{SR}(w + \varepsilon) - w, \qquad

@@ -26,7 +26,7 @@ class RandomWhen(NamedTuple):
 
 
 class GradNormWhen(NamedTuple):
-    """A ``when`` that sees the gradient's norm: what :func:`sam_optax.above_average` returns.
+    """A ``when`` that depends on the gradient norm, as :func:`sam_optax.above_average` returns it.
 
     Attributes:
       init: ``() -> state``, which the optimizer keeps as ``when_state``.

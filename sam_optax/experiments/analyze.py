@@ -55,7 +55,7 @@ _COLUMNS = {
 class Analyze:
     """Measures the sharpness of the networks that compare --out or train --out has trained.
 
-    Measures sharpness, adaptive sharpness and the largest eigenvalues of the Hessian on the
+    Reports sharpness, adaptive sharpness and the largest eigenvalues of the Hessian on the
     training set (at most 10,000 examples) with the labels used in training, and draws slices of the
     loss through the networks of the first seed, all on one scale.
     """

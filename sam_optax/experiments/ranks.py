@@ -132,7 +132,7 @@ def settings(networks: Sequence[Network]) -> dict[str, list[Any]]:
     columns = {key: [row[key] for row in rows] for key in rows[0]}
     differing = {k: c for k, c in columns.items() if len(set(c)) > 1 or k == "seed"}
     if len(differing) == 1:
-        raise UserError("RUN_DIR: the networks differ in their seeds alone; give other runs, too.")
+        raise UserError("RUN_DIR: the networks differ only in their seeds; give other runs too.")
     if len(set(zip(*differing.values(), strict=True))) < len(rows):
         raise UserError(
             "RUN_DIR: two networks have the same method, settings and seed; give each run once."

@@ -114,8 +114,8 @@ def test_runs_that_cannot_be_ranked(run_dirs, arrays, archive, tmp_path, capsys)
     other = train(tmp_path / "other.npz", tmp_path / "other", "--methods", "sgd", "sam")
     capsys.readouterr()
     for directories, message in {
-        (alone,): "RUN_DIR: the networks differ in their seeds alone",
-        (alone, alone): "RUN_DIR: the networks differ in their seeds alone",
+        (alone,): "RUN_DIR: the networks differ only in their seeds",
+        (alone, alone): "RUN_DIR: the networks differ only in their seeds",
         (run_dirs[0], run_dirs[0]): "RUN_DIR: two networks have the same method, settings and seed",
         (run_dirs[0], other): f"{other}: was trained on other data than {run_dirs[0]}",
         (tmp_path,): "holds no results.json and params.npz of a finished run",

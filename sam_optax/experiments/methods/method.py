@@ -116,7 +116,7 @@ class Variant(NamedTuple):
     hyperparameters: Mapping[str, Any]
 
     def gradients(self, batches: float) -> float:
-        """Gradients of a batch in a step, with so many batches in the training set."""
+        """Gradients on a batch per step, given the number of batches in the training set."""
         found = self.method.gradients
         return found(batches, **self.hyperparameters) if callable(found) else found
 

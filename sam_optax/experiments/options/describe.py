@@ -167,7 +167,7 @@ def _notes(
         default = METHODS[method].options[option].default
         values = " ".join(f"{factor * default:g}" for factor in (0.25, 0.5, 1, 2))
         notes.append(
-            f"The hyperparameters of {', '.join(radii)} were chosen on digits: other data want a "
-            f"radius of their own. Try several first, as in {option_flag(method, option)} {values}."
+            f"The hyperparameters of {', '.join(radii)} were chosen on digits: other data need "
+            f"another radius. Try several first, as in {option_flag(method, option)} {values}."
         )
     return [*notes, *dataset.notes, *(resolved.preset.differs if resolved.preset else ())]

@@ -117,8 +117,8 @@ class Options:
         False,
         help="Train with several processes, each with its devices and its share of every "
         "batch: run the same command on every host. On a TPU pod or under SLURM nothing else "
-        "is needed; elsewhere set "
-        " JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
+        "is needed; elsewhere set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
+        "JAX_PROCESS_ID.",
     )
     out: Path | None = option(
         metavar="DIR",
@@ -142,7 +142,7 @@ class Options:
         "checkpoint it starts from the beginning; the table of a finished run is printed.",
     )
     dry_run: Flag = False
-    """Print what would be trained, with the source of each value, and stop."""
+    """Print what would be trained, with the source of each value, and exit."""
     hyperparameters: Annotated[Hyperparameters, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: Hyperparameters()
     )

@@ -104,7 +104,7 @@ _ASAM_NOISE = _asam(
     0.5,
     "noise levels of 20, 40, 60 and 80 % are printed: --label-noise chooses",
     "whether symmetric noise may keep the right label is not printed: here it never does",
-    "the section prints no hyperparameters of its own: they are section 5.2's",
+    "the section prints no hyperparameters: they are those of section 5.2",
     printed={"label_noise": 0.4},
     places=dict.fromkeys(("model", "label_noise"), "ASAM, section 5.4"),
 )

@@ -21,7 +21,7 @@ _ACCURACIES = (  # with the half widths of their intervals
     ("top-5", "test_top5_accuracy", "top-5 95 %"),
     ("best top-5", "best_test_top5_accuracy", "best top-5 95 %"),
 )
-# For the page alone, as a terminal is not wide enough.
+# Only for the page, as a terminal is not wide enough.
 _IN_FULL = ("best 95 %", "top-5", "top-5 95 %", "best top-5", "best top-5 95 %", "train loss")
 _NARROW = ("sharpness", "95 %", "best epoch")
 """Columns that a narrow terminal omits, in this order."""
