@@ -359,8 +359,8 @@ def test_a_run_that_is_scaled_down_says_so(data):
         "warmup_steps": {"value": 1, "source": "given; scaled down from 300"},
     }
     assert found["notes"][0] == (
-        "Scaled down (--scale 0.05): 50 of 1,000 training examples, 5 of 100 test examples. The "
-        "accuracy is not to be compared with the paper's."
+        "Scaled down (--scale 0.05): 50 of 1,000 training examples, 5 of 100 test examples. Do "
+        "not compare the accuracy with the paper's."
     )
     assert found["dataset"]["train_examples"] == 50
 
