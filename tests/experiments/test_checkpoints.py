@@ -375,8 +375,8 @@ def test_a_full_disk_is_told_and_leaves_the_previous_one(saved, caplog):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert str(error.value) == (
-        f"--checkpoint-every: {saved / 'checkpoint'} cannot be written (file too large). Put that "
-        "right; --resume will continue from epoch 3."
+        f"--checkpoint-every: {saved / 'checkpoint'} cannot be written (file too large). Fix "
+        "the cause; --resume will continue from epoch 3."
     )
     assert not caplog.records
     assert_whole(found(saved))

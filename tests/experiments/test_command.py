@@ -51,7 +51,7 @@ WRONG = {
     "frontier": (["--frontier", "--methods", "sam"], "--frontier: chooses the methods itself"),
     "model": (["--model", "vit"], "--model vit: unknown; use one of mlp, cnn, "),
     "patches": (["--model", "vit_s16"], "--model vit_s16: images of 8×8 cannot be cut into patch"),
-    "devices": (["--devices", "99"], "--devices 99: there are 8; use a number from 1 to that."),
+    "devices": (["--devices", "99"], "--devices 99: there are 8 devices; use at most as many."),
     "uneven devices": (["--devices", "8"], "--batch-size 100: 8 devices share each batch; use a m"),
     "dataset": (["--dataset", "cifar"], "--dataset cifar: unknown data set; use one of digits"),
     "column": (["--label-column", "y"], "--label-column y: needs --dataset hf:NAME"),

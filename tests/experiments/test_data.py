@@ -145,8 +145,8 @@ MALFORMED = {
     "one-hot labels": ({"y_test": np.eye(13, dtype=int)}, r"y_test has shape \(13, 13\)"),
     "negative label": ({"y_train": np.arange(40) % 3 - 1}, "y_train contains the label -1"),
     "negative test label": ({"y_test": -np.ones(13, int)}, "y_test contains the label -1"),
-    "gap": ({"y_train": np.arange(40) % 3 * 2}, "y_train contains the label 2 but no 1"),
-    "from one": ({"y_train": np.arange(40) % 3 + 1}, "y_train contains the label 1 but no 0"),
+    "gap": ({"y_train": np.arange(40) % 3 * 2}, "y_train contains the label 2 but not 1"),
+    "from one": ({"y_train": np.arange(40) % 3 + 1}, "y_train contains the label 1 but not 0"),
     "one class": (
         {"y_train": np.zeros(40, int), "y_test": np.zeros(13, int)},
         "y_train.*one class",

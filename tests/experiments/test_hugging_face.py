@@ -172,7 +172,7 @@ def test_without_a_test_split_a_fifth_is_held_out(tmp_path):
     assert len({bytes(x) for x in (*dataset.train.x, *dataset.test.x)}) == 30
     assert "a fifth of the training examples is held out" in dataset.notes[0]
     single = rows(noise(6, (4, 4, 3), None), [0, 0, 0, 0, 0, 1])
-    with pytest.raises(UserError, match=r"no split for testing.*only 1 member"):
+    with pytest.raises(UserError, match=r"no test split.*only 1 member"):
         load(save(tmp_path / "b", train=single))
 
 
@@ -215,11 +215,11 @@ BROKEN = {
     "no labels": (lambda: {"train": table(label=None)}, "no labels; give --label-column, one of a"),
     "no features": (
         lambda: {"train": table(age=None, rooms=None, rich=None, text=["a"] * 10)},
-        r"neither images nor numbers, but text \(string\)",
+        r"neither images nor numbers, only text \(string\)",
     ),
     "fractions": (lambda: {"train": table(label=np.arange(10) / 3)}, "the type double; use integ"),
     "missing": (lambda: {"train": table(label=[None] + [1] * 9)}, "has 1 missing values"),
-    "one class": (lambda: {"train": table(label=[4] * 10)}, "has one class; use at least two"),
+    "one class": (lambda: {"train": table(label=[4] * 10)}, "has only one class; use at least two"),
     "new class": (
         lambda: {"train": table(), "test": table(3, label=[0, 1, 7])},
         "of test has the label 7, which is not a class",
@@ -233,7 +233,7 @@ BROKEN = {
         "the split test lacks the column age",
     ),
     "empty": (lambda: {"train": table(0), "test": table()}, "list index out of range|is empty"),
-    "splits": (lambda: {"a": table(), "b": table()}, "no split train to train on, but a, b"),
+    "splits": (lambda: {"a": table(), "b": table()}, "no split named train, only a, b"),
     "corrupt": (
         lambda: {"train": rows([{"bytes": b"no", "path": "x/5.png"}] * 6, [0, 1] * 3)},
         r"train: image 0 \(5.png\) cannot be read .*; replace or remove it",

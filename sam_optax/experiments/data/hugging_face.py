@@ -66,9 +66,7 @@ def load(
         try:
             return hold_out(examples)._replace(classes=classes, notes=tuple(notes))
         except ValueError as error:
-            raise UserError(
-                f"it has no split for testing, and none can be made: {error}"
-            ) from error
+            raise UserError(f"it has no test split, and none can be held out: {error}") from error
     except UserError as error:
         text = str(error)
         raise UserError(text if text.startswith(spec) else f"{spec}: {text}") from error
@@ -118,7 +116,7 @@ def _train(splits: Mapping[str, Any], test_split: str | None) -> str:
     others = [split for split in splits if split != test_split]
     if "train" in others or len(others) == 1:
         return "train" if "train" in others else others[0]
-    raise UserError(f"it has no split train to train on, but {_all(splits)}.")
+    raise UserError(f"it has no split named train, only {_all(splits)}.")
 
 
 def _labelled(splits: Mapping[str, Any], train: str, label: str) -> str | None:
@@ -172,7 +170,7 @@ def _labels(used: Mapping[str, Any], column: str) -> tuple[list[np.ndarray], int
             raise UserError(f"{where} has the label {y[~fits][0]}, which is not a class.")
         found.append(np.searchsorted(known, y).astype(np.int32))
     if known is None or len(known) < 2:
-        raise UserError(f"the column {column} has one class; use at least two.")
+        raise UserError(f"the column {column} has only one class; use at least two.")
     return found, len(known)
 
 
@@ -186,5 +184,5 @@ def _numbers(features: Mapping[str, Any]) -> list[str]:
     ]
     if not found:
         columns = _all(f"{name} ({kind})" for name, kind in kinds.items())
-        raise UserError(f"it has neither images nor numbers, but {columns or 'only labels'}.")
+        raise UserError(f"it has neither images nor numbers, only {columns or 'labels'}.")
     return found

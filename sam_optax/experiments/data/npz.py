@@ -69,7 +69,7 @@ def check_examples(name: str, x: np.ndarray) -> None:
     if not 2 <= x.ndim <= 4 or x.size == 0:
         raise UserError(
             f"{name} has shape {x.shape}; use (n, features), (n, height, width) or "
-            "(n, height, width, channels), none of them 0."
+            "(n, height, width, channels), with no dimension of size 0."
         )
     if x.dtype.kind not in "fiub":
         raise UserError(f"{name} has dtype {x.dtype}; use real numbers.")
@@ -100,11 +100,11 @@ def _check_together(
     gaps = np.flatnonzero(present != np.arange(len(present)))
     if len(gaps):
         raise UserError(
-            f"y_train contains the label {present[gaps[0]]} but no {gaps[0]}; number the classes "
+            f"y_train contains the label {present[gaps[0]]} but not {gaps[0]}; number the classes "
             "0, 1, … without gaps."
         )
     if len(present) < 2:
-        raise UserError("y_train contains one class; use at least two.")
+        raise UserError("y_train contains only one class; use at least two.")
     if y_test.max() >= len(present):
         raise UserError(
             f"y_test contains the label {y_test.max()}, but the training set has the classes 0 to "

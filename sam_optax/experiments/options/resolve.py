@@ -100,8 +100,7 @@ def _methods(options: Compare, preset: Preset | None) -> tuple[str, ...]:
     if options.frontier:
         if options.methods is not None:
             raise UserError(
-                "--frontier: chooses the methods itself; leave --methods out, or leave --frontier "
-                "out."
+                "--frontier: chooses the methods itself; omit either --methods or --frontier."
             )
         return "sgd", *FRONTIER
     if options.methods is None:

@@ -72,6 +72,6 @@ class Live:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise UserError(
-                f"--out: {self._path} cannot be written ({reason}); put that right, or choose "
+                f"--out: {self._path} cannot be written ({reason}); fix the cause, or choose "
                 "another directory."
             ) from error

@@ -161,8 +161,8 @@ class Checkpoints:
         except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
             then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
             raise UserError(
-                f"--checkpoint-every: {self.path} cannot be written ({_line(error)}). Put that "
-                f"right; --resume will {then}."
+                f"--checkpoint-every: {self.path} cannot be written ({_line(error)}). Fix "
+                f"the cause; --resume will {then}."
             ) from error
         self.epoch = epoch
 

@@ -69,7 +69,7 @@ def choose(count: int | None) -> Devices:
             raise UserError(f"--devices {count}: with --distributed, all devices take part.")
         if count > len(devices):
             raise UserError(
-                f"--devices {count}: there are {len(devices)}; use a number from 1 to that."
+                f"--devices {count}: there are {len(devices)} devices; use at most as many."
             )
         devices = devices[:count]
     return Devices(Mesh(np.array(devices), ("batch",)))
