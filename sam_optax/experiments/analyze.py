@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001 (the papers' Greek letters, in help texts and in what is printed)
 """``python -m sam_optax analyze RUN_DIR``: the sharpness of the networks of a run."""
 
+import collections
 import csv
 import dataclasses
 import io
@@ -29,7 +30,8 @@ from sam_optax.experiments.options.declare import (
     option,
 )
 from sam_optax.experiments.reporting import palette
-from sam_optax.experiments.reporting.figures import png
+from sam_optax.experiments.reporting.axes import png
+from sam_optax.experiments.reporting.figures import over_epochs
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import number
@@ -56,8 +58,9 @@ class Analyze:
     """Measures the sharpness of the networks that compare --out or train --out has trained.
 
     Reports sharpness, adaptive sharpness and the largest eigenvalues of the Hessian on the
-    training set (at most 10,000 examples) with the labels used in training, and draws slices of the
-    loss through the networks of the first seed, all on one scale.
+    training set (at most 10,000 examples) with the labels used in training, of all networks that
+    --save-every has kept, over epochs. Draws slices of the loss through the last networks of the
+    first seed, all on one scale.
     """
 
     run_dir: Annotated[
@@ -82,26 +85,30 @@ class Analyze:
 
 def run(options: Analyze) -> None:
     """Measures the networks, writes files to the run's directory and prints a table."""
-    found, task, networks = open_run(options.run_dir)
+    opened = open_run(options.run_dir)
+    found, task = opened.results, opened.task
     seeds = task.seeds[: options.seeds]
+    networks = [network for network in opened.networks if network.seed in seeds]
     losses = dataset_losses(task, task.dataset.train)
     labels = dict(zip(seeds, noisy_labels(task, seeds), strict=True))
     with OutputDirectory(options.run_dir) as out:
-        work = {name: (1.0, len(seeds)) for name in networks}
-        methods = []
+        counts = collections.Counter(network.name for network in networks)
+        work = {name: (1.0, count) for name, count in counts.items()}
+        measured: dict[str, list[dict[str, Any]]] = {name: [] for name in counts}
         with Progress(Console(stderr=True, highlight=False), work, "measuring") as progress:
-            for name, of in networks.items():
-                measured = []
-                for seed in seeds:
-                    start = time.perf_counter()
-                    loss = losses(labels[seed], of[seed])
-                    values = _measure(loss, of[seed]["params"], options)
-                    measured.append({"seed": seed, **values})
-                    progress.done(name, time.perf_counter() - start)
-                methods.append({"name": name, "seeds": measured})
+            for network in networks:
+                start, variables = time.perf_counter(), network.load()
+                loss = losses(labels[network.seed], variables)
+                values = _measure(loss, variables["params"], options)
+                row = {"seed": network.seed, "epoch": network.epoch, **values}
+                measured[network.name].append(row)
+                progress.done(network.name, time.perf_counter() - start)
+        methods = [{"name": name, "networks": rows} for name, rows in measured.items()]
         try:
             out.write(_files(found, options, methods))
-            first = {name: of[seeds[0]] for name, of in networks.items()}
+            if not all(network.last for network in networks):
+                out.write({"epochs.png": _over_epochs(found, methods)})
+            first = {n.name: n.load() for n in networks if n.last and n.seed == seeds[0]}
             drawn = {name: (losses(labels[seeds[0]], v), v) for name, v in first.items()}
             out.write(_figures(found, drawn))
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
@@ -130,7 +137,7 @@ def _files(
 ) -> dict[str, bytes]:
     content = {
         "format": "sam_optax.analyze",
-        "format_version": 1,
+        "format_version": 2,
         "run": {"settings": found["settings"], "sha256": found["dataset"]["sha256"]},
         "options": {**dataclasses.asdict(options), "run_dir": str(options.run_dir)},
         "adaptive_sharpness": {
@@ -141,9 +148,9 @@ def _files(
     }
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["method", "seed", *MEASURES])
+    writer.writerow(["method", "seed", "epoch", *MEASURES])
     for method in methods:
-        writer.writerows([[method["name"], *seed.values()] for seed in method["seeds"]])
+        writer.writerows([[method["name"], *row.values()] for row in method["networks"]])
     return {
         "analysis.json": (json.dumps(content, indent=1, allow_nan=False) + "\n").encode(),
         "analysis.csv": lines.getvalue().encode(),
@@ -153,24 +160,25 @@ def _files(
 def _print(found: Mapping[str, Any], options: Analyze, methods: list[dict[str, Any]]) -> None:
     table = ruled()
     table.add_column("method")
-    for heading in ("test accuracy\n%", *(heading for heading, _ in _COLUMNS.values())):
+    for heading in ("epoch", "test accuracy\n%", *(heading for heading, _ in _COLUMNS.values())):
         table.add_column(heading, justify="right")
-    accuracies = {m["name"]: m["summary"]["test_accuracy"]["mean"] for m in found["methods"]}
-    for method in methods:
-        mean = accuracies[method["name"]]
-        cells = [_cell(method["seeds"], key, digits) for key, (_, digits) in _COLUMNS.items()]
-        accuracy = "–" if mean is None else f"{100 * mean:.2f}"
-        table.add_row(Text(method["name"]), accuracy, *cells)
+    for method, of in zip(methods, found["methods"], strict=True):
+        for epoch in dict.fromkeys(row["epoch"] for row in method["networks"]):
+            rows = [row for row in method["networks"] if row["epoch"] == epoch]
+            curves = [s["curves"]["test_accuracy"] for s in of["seeds"] if not s["diverged"]]
+            accuracy = f"{100 * np.mean([c[epoch - 1] for c in curves]):.2f}" if curves else "–"
+            cells = [_cell(rows, key, digits) for key, (_, digits) in _COLUMNS.items()]
+            table.add_row(Text(method["name"]), str(epoch), accuracy, *cells)
     console = Console(highlight=False)
     console.print(table)
-    residuals = [seed["residual"] for method in methods for seed in method["seeds"]]
+    residuals = [row["residual"] for method in methods for row in method["networks"]]
     residuals = [x for x in residuals if x is not None]
     worst = f"; residuals at most {max(residuals):.1g} of λ₁" if residuals else ""
     examples = found["dataset"]["train_examples"]
     some = f"{MEASURED:,} examples of " if examples > MEASURED else ""
     legend = [
         f"all on {some}the training set, with the labels trained on; mean ± deviation of "
-        f"{counted(len(methods[0]['seeds']), 'seed')}",
+        f"{counted(len({row['seed'] for row in methods[0]['networks']}), 'seed')}",
         f"sharpness: largest rise of the loss found within ‖ε‖ ≤ {options.rho:g}",
         f"adaptive sharpness: within ‖ε/|w|‖ ≤ {options.adaptive_rho:g}, element-wise, η = 0, "
         "biases not normalized",
@@ -179,10 +187,27 @@ def _print(found: Mapping[str, Any], options: Analyze, methods: list[dict[str, A
     console.print(Text("\n" + "\n".join(legend)), style="dim")
 
 
-def _cell(seeds: list[dict[str, Any]], key: str, digits: int) -> str:
-    values = [seed[key] for seed in seeds if seed[key] is not None]
+def _cell(rows: list[dict[str, Any]], key: str, digits: int) -> str:
+    values = [row[key] for row in rows if row[key] is not None]
     width = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
     return variation(float(np.mean(values)), width, digits) if values else "diverged"
+
+
+def _over_epochs(found: Mapping[str, Any], methods: list[dict[str, Any]]) -> bytes:
+    """What the table shows, as curves."""
+    labels = {
+        key: heading.replace("\nnats", " (nats)").replace("\n", " ")
+        for key, (heading, _) in _COLUMNS.items()
+    }
+    drawn = []
+    for method, of in zip(methods, found["methods"], strict=True):
+        curves: dict[int, dict[str, list[float | None]]] = {}
+        for row in method["networks"]:
+            empty: dict[str, list[float | None]] = {key: [None] * of["epochs"] for key in labels}
+            for key, values in curves.setdefault(row["seed"], empty).items():
+                values[row["epoch"] - 1] = row[key]
+        drawn.append({**of, "seeds": [{"curves": of_seed} for of_seed in curves.values()]})
+    return over_epochs({**found, "methods": drawn, "seeds": [*curves]}, labels, (10, 6.4))
 
 
 def _figures(

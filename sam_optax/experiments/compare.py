@@ -18,6 +18,7 @@ from sam_optax.experiments.reporting import results, table
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
+from sam_optax.experiments.reporting.snapshots import Snapshots, by_seed
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training.task import Task, load_dataset, task_of
 from sam_optax.experiments.training.train import Outcome, Training
@@ -76,7 +77,10 @@ class _Run(NamedTuple):
     place: devices.Devices
 
     def train(
-        self, checkpoints: "Checkpoints | None", live: Live | None = None
+        self,
+        checkpoints: "Checkpoints | None",
+        live: Live | None = None,
+        out: OutputDirectory | None = None,
     ) -> tuple[dict[str, Any], dict[str, Outcome]]:
         """Trains, and returns the results and the outcome of each method."""
         options, task = self.options, self.task
@@ -86,8 +90,11 @@ class _Run(NamedTuple):
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
         pieces = work(task, None, every, timed)
         with Progress(_console(stderr=True), pieces, epochs=epochs) as progress:
+            snapshots = None
+            if out and options.save_every:
+                snapshots = Snapshots(out, options.save_every, task.seeds)
             training = Training(task, self.place, timed, watch=options.out is not None)
-            outcomes = training.run(progress, checkpoints, live)
+            outcomes = training.run(progress, checkpoints, live, snapshots)
         variables = next(iter(outcomes.values())).variables["params"]
         parameters = sum(leaf.size for leaf in jax.tree.leaves(variables)) // len(task.seeds)
         return results.collect(self.description, parameters, outcomes), outcomes
@@ -104,7 +111,7 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> None:
     done = checkpoints.epoch if checkpoints else 0
     with Live(out.path, run.options.tensorboard, done) if out else nullcontext() as live:
         try:
-            found, outcomes = run.train(checkpoints, live)
+            found, outcomes = run.train(checkpoints, live, out)
         except KeyboardInterrupt:
             if checkpoints and checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
@@ -157,13 +164,7 @@ def _finished(run: _Run, out: Path) -> bool:
 def _files(
     task: Task, found: Mapping[str, Any], outcomes: Mapping[str, Outcome]
 ) -> dict[str, bytes]:
-    params = {
-        name: {
-            seed: jax.tree.map(lambda leaf, i=i: leaf[i], outcome.variables)
-            for i, seed in enumerate(task.seeds)
-        }
-        for name, outcome in outcomes.items()
-    }
+    params = {name: by_seed(of.variables, task.seeds) for name, of in outcomes.items()}
     return {
         "params.npz": results.params_to_npz(params),
         "results.csv": results.to_csv(found),

@@ -11,17 +11,54 @@ import numpy as np
 from sam_optax import analysis
 from sam_optax.experiments.data.images import Examples
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting import snapshots
 from sam_optax.experiments.reporting.results import from_json, load_params
+from sam_optax.experiments.reporting.words import setting
 from sam_optax.experiments.training import measures
 from sam_optax.experiments.training.task import Task, load_dataset, task_of, values
 
 
 class Run(NamedTuple):
-    """A finished run: its ``results``, its ``task``, and ``networks[name][seed]``."""
+    """A finished run: its ``results``, its ``task``, and the networks in its directory."""
 
     results: dict[str, Any]
     task: Task
-    networks: dict[str, dict[int, Any]]
+    directory: Path
+
+    @property
+    def networks(self) -> list["Network"]:
+        """Those of each method, by epoch and seed."""
+        every = setting(self.results, "save_every", 0)
+        return [
+            Network(self, name, seed, epoch)
+            for name, entry in self.task.entries.items()
+            for epoch in snapshots.epochs(every, entry.recipe.epochs)
+            for seed in self.task.seeds
+        ]
+
+
+class Network(NamedTuple):
+    """A network of a run: that of a method and a seed, after an epoch."""
+
+    run: Run
+    name: str
+    seed: int
+    epoch: int
+
+    @property
+    def last(self) -> bool:
+        """Whether its training had ended."""
+        return self.epoch == self.run.task.entries[self.name].recipe.epochs
+
+    @property
+    def path(self) -> Path:
+        """The file that has it."""
+        name = "params.npz" if self.last else snapshots.file_name(self.epoch)
+        return self.run.directory / name
+
+    def load(self) -> Any:
+        """Reads its variables."""
+        return load_params(self.path, f"{self.name}/{self.seed}/")[self.name][self.seed]
 
 
 def open_run(directory: Path) -> Run:
@@ -36,14 +73,17 @@ def open_run(directory: Path) -> Run:
             f"{directory}: holds no results.json and params.npz of a finished run; train one with "
             "compare --out or train --out."
         )
-    networks, settings = load_params(params), values(results["settings"])
+    settings = values(results["settings"])
     dataset = load_dataset(settings).some(settings["scale"])
     if dataset.sha256 != results["dataset"]["sha256"]:
         raise UserError(
             f"{dataset.name}: its contents have changed since the run; the trained params no "
             "longer belong to it."
         )
-    return Run(results, task_of(results, dataset), networks)
+    run = Run(results, task_of(results, dataset), directory)
+    for path in {network.path: None for network in run.networks}:
+        load_params(path, "/")  # nothing of it, but a damaged file is found before any work
+    return run
 
 
 def dataset_losses(

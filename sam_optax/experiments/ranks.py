@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -15,7 +15,7 @@ from rich.console import Console
 from sam_optax import analysis
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.finished import Run, dataset_losses, open_run
+from sam_optax.experiments.finished import Network, dataset_losses, open_run
 from sam_optax.experiments.options.declare import COUNT, check, declared, option
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.progress import Progress
@@ -70,14 +70,6 @@ class Ranks:
         output.check_file(self.out)
 
 
-class Network(NamedTuple):
-    """A network of a run, of one method and one seed."""
-
-    run: Run
-    name: str
-    seed: int
-
-
 def run(options: Ranks) -> None:
     """Measures the networks, writes the file and prints a table."""
     runs = [open_run(directory) for directory in options.run_dirs]
@@ -87,7 +79,7 @@ def run(options: Ranks) -> None:
                 f"{directory}: was trained on other data than {options.run_dirs[0]}; give runs on "
                 "the same data."
             )
-    networks = [Network(r, name, s) for r in runs for name, of in r.networks.items() for s in of]
+    networks = [network for opened in runs for network in opened.networks]
     columns = settings(networks)
     found = measure(networks, options.ascent_steps)
     fine = np.isfinite([*found.values()]).all(axis=0)
@@ -117,18 +109,20 @@ def run(options: Ranks) -> None:
 
 
 def settings(networks: Sequence[Network]) -> dict[str, list[Any]]:
-    """The settings in which the networks differ: method, training settings and seed.
+    """The settings in which the networks differ: method, training settings, epoch and seed.
 
-    A method with other hyperparameters counts as another method here.
+    A method with other hyperparameters counts as another method here. Without snapshots there is no
+    epoch: it would be the same as the setting ``epochs``.
     """
+    snapshots = not all(network.last for network in networks)
     rows = []
-    for opened, name, seed in networks:
+    for opened, name, seed, epoch in networks:
         entry, shared = opened.task.entries[name], values(opened.results["settings"])
         hyperparameters = (f"{k} {v:g}" for k, v in entry.variant.hyperparameters.items())
         row = {"method": " ".join([entry.method, *hyperparameters])}
         row |= {key: shared[key] for key in ("model", "dtype", "label_noise", "scale")}
         row |= {**dataclasses.asdict(entry.recipe), "m": f"batch size / {entry.recipe.groups}"}
-        rows.append(row | {"seed": seed})
+        rows.append(row | ({"epoch": epoch} if snapshots else {}) | {"seed": seed})
     columns = {key: [row[key] for row in rows] for key in rows[0]}
     differing = {k: c for k, c in columns.items() if len(set(c)) > 1 or k == "seed"}
     if len(differing) == 1:
@@ -147,9 +141,9 @@ def measure(networks: Sequence[Network], steps: int) -> dict[tuple[str, float], 
     losses: dict[Any, Any] = {}  # equal networks share compiled programs
     work = {"measuring": (1.0, len(networks))}
     with Progress(Console(stderr=True, highlight=False), work, "ranks:") as progress:
-        for i, (opened, name, seed) in enumerate(networks):
-            start, task, variables = time.perf_counter(), opened.task, opened.networks[name][seed]
-            kind = task.model, opened.results["settings"]["scale"]["value"]
+        for i, network in enumerate(networks):
+            start, task, variables = time.perf_counter(), network.run.task, network.load()
+            kind = task.model, network.run.results["settings"]["scale"]["value"]
             if kind not in losses:
                 parts = task.dataset.train, task.dataset.test
                 losses[kind] = [dataset_losses(task, part) for part in parts]
@@ -157,7 +151,7 @@ def measure(networks: Sequence[Network], steps: int) -> dict[tuple[str, float], 
             # distribution.
             rng = np.random.default_rng(0)
             labels = (
-                noisy_labels(task, (seed,))[0],
+                noisy_labels(task, (network.seed,))[0],
                 corrupt(task.dataset.test.y, task.label_noise, task.dataset.classes, rng),
             )
             train, test = (of(y, variables) for of, y in zip(losses[kind], labels, strict=True))

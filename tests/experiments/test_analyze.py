@@ -1,6 +1,7 @@
 """``analyze``: measures of a run's networks, against the library's own and dense ones."""
 
 import json
+import re
 import shutil
 
 import jax
@@ -54,7 +55,7 @@ def loss_and_params(archive, run_dir, name, seed):
 
 
 def of(analyzed, name, seed):
-    methods = {m["name"]: {s["seed"]: s for s in m["seeds"]} for m in analyzed["methods"]}
+    methods = {m["name"]: {n["seed"]: n for n in m["networks"]} for m in analyzed["methods"]}
     return methods[name][seed]
 
 
@@ -72,10 +73,63 @@ def test_files_and_table(run_dir, analyzed, capsys):
     for name in ("slices.png", "planes.png"):
         assert (run_dir / name).read_bytes().startswith(b"\x89PNG")
     lines = (run_dir / "analysis.csv").read_text().splitlines()
-    assert lines[0] == "method,seed,sharpness,adaptive_sharpness,lambda_1,lambda_ratio,residual"
+    assert (
+        lines[0] == "method,seed,epoch,sharpness,adaptive_sharpness,lambda_1,lambda_ratio,residual"
+    )
     assert len(lines) == 3
+    assert not (run_dir / "epochs.png").exists()
     assert [m["name"] for m in analyzed["methods"]] == ["sgd", "sam"]
     assert (run_dir / "results.json").is_file()
+
+
+@pytest.fixture(scope="module")
+def kept(archive, tmp_path_factory):
+    """A run with snapshots, from one seed."""
+    out = tmp_path_factory.mktemp("kept") / "out"
+    arguments = ["--dataset", f"npz:{archive}", "--methods", "sgd", "sam", "--epochs", "5"]
+    arguments += ["--seeds", "1", "--batch-size", "12", "--save-every", "2", "--out", str(out)]
+    assert main(["compare", *arguments]) == 0
+    return out
+
+
+def test_snapshots_are_measured_over_epochs(kept, capsys):
+    assert main(["analyze", str(kept), *STEPS]) == 0
+    printed = capsys.readouterr().out
+    assert (kept / "epochs.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((kept / "analysis.json").read_text())["methods"]
+    results = json.loads((kept / "results.json").read_text())
+    assert results["settings"]["save_every"]["value"] == 2
+    for method, of in zip(found, results["methods"], strict=True):
+        assert [network["epoch"] for network in method["networks"]] == [2, 4, 5]
+        assert len({network["sharpness"] for network in method["networks"]}) == 3
+        accuracies = of["seeds"][0]["curves"]["test_accuracy"]
+        for network in method["networks"]:
+            shown = f"{100 * accuracies[network['epoch'] - 1]:.2f}"
+            row = rf"{method['name']} +{network['epoch']} +{shown} +{network['sharpness']:.3f}"
+            assert re.search(row, printed)
+
+
+def test_a_snapshot_is_the_network_that_the_results_saw(kept, archive):
+    """Its loss on the labels trained on is that of the curve at its epoch."""
+    results = json.loads((kept / "results.json").read_text())
+    curve = results["methods"][1]["seeds"][0]["curves"]["train_loss"]
+    dataset = load(f"npz:{archive}")
+    model = build("mlp", dataset.shape, dataset.classes, jnp.float32)
+    y = corrupt(dataset.train.y, 0.4, 3, np.random.default_rng([0, 0]))
+    for name, epoch in {"params_epoch_2": 2, "params_epoch_4": 4, "params": 5}.items():
+        variables = load_params(kept / f"{name}.npz")["sam"][0]
+        logits = model.apply(variables, dataset.train.x, train=False)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+        assert float(loss) == pytest.approx(curve[epoch - 1], rel=1e-5)
+    assert len(set(curve)) == 5
+    assert len([*kept.glob("params*.npz")]) == 3
+
+
+def test_a_missing_snapshot(kept, tmp_path, capsys):
+    shutil.copytree(kept, tmp_path / "run")
+    (tmp_path / "run" / "params_epoch_4.npz").unlink()
+    assert main(["analyze", str(tmp_path / "run"), *STEPS]) == 2
+    assert "params_epoch_4.npz: is damaged ([Errno 2] No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"PK\3\4"])
@@ -121,7 +175,7 @@ def test_networks_that_diverged_are_said_to_have(archive, tmp_path, capsys):
     assert "diverged" in printed
     assert "nan" not in printed
     assert (
-        json.loads((out / "analysis.json").read_text())["methods"][0]["seeds"][0]["lambda_1"]
+        json.loads((out / "analysis.json").read_text())["methods"][0]["networks"][0]["lambda_1"]
         is None
     )
 

@@ -58,6 +58,8 @@ WRONG = {
     "file": (["--dataset", "npz:nowhere"], "--dataset npz:nowhere: there is no such file"),
     "out": (["--out", "/proc/here"], "--out /proc/here: cannot be written to .*choose another"),
     "checkpoints": (["--checkpoint-every", "-1"], "--checkpoint-every -1: use an integer of at l"),
+    "snapshots": (["--save-every", "-1"], "--save-every -1: use an integer of at least 0"),
+    "snapshots nowhere": (["--save-every", "5"], "--save-every 5: needs --out DIR"),
     "checkpoints nowhere": (["--checkpoint-every", "5"], "--checkpoint-every 5: needs --out DIR"),
     "resuming nowhere": (["--resume"], "--resume: needs --out DIR"),
     "events nowhere": (["--tensorboard"], "--tensorboard: needs --out DIR"),

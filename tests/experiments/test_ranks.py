@@ -16,6 +16,7 @@ from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.registry import build
+from sam_optax.experiments.reporting.results import load_params
 
 pytestmark = pytest.mark.slow
 
@@ -77,8 +78,8 @@ def test_table(few, run_dirs, tmp_path, capsys, monkeypatch):
 
 def test_the_gap_is_between_samples_of_one_kind_and_sharpness_the_library_s(few, run_dirs, archive):
     opened = finished.open_run(run_dirs[1])
-    found = ranks.measure([ranks.Network(opened, "sam", 1)], 2)
-    dataset, variables = load(f"npz:{archive}"), opened.networks["sam"][1]
+    found = ranks.measure([finished.Network(opened, "sam", 1, 1)], 2)
+    dataset, variables = load(f"npz:{archive}"), load_params(run_dirs[1] / "params.npz")["sam"][1]
     model = build("mlp", dataset.shape, 3, jnp.float32)
 
     def loss(params, part, rng):
@@ -95,6 +96,22 @@ def test_the_gap_is_between_samples_of_one_kind_and_sharpness_the_library_s(few,
     )
     measured = found["sharpness, p = 2", 0.01]
     np.testing.assert_allclose(measured, [sharpness.value], rtol=1e-2)
+
+
+def test_snapshots_are_networks_of_their_epochs(few, archive, tmp_path, capsys):
+    options = ("--methods", "sgd", "--epochs", "3", "--save-every", "1")
+    kept = train(archive, tmp_path / "kept", *options)
+    once = train(archive, tmp_path / "once", "--methods", "sgd")
+    out = tmp_path / "ranks.json"
+    paths = map(str, (kept, once))
+    assert main(["ranks", *paths, "--ascent-steps", "1", "--out", str(out)]) == 0
+    networks = json.loads(out.read_text())["networks"]
+    assert networks["epoch"] == [1, 1, 2, 2, 3, 3, 1, 1]
+    assert networks["epochs"] == [3] * 6 + [1] * 2
+    assert len(set(networks["training loss"])) == 8
+    # The same seed and order of examples; the learning rate of the longer run falls more slowly.
+    before, after = networks["training loss"][0], networks["training loss"][4]
+    assert after < before
 
 
 def test_networks_that_diverged_are_left_out(few, run_dirs, archive, tmp_path, capsys):

@@ -13,7 +13,7 @@ from sam_optax.experiments.options.resolve import Resolved, Row, Setting, option
 from sam_optax.experiments.reporting.words import plain
 
 _OF_OPTIONS = ("scale", "dtype", "seeds", "seed_offset")
-_WHERE_GIVEN = ("preset", "frontier", "image_column", "label_column", "test_split")
+_WHERE_GIVEN = ("preset", "frontier", "image_column", "label_column", "test_split", "save_every")
 
 
 def shared_settings(options: Compare, resolved: Resolved) -> dict[str, Setting]:

@@ -135,6 +135,13 @@ class Options:
         help="Write a checkpoint of the whole run to the directory of --out every N epochs, for "
         "--resume; it is removed after the results are written. 0: no checkpoints.",
     )
+    save_every: int = option(
+        0,
+        COUNT_OR_ZERO,
+        metavar="N",
+        help="Writes the networks after every N epochs, too, into the directory of --out, where "
+        "analyze and ranks find them. 0: only those after the last epoch.",
+    )
     resume: Flag = option(
         False,
         help="Continue the run in the directory of --out from its newest checkpoint, with the "
@@ -152,7 +159,7 @@ class Options:
         """Raises :class:`UserError` for a value out of range, before anything is loaded."""
         check(self)
         if self.out is None:
-            for name in ("resume", "checkpoint_every", "tensorboard"):
+            for name in ("resume", "checkpoint_every", "save_every", "tensorboard"):
                 if value := getattr(self, name):
                     given = flag(name) + ("" if value is True else f" {value}")
                     raise UserError(f"{given}: needs --out DIR, the directory of the run's files.")

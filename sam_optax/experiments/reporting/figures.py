@@ -47,12 +47,12 @@ def all_figures(results: Mapping[str, Any]) -> dict[str, bytes]:
 
 def curves(results: Mapping[str, Any]) -> bytes:
     """Test accuracy and training loss after each epoch; bands are ± one deviation."""
-    return _over_epochs(results, _CURVES, (10, 4.2))
+    return over_epochs(results, _CURVES, (10, 4.2))
 
 
 def steps(results: Mapping[str, Any]) -> bytes:
     """Diagnostics of a step after each epoch: cosine, gradient norms, rise of the loss."""
-    return _over_epochs(results, _STEPS, (10, 6.4))
+    return over_epochs(results, _STEPS, (10, 6.4))
 
 
 def bars(results: Mapping[str, Any]) -> bytes:
@@ -105,9 +105,10 @@ def frontier(results: Mapping[str, Any]) -> bytes:
     return png(figure, f"{words.task(results)}; mean of {seeds} with 95 % confidence intervals")
 
 
-def _over_epochs(
+def over_epochs(
     results: Mapping[str, Any], labels: Mapping[str, str], size: tuple[float, float]
 ) -> bytes:
+    """Curves of the seeds of each method, by key, in a grid of two columns."""
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(labels) // 2, 2).ravel()
     for axes, (key, label) in zip(grid, labels.items(), strict=True):
@@ -127,7 +128,7 @@ def _curve(axes: Axes, method: Mapping[str, Any], key: str, look: Style, i: int)
     finite = np.ma.masked_invalid(values)
     epochs = 1 + np.flatnonzero(finite.count(0))
     mean, deviation = finite.mean(0)[epochs - 1], finite.std(0)[epochs - 1]
-    every = max(1, values.shape[1] // 8)
+    every = max(1, len(epochs) // 8)
     where = (i * every // 5 % max(1, len(epochs)), every)
     axes.plot(epochs, mean, label=method["name"], markersize=4, markevery=where, **look._asdict())
     axes.fill_between(epochs, mean - deviation, mean + deviation, color=look.color, alpha=0.15)

@@ -226,14 +226,17 @@ def params_to_npz(params: Mapping[str, Mapping[int, Any]]) -> bytes:
     return file.getvalue()
 
 
-def load_params(path: str | Path) -> dict[str, dict[int, Any]]:
-    """Reads the output of :func:`params_to_npz`; a damaged file raises :class:`UserError`."""
+def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, Any]]:
+    """Reads the arrays whose names begin with ``start`` from the output of :func:`params_to_npz`.
+
+    A damaged file raises :class:`UserError`.
+    """
     import flax.traverse_util
 
     methods: dict[str, dict[int, dict[str, Any]]] = {}
     try:
         with open(path, "rb") as file, np.load(file) as archive:
-            for key in archive.files:
+            for key in (key for key in archive.files if key.startswith(start)):
                 name, seed, leaf = key.split("/", 2)
                 methods.setdefault(name, {}).setdefault(int(seed), {})[leaf] = archive[key]
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:

@@ -23,6 +23,7 @@ from sam_optax.experiments.training.task import INITIALIZATION, Entry, Task, key
 if TYPE_CHECKING:
     from sam_optax.experiments.reporting.live import Live
     from sam_optax.experiments.reporting.progress import Progress
+    from sam_optax.experiments.reporting.snapshots import Snapshots
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
 _SMALL = 2**24
@@ -88,6 +89,7 @@ class Training:
         progress: "Progress",
         checkpoints: "Checkpoints | None" = None,
         live: "Live | None" = None,
+        snapshots: "Snapshots | None" = None,
     ) -> dict[str, Outcome]:
         """Trains every method from every seed, starting at the checkpoint if there is one."""
         self._compile(progress)
@@ -102,15 +104,18 @@ class Training:
             turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
                 self._run_epoch(runner, epoch, progress, live)
+            going = [r for r in self._trained() if epoch + 1 < r.entry.recipe.epochs]
+            if snapshots and going and (epoch + 1) % snapshots.every == 0:
+                snapshots.save(epoch + 1, {r.name: _variables(r) for r in going})
             if checkpoints and every and (epoch + 1) % every == 0:
                 start = time.perf_counter()
                 checkpoints.save(epoch + 1, self._record(), self._arrays())
                 progress.done("checkpoint", time.perf_counter() - start)
-        return {
-            runner.name: self._outcome(runner, progress)
-            for runner in self.runners
-            if runner.name in self.task.entries
-        }
+        return {runner.name: self._outcome(runner, progress) for runner in self._trained()}
+
+    def _trained(self) -> list[Runner]:
+        """The runners of the methods: all but that of the reference."""
+        return [runner for runner in self.runners if runner.name in self.task.entries]
 
     def _compile(self, progress: "Progress") -> None:
         """Compiles all programs before anything is timed."""
@@ -155,7 +160,7 @@ class Training:
         references = [other for other in self.runners if other.entry.method == work.REFERENCE]
         return Outcome(
             entry=runner.entry,
-            variables=_joined(jax.device_get(runner.variables)),
+            variables=_variables(runner),
             curves=curves,
             sharpness=sharpness,
             seconds=runner.seconds,
@@ -185,6 +190,11 @@ class Training:
                 {field: np.array(values, np.float32) for field, values in point.items()}
                 for point in record[runner.name]["curve"]
             ]
+
+
+def _variables(runner: Runner) -> dict[str, Any]:
+    """What all networks of a method are applied with, an axis of seeds in front of every leaf."""
+    return _joined(jax.device_get(runner.variables))
 
 
 def _joined(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,40 @@
+"""The networks of a run before its end, in files like ``params.npz``."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from sam_optax.experiments.reporting.output import OutputDirectory
+from sam_optax.experiments.reporting.results import params_to_npz
+
+
+def file_name(epoch: int) -> str:
+    """The file of all networks after an epoch."""
+    return f"params_epoch_{epoch}.npz"
+
+
+def epochs(every: int, last: int) -> Iterator[int]:
+    """After which epochs there are networks of a method: every so many (0: none), and the last."""
+    yield from range(every or last, last, every or last)
+    yield last
+
+
+def by_seed(variables: Any, seeds: tuple[int, ...]) -> dict[int, Any]:
+    """Each seed's variables, from those of all, which have an axis of seeds in front."""
+    return {
+        seed: jax.tree.map(lambda leaf, i=i: leaf[i], variables) for i, seed in enumerate(seeds)
+    }
+
+
+class Snapshots(NamedTuple):
+    """Writes networks while they are trained, after every so many epochs."""
+
+    out: OutputDirectory
+    every: int
+    seeds: tuple[int, ...]
+
+    def save(self, epoch: int, variables: Mapping[str, Any]) -> None:
+        """Writes the variables of each method, an axis of seeds in front of every leaf."""
+        params = {name: by_seed(of, self.seeds) for name, of in variables.items()}
+        self.out.write({file_name(epoch): params_to_npz(params)})
