@@ -115,6 +115,7 @@ def test_the_settings_must_be_the_same(interrupted, command, trainer):
         ("--label-noise", "0"): "--label-noise 0.4 (now 0.0)",
         ("--m", "5"): "--m 20 (now 5)",
         ("--dtype", "bfloat16"): "--dtype float32 (now bfloat16)",
+        ("--save-every", "2"): "--save-every None (now 2)",
         ("--seed-offset", "1"): "--seed-offset 0 (now 1)",
     }.items():
         assert f" {difference}" in command("--resume", *more)[2]
