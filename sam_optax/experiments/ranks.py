@@ -21,7 +21,7 @@ from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import number, versions
 from sam_optax.experiments.reporting.table import ruled
-from sam_optax.experiments.reporting.words import counted, data_name, named
+from sam_optax.experiments.reporting.words import counted, data_name, named, plain
 from sam_optax.experiments.training.task import noisy_labels, values
 
 BOOTSTRAPS = 400
@@ -118,7 +118,7 @@ def settings(networks: Sequence[Network]) -> dict[str, list[Any]]:
     rows = []
     for opened, name, seed, epoch in networks:
         entry, shared = opened.task.entries[name], values(opened.results["settings"])
-        hyperparameters = (f"{k} {v:g}" for k, v in entry.variant.hyperparameters.items())
+        hyperparameters = (f"{k} {plain(v)}" for k, v in entry.variant.hyperparameters.items())
         row = {"method": " ".join([entry.method, *hyperparameters])}
         row |= {key: shared[key] for key in ("model", "dtype", "label_noise", "scale")}
         row |= {**dataclasses.asdict(entry.recipe), "m": f"batch size / {entry.recipe.groups}"}

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -101,14 +102,15 @@ def test_the_gap_is_between_samples_of_one_kind_and_sharpness_the_library_s(few,
 def test_snapshots_are_networks_of_their_epochs(few, archive, tmp_path, capsys):
     options = ("--methods", "sgd", "--epochs", "3", "--save-every", "1")
     kept = train(archive, tmp_path / "kept", *options)
-    once = train(archive, tmp_path / "once", "--methods", "sgd")
+    once = train(archive, tmp_path / "once", "--methods", "sgd", "asam", "--asam.p", "inf")
     out = tmp_path / "ranks.json"
     paths = map(str, (kept, once))
     assert main(["ranks", *paths, "--ascent-steps", "1", "--out", str(out)]) == 0
     networks = json.loads(out.read_text())["networks"]
-    assert networks["epoch"] == [1, 1, 2, 2, 3, 3, 1, 1]
-    assert networks["epochs"] == [3] * 6 + [1] * 2
-    assert len(set(networks["training loss"])) == 8
+    assert networks["epoch"] == [1, 1, 2, 2, 3, 3, 1, 1, 1, 1]
+    assert networks["epochs"] == [3] * 6 + [1] * 4
+    assert re.fullmatch(r"asam .*p inf.*", networks["method"][-1])
+    assert len(set(networks["training loss"])) == 10
     # The same seed and order of examples; the learning rate of the longer run falls more slowly.
     before, after = networks["training loss"][0], networks["training loss"][4]
     assert after < before
