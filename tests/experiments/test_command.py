@@ -198,7 +198,7 @@ def test_the_table_is_on_standard_output_and_the_progress_on_standard_error(run)
 @pytest.mark.slow
 def test_the_files_hold_the_results(run):
     _, out = run
-    assert names(out) == RESULTS | PICTURES | {"metrics.jsonl", "tensorboard"}
+    assert names(out) == RESULTS | PICTURES | {"sweep.png", "metrics.jsonl", "tensorboard"}
     found = results.from_json(out / "results.json")
     assert found["settings"]["batch_size"] == {"value": 20, "source": "given"}
     methods = found["methods"]
