@@ -86,7 +86,7 @@ def climb(
     share = jnp.zeros((), dtype)
     if start is not None:
         delta = trees.map_inexact(difference, params, start)
-        share = vectors.cosine_or_zero(delta, eps, axis_name).astype(dtype)
+        share = vectors.angle(delta, eps, axis_name).cosine.astype(dtype)
     rise = jnp.zeros((), dtype) if losses is None else losses[1] - losses[0]
     return Climb(
         vectors.norm(eps, axis_name).astype(dtype),

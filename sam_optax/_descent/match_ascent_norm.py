@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
-from sam_optax._internal import trees, vectors
+from sam_optax._internal import vectors
 from sam_optax._internal.devices import AxisName
 
 
@@ -56,9 +56,6 @@ def match_ascent_norm() -> optax.GradientTransformationExtraArgs:
         g = require_ascent_grads("match_ascent_norm", ascent_grads, updates, extra)
         wanted, length = vectors.norm(g, norm_axis_name), vectors.norm(updates, norm_axis_name)
         ratio = where_perturbed(perturbed, wanted / jnp.where(length > 0, length, 1), 1)
-        matched = trees.map_inexact(
-            lambda x: trees.cast_like(vectors.times(trees.widen(x), ratio), x), updates
-        )
-        return matched, state
+        return vectors.rescaled(updates, ratio), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)

@@ -10,7 +10,7 @@ import optax
 from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
-from sam_optax._internal.types import Leaf, PyTree
+from sam_optax._internal.types import Leaf
 
 
 def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtraArgs:
@@ -148,7 +148,7 @@ def decoupled_sharpness(
         alpha = jnp.asarray(hp.evaluate(weight, step))
         base_updates, base_state = base.update(g, base_state, params, ascent_grads=g, **extra)
 
-        def subtract(u: Leaf, g_s: PyTree, x: Leaf) -> PyTree:
+        def subtract(u: Leaf, g_s: Leaf, x: Leaf) -> Leaf:
             if g_s is None or x is None:
                 return u
             wide, sharp = trees.widen(u), trees.widen(g_s)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import chex
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -10,7 +11,7 @@ from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbe
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
-from sam_optax._internal.types import Leaf, PyTree
+from sam_optax._internal.types import Leaf
 
 
 def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformationExtraArgs:
@@ -77,7 +78,7 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
         c = vectors.coefficient(g, updates, norm_axis_name)
         own = 1 + a.astype(c.dtype) * c
 
-        def gap(g_s: PyTree, g: Leaf) -> PyTree:
+        def gap(g_s: Leaf, g: Leaf) -> jax.Array:
             wide = trees.widen(g_s)
             other = jnp.zeros_like(wide) if g is None else jnp.asarray(g).astype(wide.dtype)
             return trees.cast_like(

@@ -234,6 +234,11 @@ def scale(tree: PyTree, factor: chex.Numeric) -> PyTree:
     )
 
 
+def rescaled(tree: PyTree, factor: chex.Numeric) -> PyTree:
+    """The tree times a number, in its own dtypes; leaves that are not inexact stay."""
+    return trees.map_inexact(lambda x: trees.cast_like(times(trees.widen(x), factor), x), tree)
+
+
 def unit(tree: PyTree) -> PyTree:
     """The tree divided by its norm; zeros stay zeros."""
     length = norm(tree)
@@ -264,12 +269,7 @@ def angle(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> Angle:
     return Angle(norm_a, norm_b, jnp.clip(value, -1, 1))
 
 
-def cosine_or_zero(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> jax.Array:
-    """⟨a, b⟩/(‖a‖ ‖b‖), 0 if either is zero."""
-    return angle(a, b, axis_name).cosine
-
-
 def cosine(a: PyTree, b: PyTree) -> jax.Array:
     """The cosine of the angle between two trees, in [−1, 1]; NaN if either is zero."""
     lengths = jnp.minimum(norm(a), norm(b))
-    return jnp.where(lengths > 0, cosine_or_zero(unit(a), unit(b)), jnp.nan)
+    return jnp.where(lengths > 0, angle(unit(a), unit(b)).cosine, jnp.nan)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees, vectors
+from sam_optax._internal import vectors
 from sam_optax._internal.devices import AxisName
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
@@ -90,18 +90,21 @@ def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparamete
     ) -> tuple[optax.Updates, LimitRiseState]:
         step = hp.step_of(state.schedule, training_step)
         grads = updates if ascent_grads is None else ascent_grads
-        given = {"training_step": training_step, "norm_axis_name": norm_axis_name, **extra}
-        given = {name: value for name, value in given.items() if value is not None}
         eps, inner_state = inner.update(
-            updates, state.inner_state, params, ascent_grads=grads, **given
+            updates,
+            state.inner_state,
+            params,
+            ascent_grads=grads,
+            training_step=training_step,
+            norm_axis_name=norm_axis_name,
+            **extra,
         )
         rise = vectors.inner(grads, eps, norm_axis_name)
         budget = jnp.asarray(hp.evaluate(tau, step)).astype(rise.dtype)
         share = jnp.where(rise > budget, budget / jnp.where(rise > budget, rise, 1), 1)
-        eps = trees.map_inexact(
-            lambda e: trees.cast_like(vectors.times(trees.widen(e), share), e), eps
+        return vectors.rescaled(eps, share), LimitRiseState(
+            inner_state, hp.advance(state.schedule, step)
         )
-        return eps, LimitRiseState(inner_state, hp.advance(state.schedule, step))
 
     def start_fn(params: optax.Params, state: LimitRiseState, **extra: Any) -> optax.Params:
         return inner.start_fn(params, state.inner_state, **extra)
