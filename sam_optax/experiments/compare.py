@@ -18,7 +18,7 @@ from sam_optax.experiments.reporting import results, table
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.snapshots import Snapshots, by_seed
+from sam_optax.experiments.reporting.snapshots import Snapshots, to_npz
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training.task import Task, load_dataset, task_of
 from sam_optax.experiments.training.train import Outcome, Training
@@ -164,9 +164,9 @@ def _finished(run: _Run, out: Path) -> bool:
 def _files(
     task: Task, found: Mapping[str, Any], outcomes: Mapping[str, Outcome]
 ) -> dict[str, bytes]:
-    params = {name: by_seed(of.variables, task.seeds) for name, of in outcomes.items()}
+    variables = {name: of.variables for name, of in outcomes.items()}
     return {
-        "params.npz": results.params_to_npz(params),
+        "params.npz": to_npz(variables, task.seeds),
         "results.csv": results.to_csv(found),
         "results.json": results.to_json(found),
     }

@@ -190,15 +190,17 @@ def several_batches(step: Step, batches: int, **_: Any) -> dict[str, Any]:
         return whole(step)
     index = jax.random.choice(step.key, examples, (batches - 1, size), replace=False)
 
-    def gradient(params: Any) -> Any:
-        def add(total: Any, rows: jax.Array) -> tuple[Any, None]:
-            batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], step.data)
-            return jax.tree.map(jnp.add, total, step.grad_fn(batch)(params)), None
+    def of_another(params: Any, i: jax.Array) -> Any:
+        batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index[i]], step.data)
+        return step.grad_fn(batch)(params)
 
-        total, _ = jax.lax.scan(add, step.grad_fn(step.batch)(params), index)
-        return jax.tree.map(lambda leaf: leaf / batches, total)
+    others = sam_optax.accumulate(of_another, batches - 1)
 
-    return {"ascent_grad_fn": gradient}
+    def mean(params: Any) -> Any:
+        grads = step.grad_fn(step.batch)(params), others(params)
+        return jax.tree.map(lambda g, rest: (g + (batches - 1) * rest) / batches, *grads)
+
+    return {"ascent_grad_fn": mean}
 
 
 def full_gradient(step: Step, **_: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from sam_optax.experiments.reporting import results
 from sam_optax.experiments.reporting.output import OutputDirectory
-from sam_optax.experiments.reporting.results import params_to_npz
 
 
 def file_name(epoch: int) -> str:
@@ -20,11 +20,16 @@ def epochs(every: int, last: int) -> Iterator[int]:
     yield last
 
 
-def by_seed(variables: Any, seeds: tuple[int, ...]) -> dict[int, Any]:
-    """Each seed's variables, from those of all, which have an axis of seeds in front."""
-    return {
-        seed: jax.tree.map(lambda leaf, i=i: leaf[i], variables) for i, seed in enumerate(seeds)
-    }
+def to_npz(variables: Mapping[str, Any], seeds: tuple[int, ...]) -> bytes:
+    """The file of the variables of each method, which have an axis of seeds in front."""
+    return results.params_to_npz(
+        {
+            name: {
+                seed: jax.tree.map(lambda leaf, i=i: leaf[i], of) for i, seed in enumerate(seeds)
+            }
+            for name, of in variables.items()
+        }
+    )
 
 
 class Snapshots(NamedTuple):
@@ -36,5 +41,4 @@ class Snapshots(NamedTuple):
 
     def save(self, epoch: int, variables: Mapping[str, Any]) -> None:
         """Writes the variables of each method, an axis of seeds in front of every leaf."""
-        params = {name: by_seed(of, self.seeds) for name, of in variables.items()}
-        self.out.write({file_name(epoch): params_to_npz(params)})
+        self.out.write({file_name(epoch): to_npz(variables, self.seeds)})
