@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
+from sam_optax._descent.ascent_grads import require_ascent_grads
 from sam_optax._internal import control_flow, trees, vectors
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
@@ -124,10 +124,10 @@ def toward_maximum(
 
         due = jnp.asarray(perturbed) & (state.step % every == 0)
         alpha = control_flow.cond(due, search, lambda: state.alpha)
-        # In a step that does not perturb, g_s is g, and α = 1 leaves it unchanged.
-        moved = at(where_perturbed(perturbed, alpha, 1), angle.norm_b)
         moved = trees.map_inexact(
-            lambda m, g_s: jnp.where(perturbed, trees.cast_like(m, g_s), g_s), moved, updates
+            lambda m, g_s: jnp.where(perturbed, trees.cast_like(m, g_s), g_s),
+            at(alpha, angle.norm_b),
+            updates,
         )
         return moved, TowardMaximumState(optax.safe_increment(state.step), alpha)
 

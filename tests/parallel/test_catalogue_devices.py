@@ -120,7 +120,12 @@ def test_all_devices_decide_alike():
 
 
 @pytest.mark.parametrize(
-    "piece", [sam_optax.match_ascent_norm(), sam_optax.away_from_eigenvector(0.3)]
+    "piece",
+    [
+        sam_optax.match_ascent_norm(),
+        sam_optax.away_from_eigenvector(0.3),
+        sam_optax.limit_rise(optax.scale(1.0), 1.0),
+    ],
 )
 def test_norms_span_sharded_params(piece):
     """Each of two devices holds a half; the values are those of the whole."""

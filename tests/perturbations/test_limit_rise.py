@@ -74,6 +74,26 @@ def test_the_budget_follows_a_schedule():
         assert vector(GRADS) @ vector(eps) == pytest.approx(budget, rel=1e-5)
 
 
+def test_what_it_wraps_gets_the_step_and_the_gradient():
+    seen = {}
+
+    def update(updates, state, params=None, *, ascent_grads, training_step, **extra):
+        seen.update(ascent_grads=ascent_grads, training_step=training_step)
+        return updates, state
+
+    inner = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    displacement(sam_optax.limit_rise(inner, 0.1), training_step=7)
+    assert seen == {"ascent_grads": GRADS, "training_step": 7}
+    displacement(sam_optax.limit_rise(inner, 0.1), ascent_grads=PARAMS, training_step=8)
+    assert seen == {"ascent_grads": PARAMS, "training_step": 8}
+
+
+def test_epsilon_keeps_its_dtype():
+    grads = jax.tree.map(lambda g: g.astype(jnp.bfloat16), GRADS)
+    eps = displacement(sam_optax.limit_rise(sam_optax.sam(1.0), 0.1), grads)
+    assert {leaf.dtype for leaf in jax.tree.leaves(eps)} == {jnp.dtype(jnp.bfloat16)}
+
+
 def test_a_random_start_stays():
     rsam = sam_optax.rsam(1.0, key=0)
     limited = sam_optax.limit_rise(rsam, 1e-3)
