@@ -50,6 +50,8 @@ ASAM = {
 }
 IMAGENET = {**ASAM, "model": "resnet50_imagenet", "batch_size": 512, "lr": 0.2, "crop": 0}
 IMAGENET |= {"weight_decay": 1e-4, "m": 512}
+TRANSLATION = {"optimizer": "adam", "lr": 5e-4, "momentum": 0.9, "beta2": 0.98}
+TRANSLATION |= {"weight_decay": 1e-4, "label_smoothing": 0.1}
 RSAM = {"epochs": 200, "batch_size": 128, "m": 128, "model": "resnet18", "optimizer": "sgd"}
 VIT = {"epochs": 300, "batch_size": 4096, "m": 4096, "optimizer": "adamw", "image_size": 224}
 FSAM = {"epochs": 200, "lr": 0.05, "schedule": "cosine", "momentum": 0.9, "flip": True}
@@ -78,6 +80,11 @@ PRINTED = {
     },
     "asam-correlation-cifar10": {
         "sgd": {**ASAM, "model": "wrn16_8", "epochs": 200, "batch_size": 256, "m": 256},
+    },
+    "asam-iwslt14": {
+        "sgd": TRANSLATION,
+        "sam": {**TRANSLATION, "rho": 0.1},
+        "asam": {**TRANSLATION, "rho": 0.2},
     },
     "rsam-cifar10": {"sgd": RSAM, "sam": RSAM, "rsam": RSAM},
     "rsam-cifar100": {"sgd": RSAM, "sam": RSAM, "rsam": RSAM},
@@ -292,7 +299,7 @@ OUT_OF_RANGE = {
     "--clip nan: use a number of at least 0": {"clip": math.nan},
     "--mixup inf: use a number of at least 0": {"mixup": math.inf},
     "--sharpness-rho 0: use a number above 0": {"sharpness_rho": 0.0},
-    "--optimizer x: unknown; use one of sgd, adamw": {"optimizer": "x"},
+    "--optimizer x: unknown; use one of sgd, adam, adamw": {"optimizer": "x"},
     "--schedule x: unknown; use one of cosine, con": {"schedule": "x"},
     "--dtype float8: unknown; use one of float32, bfl": {"dtype": "float8"},
     "--preset x: unknown; use one of asam-cifar10, ": {"preset": "x"},
@@ -316,7 +323,9 @@ def test_every_setting_is_a_documented_option():
 
 def test_the_documentation_lists_every_preset():
     page = pathlib.Path(__file__).parents[2] / "docs" / "experiments.md"
-    named = set(re.findall(r"`(\w+(?:-\w+)*-(?:cifar100?|imagenet|[sb]16))`", page.read_text()))
+    named = set(
+        re.findall(r"`(\w+(?:-\w+)*-(?:cifar100?|imagenet|[sb]16|iwslt14))`", page.read_text())
+    )
     assert named == set(PRESETS)
 
 
@@ -454,6 +463,10 @@ BASES = {
     "adamw": (
         {"optimizer": "adamw", "weight_decay": 0.3},
         optax.adamw(0.1, b1=0.8, weight_decay=0.3),
+    ),
+    "adam": (
+        {"optimizer": "adam", "beta2": 0.98, "weight_decay": 0.3},
+        optax.chain(optax.add_decayed_weights(0.3), optax.adam(0.1, b1=0.8, b2=0.98)),
     ),
     "sgd": (
         {"optimizer": "sgd", "nesterov": True, "weight_decay": 0.5, "clip": 1.0},

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from sam_optax.experiments.data import builtin, hugging_face, npz
+from sam_optax.experiments.data import builtin, hugging_face, npz, text
 from sam_optax.experiments.data.images import Examples, statistics
 from sam_optax.experiments.errors import UserError
 
-DATASETS = ("digits", "mnist5k", "npz:PATH", "hf:NAME_OR_PATH")
+DATASETS = ("digits", "mnist5k", "npz:PATH", "hf:NAME_OR_PATH", "text", "text:PATH", "pairs:PATH")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Dataset:
       name: the name given on the command line.
       train: the training examples.
       test: the test examples.
-      classes: number of classes; labels are 0, …, classes − 1.
+      classes: number of classes; labels are 0, …, classes − 1. Those of text are tokens.
       mean: mean of each channel of uint8 images, in [0, 1]; ``None`` if x needs no scaling.
       std: standard deviation of each channel, likewise.
       sha256: digest of examples and labels before scaling, whose rounding differs between machines.
@@ -43,6 +43,11 @@ class Dataset:
         """The shape of one example, as the network receives it."""
         x = self.train.x
         return x.shape[1:] if isinstance(x, np.ndarray) else (x.size, x.size, 3)
+
+    @property
+    def text(self) -> bool:
+        """Whether the examples are tokens, each with a label."""
+        return isinstance(self.train.x, np.ndarray) and self.train.x.dtype.kind == "i"
 
     @property
     def resident(self) -> bool:
@@ -67,6 +72,7 @@ def load(
     label_column: str | None = None,
     test_split: str | None = None,
     image_size: int | None = None,
+    length: int | None = None,
 ) -> Dataset:
     """Loads and prepares one of ``DATASETS``; see compare for the options."""
     kind, _, path = spec.partition(":")
@@ -75,6 +81,10 @@ def load(
         raw = hugging_face.load(path, image_column, label_column, test_split, image_size or 224)
     elif given := [f"--{name} {value}" for name, value in options.items() if value is not None]:
         raise UserError(f"{given[0]}: needs --dataset hf:NAME_OR_PATH, not {spec}; leave it out.")
+    elif kind == "text" or (kind == "pairs" and path):
+        raw = text.load(kind, path, length)
+    elif length is not None:
+        raise UserError(f"--length {length}: is for --dataset text and pairs, not {spec}.")
     elif spec in ("digits", "mnist5k"):
         raw = getattr(builtin, spec)()
     elif kind == "npz" and path:
@@ -88,7 +98,7 @@ def load(
         mean, std = statistics(train.x)
         if not isinstance(train.x, np.ndarray):
             contents = [train.y, test.y, mean.round(3), std.round(3)]
-    else:
+    elif kind not in ("text", "pairs"):
         train, test = _scaled(*contents)
     digest = hashlib.sha256()
     for array in contents:

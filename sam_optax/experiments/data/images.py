@@ -76,8 +76,8 @@ class ImageColumn:
 class Examples(NamedTuple):
     """Labelled examples."""
 
-    x: np.ndarray | ImageColumn  # (n, …), float32 ready for the network or uint8 images
-    y: np.ndarray  # int32, (n,)
+    x: np.ndarray | ImageColumn  # (n, …), float32 or tokens for the network, or uint8 images
+    y: np.ndarray  # int32, (n,); of tokens (n, length), with −1 where there is none
 
     def some(self, indices: np.ndarray) -> "Examples":
         """The examples with these indices."""

@@ -7,5 +7,5 @@ def corrupt(labels: np.ndarray, rate: float, classes: int, rng: np.random.Genera
     """A copy in which exactly ``round(rate · n)`` labels are changed to a random other class."""
     chosen = rng.choice(len(labels), round(rate * len(labels)), replace=False)
     noisy = labels.copy()
-    noisy[chosen] = (labels[chosen] + rng.integers(1, classes, len(chosen))) % classes
+    noisy[chosen] = (labels[chosen] + rng.integers(1, classes, noisy[chosen].shape)) % classes
     return noisy

@@ -12,17 +12,18 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.densenet import DenseNet
 from sam_optax.experiments.networks.resnet import Bottleneck, ResNet
 from sam_optax.experiments.networks.small import CNN, MLP
+from sam_optax.experiments.networks.transformer import Transformer
 from sam_optax.experiments.networks.vgg import VGG
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.networks.wide_resnet import WideResNet
 
 
 class Architecture(NamedTuple):
-    """A network: ``make(classes=, dtype=)``, its title, and whether it needs images."""
+    """A network: ``make(classes=, dtype=)``, its title, and whether it needs images or text."""
 
     make: Callable[..., nn.Module]
     title: str
-    images: bool = True
+    needs: str | None = "images"
 
 
 _cifar = partial(ResNet, width=16, projection=False)
@@ -31,7 +32,7 @@ _resnext = partial(Bottleneck, inner=2, groups=32)
 _vit = partial(VisionTransformer, depth=12)
 
 ARCHITECTURES = {
-    "mlp": Architecture(MLP, "two hidden layers of 256 units", images=False),
+    "mlp": Architecture(MLP, "two hidden layers of 256 units", needs=None),
     "cnn": Architecture(CNN, "two convolutions of 16 and 32 channels"),
     "resnet20": Architecture(partial(_cifar, stages=(3, 3, 3)), "ResNet-20 for 32×32 images"),
     "resnet32": Architecture(partial(_cifar, stages=(5, 5, 5)), "ResNet-32 for 32×32 images"),
@@ -57,11 +58,19 @@ ARCHITECTURES = {
     "tiny": Architecture(
         partial(ResNet, stages=(1, 1), width=8), "a ResNet of two blocks, for quick trials"
     ),
+    "transformer": Architecture(Transformer, "2 layers of width 128, for text", needs="text"),
+    "transformer_base": Architecture(
+        partial(Transformer, width=512, depth=12, heads=8),
+        "12 layers of width 512, for text",
+        needs="text",
+    ),
 }
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> nn.Module:
-    """The network for examples of shape (features,) or (height, width, channels).
+def build(
+    name: str, shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32, text: bool = False
+) -> nn.Module:
+    """The network for examples of shape (features,) or (height, width, channels), or of text.
 
     It is called as ``module.apply(variables, x, train=...)`` and computes in ``dtype``, with params
     and logits in float32.
@@ -69,7 +78,13 @@ def build(name: str, shape: tuple[int, ...], classes: int, dtype: Any = jnp.floa
     if name not in ARCHITECTURES:
         raise UserError(f"--model {name}: unknown model; use one of {', '.join(ARCHITECTURES)}.")
     model = ARCHITECTURES[name].make(classes=classes, dtype=dtype)
-    if len(shape) < 3 and ARCHITECTURES[name].images:
+    needs = ARCHITECTURES[name].needs
+    if text != (needs == "text"):
+        remedy = "use --model transformer" if text else "use --dataset text or pairs:PATH"
+        raise UserError(
+            f"--model {name}: {'is not for' if text else 'is for'} text; {remedy}, for example."
+        )
+    if len(shape) < 3 and needs == "images":
         raise UserError(
             f"--model {name}: the examples are vectors of {shape[0]} features, but this network "
             "needs images; use --model mlp."

@@ -14,12 +14,12 @@ class Block(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         width = x.shape[-1]
         y = nn.LayerNorm(dtype=self.dtype)(x)
         x = x + nn.MultiHeadDotProductAttention(
             self.heads, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform()
-        )(y, y)
+        )(y, y, mask=mask)
         y = nn.LayerNorm(dtype=self.dtype)(x)
         dense = {"dtype": self.dtype, "kernel_init": nn.initializers.xavier_uniform()}
         y = nn.Dense(4 * width, **dense)(y)

@@ -1,6 +1,7 @@
 """A run as plain data before it begins, for its results and for restoring it."""
 
 import dataclasses
+import importlib.util
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +9,17 @@ from typing import Any
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import Resolved, Row, Setting, option_flag
 from sam_optax.experiments.reporting.words import plain
 
 _OF_OPTIONS = ("scale", "dtype", "seeds", "seed_offset")
-_WHERE_GIVEN = ("preset", "frontier", "image_column", "label_column", "test_split", "save_every")
+_WHERE_GIVEN = (
+    *("preset", "frontier", "image_column", "label_column", "test_split", "length", "save_every"),
+    "bleu",
+)
+_OF_IMAGES = ("label_noise", "crop", "flip", "cutout", "mixup")
 
 
 def shared_settings(options: Compare, resolved: Resolved) -> dict[str, Setting]:
@@ -33,15 +39,25 @@ def describe(
     """The run as data, on the examples in use; ``full`` counts those before ``--scale``.
 
     Raises:
-      UserError: a batch is larger than the training set, devices cannot share it, or a method needs
-        all examples but they stay on disk.
+      UserError: a batch is larger than the training set, devices cannot share it, a method needs
+        all examples but they stay on disk, or a setting is not for text.
     """
+    spec = dataset.name
+    if options.bleu and not spec.startswith("pairs:"):
+        raise UserError(f"--bleu: needs --dataset pairs:PATH, not {spec}; leave it out.")
+    if options.bleu and importlib.util.find_spec("sacrebleu") is None:
+        raise UserError('--bleu: needs sacrebleu; run pip install "sam_optax[text]".')
     for row in resolved.rows.values():
         if METHODS[row.method].needs_data and not dataset.resident:
             raise UserError(
                 f"--methods {row.method}: needs all training examples in memory, and those of "
-                f"{dataset.name} stay on disk; leave it out."
+                f"{spec} stay on disk; leave it out."
             )
+        for setting in _OF_IMAGES if dataset.text else ():
+            if value := {**resolved.shared, **row.settings}[setting].value:
+                raise UserError(
+                    f"{flag(setting)} {value}: is not for text, such as {spec}; leave it out."
+                )
     rows = {
         name: _extent(row, options, len(dataset.train.y), full["train"], devices)
         for name, row in resolved.rows.items()
@@ -61,6 +77,7 @@ def describe(
             "test_examples": len(dataset.test.y),
             "example_shape": list(dataset.shape),
             "classes": dataset.classes,
+            **({"text": True} if dataset.text else {}),
             "sha256": dataset.sha256,
         },
         "seeds": list(range(options.seed_offset, options.seed_offset + options.seeds)),

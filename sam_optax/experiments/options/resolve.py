@@ -12,8 +12,9 @@ from sam_optax.experiments.methods import method as methods
 from sam_optax.experiments.methods.method import Variant
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
 from sam_optax.experiments.options.declare import flag
-from sam_optax.experiments.options.options import DEFAULTS, UNMENTIONED, Compare
-from sam_optax.experiments.options.presets import PRESETS, Preset
+from sam_optax.experiments.options.options import DEFAULTS, OF_TEXT, UNMENTIONED, Compare
+from sam_optax.experiments.options.preset import Preset
+from sam_optax.experiments.options.presets import PRESETS
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training.task import Recipe
 
@@ -66,10 +67,9 @@ def resolve(options: Compare) -> Resolved:
     """
     preset = PRESETS[options.preset] if options.preset else None
     if preset and options.dataset is None:
-        raise UserError(
-            f"--preset {options.preset}: needs the data; give --dataset hf:NAME_OR_PATH, such as a "
-            f"copy of {preset.data} that datasets.Dataset.save_to_disk wrote."
-        )
+        copy = f"a copy of {preset.data} that datasets.Dataset.save_to_disk wrote"
+        give = preset.give or f"hf:NAME_OR_PATH, such as {copy}"
+        raise UserError(f"--preset {options.preset}: needs the data; give --dataset {give}.")
     shared = {name: _setting(name, options, preset, "") for name in SHARED}
     rows: dict[str, Row] = {}
     for name in _methods(options, preset):
@@ -119,8 +119,11 @@ def _methods(options: Compare, preset: Preset | None) -> tuple[str, ...]:
 def _setting(name: str, options: Compare, preset: Preset | None, method: str) -> Setting:
     """A setting of a method, or of all (``""``)."""
     given = getattr(options, name)
+    if preset is None and given is not None:
+        return Setting(given, "given")
     if preset is None:
-        return Setting(DEFAULTS[name], "default") if given is None else Setting(given, "given")
+        text = (options.dataset or "").startswith(("text", "pairs:"))
+        return Setting((OF_TEXT if text else DEFAULTS)[name], "default")
     if name == "dataset":
         return Setting(given, f"given; the paper's is {preset.data}")
     printed = {**preset.printed, **preset.rows.get(method, {})}

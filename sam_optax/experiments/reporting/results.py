@@ -30,13 +30,14 @@ BASES = ("sgd", "sam")
 """Methods with which the others are compared, seed by seed."""
 ACCURACIES = ("test_accuracy", "test_top5_accuracy")
 UNITS = {
-    "test_accuracy": "share of the test examples, which have clean labels, after the last epoch",
+    "test_accuracy": "share of the test examples (of text bytes), on clean labels, at the end",
+    "bleu": "sacrebleu's score / 100 of greedy translations of the test pairs",
     "test_top5_accuracy": "share of them whose label is among the five likeliest (> 10 classes)",
     "best_test_accuracy": "the highest test accuracy after an epoch",
     "best_test_top5_accuracy": "the highest top-5 accuracy after an epoch",
     "interval": "half the width of a mean's 95 % confidence interval, Student's t",
     "differences": "to sgd, and to the sam with the best mean test accuracy, seed by seed",
-    "train_loss": "nats, mean over the training set, on the labels trained on",
+    "train_loss": "nats, mean over the training set (of text per byte), on the labels trained on",
     "sharpness": "nats, L(w + eps) - L(w) on training examples, eps of SAM at sharpness_rho",
     "ascent_norm": "norm of the ascent gradient in a step after each epoch",
     "sharp_norm": "norm of the sharp gradient in that step",
@@ -83,8 +84,7 @@ def summary(values: np.ndarray) -> dict[str, float | None]:
     if len(wide) < 2:
         return {"mean": number(wide[0]) if len(wide) else None, "std": None, "interval": None}
     std = wide.std(ddof=1)
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(wide) - 1)
-    half = quantile * std / np.sqrt(len(wide))
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(wide) - 1) * std / np.sqrt(len(wide))
     return {"mean": number(wide.mean()), "std": number(std), "interval": number(half)}
 
 
@@ -145,6 +145,7 @@ def _of_method(method: Mapping[str, Any], seeds: list[int], outcome: "Outcome") 
         **{f"best_{name}": np.nanmax(curve, axis=0) for name, curve in known.items()},
         "train_loss": outcome.curves["train_loss"][-1],
         "sharpness": outcome.sharpness,
+        **({} if outcome.bleu is None else {"bleu": outcome.bleu}),
     }
     finite = np.isfinite(finals["train_loss"])
     seconds = float(np.median(outcome.seconds))

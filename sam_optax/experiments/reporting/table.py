@@ -20,9 +20,13 @@ _ACCURACIES = (  # with the half widths of their intervals
     ("best epoch", "best_test_accuracy", "best 95 %"),
     ("top-5", "test_top5_accuracy", "top-5 95 %"),
     ("best top-5", "best_test_top5_accuracy", "best top-5 95 %"),
+    ("BLEU", "bleu", "BLEU 95 %"),
 )
 # Only for the page, as a terminal is not wide enough.
-_IN_FULL = ("best 95 %", "top-5", "top-5 95 %", "best top-5", "best top-5 95 %", "train loss")
+_IN_FULL = (
+    *("best 95 %", "top-5", "top-5 95 %", "best top-5", "best top-5 95 %", "BLEU 95 %"),
+    "train loss",
+)
 _NARROW = ("sharpness", "95 %", "best epoch")
 """Columns that a narrow terminal omits, in this order."""
 _UNITS = {"method": "", "with": "", "train loss": "nats", "sharpness": "nats", "cost": "× SGD"}
@@ -110,14 +114,18 @@ def _comparison(results: Mapping[str, Any], without: Sequence[str]) -> Summary:
     rho, examples = (words.setting(results, f"sharpness_{of}") for of in ("rho", "examples"))
     on = words.counted(examples, "training example") if examples else "the training set"
     gain = "seed by seed, after the last epoch: mean ± 95 % confidence interval"
+    text = results["dataset"].get("text")
+    accuracy = "share of the test bytes" if text else "test accuracy, on clean labels"
     legend = {
-        "last epoch": "test accuracy, on clean labels; mean ± deviation of seeds",
+        "last epoch": f"{accuracy}; mean ± deviation of seeds",
         "95 %": "half the width of the mean's confidence interval, Student's t",
         "best epoch": "the highest test accuracy after an epoch: chosen on the test examples",
         "top-5": "after the last epoch; the label is among the five likeliest",
         "− SGD": f"gain over SGD {gain}",
         "− SAM": "the same over SAM, over the best one where there are several",
-        "train loss": "mean over the training set, with the labels trained on",
+        "BLEU": "of greedy translations of the test pairs, by sacrebleu",
+        "train loss": f"mean over the training {'bytes' if text else 'set'}, with the labels "
+        "trained on",
         "sharpness": f"L(w + ε) − L(w) on {on}, ε of SAM with ρ {rho:g} for all",
         "cost": _COST,
         "diverged": "training loss not finite; the numbers are of the other seeds",

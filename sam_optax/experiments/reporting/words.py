@@ -7,6 +7,7 @@ from typing import Any
 
 SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
 SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ", "theta": "θ"}
+_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 def printable(text: str) -> str:
@@ -80,19 +81,24 @@ def data_name(results: Mapping[str, Any], longest: int = 48) -> str:
 
 def task(results: Mapping[str, Any]) -> str:
     """The task in a few words."""
-    noise = setting(results, "label_noise", 0)
+    noise, model = setting(results, "label_noise", 0), setting(results, "model")
+    if results["dataset"].get("text"):
+        return f"{data_name(results)}, {model}"
     labels = f"{100 * noise:g} % wrong training labels" if noise else "clean labels"
-    return f"{data_name(results)}, {labels}, {setting(results, 'model')}"
+    return f"{data_name(results)}, {labels}, {model}"
 
 
 def heading(results: Mapping[str, Any]) -> list[str]:
     """Data, duration and base optimizer of the training, one line each."""
     dataset, noise = results["dataset"], setting(results, "label_noise", 0)
-    labels = f"{100 * noise:g} % of the training labels are wrong" if noise else "clean labels"
+    labels = f"{100 * noise:g} % of the training labels are wrong; " if noise else "clean labels; "
+    kind = f"{dataset['classes']} classes"
+    if dataset.get("text"):
+        labels, kind = "", f"at most {dataset['example_shape'][0]} bytes each"
     lines = [
         f"{printable(dataset['name'])}: {dataset['train_examples']} training and "
-        f"{dataset['test_examples']} test examples, {dataset['classes']} classes",
-        f"{labels}; {counted(len(results['seeds']), 'seed')}",
+        f"{dataset['test_examples']} test examples, {kind}",
+        f"{labels}{counted(len(results['seeds']), 'seed')}",
         f"{setting(results, 'model')}; {_extent(results)}",
         _optimizer(results),
     ]
@@ -113,9 +119,11 @@ def _extent(results: Mapping[str, Any]) -> str:
 
 
 def _optimizer(results: Mapping[str, Any]) -> str:
-    sgd = setting(results, "optimizer", "sgd") == "sgd"
+    kind = setting(results, "optimizer", "sgd")
+    sgd = kind == "sgd"
     momentum = "Nesterov momentum" if setting(results, "nesterov") else "momentum"
     texts = {"lr": "learning rate", "momentum": momentum if sgd else "β₁"}
+    texts |= {} if sgd else {"beta2": "β₂"}
     texts |= {"weight_decay": "weight decay", "clip": "gradient norm at most"}
     values = {name: setting(results, name) for name in texts}  # None where methods differ
     values["clip"] = values["clip"] or None
@@ -125,4 +133,4 @@ def _optimizer(results: Mapping[str, Any]) -> str:
         warmup = setting(results, "warmup_steps", 0)
         after = f" after {counted(warmup, 'step')} of warm-up" if warmup else ""
         pieces["lr"] += f" ({schedule}{after})"
-    return f"{'SGD' if sgd else 'AdamW'}: {', '.join(pieces.values())}"
+    return f"{_OPTIMIZERS[kind]}: {', '.join(pieces.values())}"

@@ -21,7 +21,7 @@ class Evaluation:
     def __init__(self, task: Task, count: int, place: Devices) -> None:
         self._task, self._place = task, place
         x, self._examples = measures.measured(task.dataset.train)
-        self._train = self._blocks(x, np.zeros(len(x), np.int32))
+        self._train = self._blocks(x, np.zeros_like(task.dataset.train.y[: len(x)]))
         self._test: list[Blocks] | None = None
         test = task.dataset.test
         if isinstance(test.x, np.ndarray):
@@ -43,7 +43,7 @@ class Evaluation:
             """``f(variables, block)`` of all seeds, which may have different labels."""
 
             def of_block(variables: Any, block: Blocks) -> Any:
-                y = jnp.broadcast_to(block.y, (count, block.y.shape[-1]))
+                y = jnp.broadcast_to(block.y, (count, *block.y.shape[-task.dataset.train.y.ndim :]))
                 one = over_seeds(lambda v, y: f(v, block._replace(y=y)), count)
                 return one(variables, y)
 

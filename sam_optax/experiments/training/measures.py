@@ -68,14 +68,20 @@ def losses(
 ) -> tuple[jax.Array, Any]:
     """Cross entropies in nats, and BatchNorm statistics after the pass.
 
-    Labels are (n,), or distributions (n, classes). With ``train``, BatchNorm normalizes by the
-    statistics of the batch.
+    Labels are (n,), or distributions (n, classes); of text (n, length) or (n, length, classes).
+    With ``train``, BatchNorm normalizes by the statistics of the batch.
     """
     x, y = batch
     logits, batch_stats = _logits(task, variables, x, train)
-    if y.ndim == 1:
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y), batch_stats
-    return optax.softmax_cross_entropy(logits, y), batch_stats
+    if y.ndim < logits.ndim:
+        found = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+        return _of_examples(found, y >= 0), batch_stats
+    return _of_examples(optax.softmax_cross_entropy(logits, y), y.any(-1)), batch_stats
+
+
+def _of_examples(values: jax.Array, labelled: jax.Array) -> jax.Array:
+    """The values of examples, (n,): of text the means over the tokens that have labels."""
+    return values if values.ndim == 1 else jnp.mean(values, axis=1, where=labelled)
 
 
 def _logits(task: Task, variables: Any, x: jax.Array, train: bool = False) -> tuple[Any, Any]:
@@ -95,10 +101,16 @@ def total_loss(task: Task, variables: Any, block: Blocks) -> jax.Array:
 
 
 def hits(task: Task, variables: Any, block: Blocks) -> dict[str, jax.Array]:
-    """How many examples of a block are classified correctly, also by the first five of many."""
+    """How many examples of a block are classified correctly, also by the first five of many.
+
+    Of text, each example counts by the share of its tokens.
+    """
     logits, _ = _logits(task, variables, block.x)
     found = {"test_accuracy": jnp.argmax(logits, -1) == block.y}
     if task.dataset.classes > 10:
         five = jax.lax.top_k(logits, 5)[1]
-        found["test_top5_accuracy"] = jnp.any(five == block.y[:, None], -1)
-    return {name: jnp.sum(block.weight * hit) for name, hit in found.items()}
+        found["test_top5_accuracy"] = jnp.any(five == block.y[..., None], -1)
+    labelled = block.y >= 0
+    return {
+        name: jnp.sum(block.weight * _of_examples(hit, labelled)) for name, hit in found.items()
+    }

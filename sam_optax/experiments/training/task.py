@@ -37,6 +37,7 @@ class Recipe:
     flip: bool
     cutout: int
     mixup: float
+    beta2: float = 0.999
 
     @property
     def groups(self) -> int:
@@ -53,12 +54,13 @@ class Recipe:
             rise = optax.linear_schedule(0.0, self.lr, self.warmup_steps)
             rate = optax.join_schedules([rise, rest], [self.warmup_steps])
         pieces = [optax.clip_by_global_norm(self.clip)] if self.clip else []
+        betas = {"b1": self.momentum, "b2": self.beta2}
         if self.optimizer == "adamw":
-            pieces.append(optax.adamw(rate, b1=self.momentum, weight_decay=self.weight_decay))
+            pieces.append(optax.adamw(rate, **betas, weight_decay=self.weight_decay))
         else:
             pieces.append(optax.add_decayed_weights(self.weight_decay))
             sgd = optax.sgd(rate, momentum=self.momentum or None, nesterov=self.nesterov)
-            pieces.append(sgd)
+            pieces.append(sgd if self.optimizer == "sgd" else optax.adam(rate, **betas))
         return Base(optax.chain(*pieces), rate, groups=self.groups if self.groups > 1 else None)
 
 
@@ -85,6 +87,7 @@ class Task:
     label_noise: float
     sharpness_rho: float
     entries: Mapping[str, Entry]
+    bleu: bool = False
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         """Training steps in an epoch."""
@@ -115,7 +118,7 @@ def key(seed: Any, purpose: Any) -> jax.Array:
 
 def load_dataset(settings: Mapping[str, Any]) -> Dataset:
     """All examples of the data set that settings (values by name) describe."""
-    options = ("image_column", "label_column", "test_split", "image_size")
+    options = ("image_column", "label_column", "test_split", "image_size", "length")
     return load(settings["dataset"], **{name: settings.get(name) for name in options})
 
 
@@ -131,14 +134,17 @@ def task_of(description: Mapping[str, Any], dataset: Dataset) -> Task:
     entries = {}
     for method in description["methods"]:
         own = {**settings, **values(method["settings"])}
-        recipe = Recipe(**{name: own[name] for name in Recipe.__dataclass_fields__})
+        recipe = Recipe(**{name: own[name] for name in Recipe.__dataclass_fields__ if name in own})
         variant = Variant(METHODS[method["method"]], method["hyperparameters"])
         entries[method["name"]] = Entry(method["method"], variant, recipe)
     return Task(
         dataset=dataset,
-        model=registry.build(settings["model"], dataset.shape, dataset.classes, dtype),
+        model=registry.build(
+            settings["model"], dataset.shape, dataset.classes, dtype, dataset.text
+        ),
         seeds=tuple(description["seeds"]),
         label_noise=settings["label_noise"],
         sharpness_rho=settings["sharpness_rho"],
         entries=entries,
+        bleu=settings.get("bleu", False),
     )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sam_optax.experiments.networks.small import CNN, MLP
-from sam_optax.experiments.training import work
+from sam_optax.experiments.training import translation, work
 from sam_optax.experiments.training.devices import Devices, over_seeds
 from sam_optax.experiments.training.evaluation import Evaluation
 from sam_optax.experiments.training.runner import Runner, Source
@@ -45,6 +45,7 @@ class Outcome:
     seconds: list[float]  # of the training steps per timed epoch, all seeds
     compile_seconds: float  # of the training steps
     cost: float  # of a step relative to the reference, the median over rounds; NaN without one
+    bleu: np.ndarray | None = None  # of the test pairs, (seeds,), if it is asked for
 
 
 class Training:
@@ -56,7 +57,8 @@ class Training:
 
     def __init__(self, task: Task, place: Devices, timed: bool, watch: bool) -> None:
         self.task = task
-        example = jnp.zeros((1, *task.dataset.shape), jnp.float32)
+        kind = jnp.int32 if task.dataset.text else jnp.float32
+        example = jnp.zeros((1, *task.dataset.shape), kind)
 
         def init(seed: jax.Array) -> Any:
             return task.model.init(key(seed, INITIALIZATION), example, train=False)
@@ -157,15 +159,17 @@ class Training:
             field: np.concatenate([np.stack([point[field] for point in runner.curve]), gap])
             for field in runner.curve[0]
         }
+        variables = _variables(runner)
         references = [other for other in self.runners if other.entry.method == work.REFERENCE]
         return Outcome(
             entry=runner.entry,
-            variables=_variables(runner),
+            variables=variables,
             curves=curves,
             sharpness=sharpness,
             seconds=runner.seconds,
             compile_seconds=runner.compile_seconds,
             cost=relative_cost(runner, references[0]) if references else float("nan"),
+            bleu=translation.bleu(self.task, variables) if self.task.bleu else None,
         )
 
     def _arrays(self) -> dict[str, Any]:
