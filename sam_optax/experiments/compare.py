@@ -1,5 +1,6 @@
 """The commands ``compare`` and ``train``: train methods on the same data and compare them."""
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,7 +20,7 @@ from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.snapshots import Snapshots, to_npz
-from sam_optax.experiments.training import devices, identity
+from sam_optax.experiments.training import devices, identity, initial
 from sam_optax.experiments.training.task import Task, load_dataset, task_of
 from sam_optax.experiments.training.train import Outcome, Training
 from sam_optax.experiments.training.work import work
@@ -53,6 +54,10 @@ def run(options: Compare | Train) -> None:
     dataset = everything.some(options.scale)
     description = describe(options, resolved, dataset, full, place.count)
     task = task_of(description, dataset)
+    if options.init:
+        start, new = initial.load(options.init, task)
+        task = dataclasses.replace(task, initial=start)
+        description["notes"] += [f"Not from the file of --init: {', '.join(new)}."] if new else []
     if options.dry_run:
         table.print_settings(_console(), description)
         return

@@ -130,8 +130,7 @@ def begin(task, name, seed=0):
     key = jax.random.fold_in(jax.random.key(seed), 1)
 
     def first():
-        example = jnp.zeros((1, *task.dataset.shape), int if task.dataset.text else float)
-        variables = task.model.init(jax.random.key(seed), example, train=False)
+        variables = task.model.init(jax.random.key(seed), task.example, train=False)
         return step.init(key, variables)
 
     return step.take, first, key

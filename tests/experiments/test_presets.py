@@ -56,6 +56,8 @@ RSAM = {"epochs": 200, "batch_size": 128, "m": 128, "model": "resnet18", "optimi
 VIT = {"epochs": 300, "batch_size": 4096, "m": 4096, "optimizer": "adamw", "image_size": 224}
 FSAM = {"epochs": 200, "lr": 0.05, "schedule": "cosine", "momentum": 0.9, "flip": True}
 FSAM |= {"model": "resnet18", "optimizer": "sgd"}
+TRANSFER = {"epochs": 10, "batch_size": 128, "lr": 1e-4, "weight_decay": 1e-5}
+TRANSFER |= {"model": "vit_s16", "optimizer": "adamw", "image_size": 224}
 FSAM_METHODS = ("sam", "fsam", "sam_full", "sam_db", "sam_noise", "sam_batches")
 PRINTED = {
     "asam-cifar10": {
@@ -94,6 +96,7 @@ PRINTED = {
         "sgd": {**FSAM, "weight_decay": 5e-4},
         **{m: {**FSAM, "weight_decay": 1e-3, "rho": 0.1} for m in FSAM_METHODS},
     },
+    "fsam-transfer": {m: {**TRANSFER, "rho": 0.075} for m in FSAM_METHODS} | {"sgd": TRANSFER},
     "fsam-cifar100": {
         "sgd": {**FSAM, "weight_decay": 5e-4},
         **{m: {**FSAM, "weight_decay": 1e-3, "rho": 0.2} for m in FSAM_METHODS},
@@ -133,7 +136,7 @@ def test_what_is_printed_says_where_and_what_is_not_says_so(name):
         printed = {**preset.printed, **preset.rows[method]}
         for setting, (value, source) in {**found.shared, **one.settings}.items():
             if setting == "dataset":
-                assert source == f"given; the paper's is {preset.data}"
+                assert source == f"given; the paper's is {preset.data or 'not printed'}"
             elif setting in printed:
                 assert source.split(", but ")[0].removesuffix(" (the whole batch)") in places
                 assert value == printed[setting] or setting == "m"
@@ -324,7 +327,9 @@ def test_every_setting_is_a_documented_option():
 def test_the_documentation_lists_every_preset():
     page = pathlib.Path(__file__).parents[2] / "docs" / "experiments.md"
     named = set(
-        re.findall(r"`(\w+(?:-\w+)*-(?:cifar100?|imagenet|[sb]16|iwslt14))`", page.read_text())
+        re.findall(
+            r"`(\w+(?:-\w+)*-(?:cifar100?|imagenet|[sb]16|iwslt14|transfer))`", page.read_text()
+        )
     )
     assert named == set(PRESETS)
 

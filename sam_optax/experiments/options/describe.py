@@ -13,11 +13,12 @@ from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import Resolved, Row, Setting, option_flag
 from sam_optax.experiments.reporting.words import plain
+from sam_optax.experiments.training import initial
 
 _OF_OPTIONS = ("scale", "dtype", "seeds", "seed_offset")
 _WHERE_GIVEN = (
     *("preset", "frontier", "image_column", "label_column", "test_split", "length", "save_every"),
-    "bleu",
+    *("bleu", "init"),
 )
 _OF_IMAGES = ("label_noise", "crop", "flip", "cutout", "mixup")
 
@@ -69,6 +70,13 @@ def describe(
         if all(row[name].value == setting.value for row in rows.values())
     }
     shared = {**shared_settings(options, resolved), **common}
+    if options.init:
+        shared["init_sha256"] = Setting(initial.sha256(options.init), "of the file")
+    elif resolved.preset and resolved.preset.init:
+        raise UserError(
+            f"--preset {options.preset}: starts from pretrained params; give --init FILE, "
+            f"{resolved.preset.init}."
+        )
     return {
         "settings": {name: setting._asdict() for name, setting in shared.items()},
         "dataset": {

@@ -68,6 +68,12 @@ class Options:
     model: str | None = setting(
         "mlp", one_of(ARCHITECTURES), metavar="NAME", help=f"The network: {_NETWORKS}."
     )
+    init: str | None = option(
+        metavar="FILE[:METHOD/SEED]",
+        help="Start from the params of a file: a network in the params.npz of a run, or a ViT or "
+        "DeiT in .safetensors, as timm and Hugging Face name its tensors (needs pip install "
+        '"sam_optax[hf]"). The head is new if the number of classes differs.',
+    )
     label_noise: float | None = setting(0.4, SHARE, unmentioned=0.0)
     """Share of the training labels to change to a random other class, in [0, 1)."""
     scale: float = option(

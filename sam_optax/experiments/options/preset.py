@@ -18,4 +18,5 @@ class Preset(NamedTuple):
     stand_in_rows: Mapping[str, Mapping[str, Any]] = {}
     differs: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()  # trained by default, if not all rows
+    init: str = ""  # the pretrained params, if it starts from any
     give: str = ""  # as the data, if not a copy of a Hugging Face data set

@@ -164,8 +164,11 @@ def _rsam_vit(model: str, title: str, rho: float) -> Preset:
     )
 
 
+_FSAM_SHARP = ("sam", "fsam", "sam_full", "sam_db", "sam_noise", "sam_batches")
+_FSAM_CHOSEN: dict[str, Any] = {"fsam": {"sigma": 1.0, "lmbda": 0.9}, "sam_batches": {"batches": 2}}
+
+
 def _fsam(data: str, rho: float) -> Preset:
-    sharp = ("sam", "fsam", "sam_full", "sam_db", "sam_noise", "sam_batches")
     changed = {"lr": 0.05, "weight_decay": 1e-3}  # of SAM and its modified variants
     return Preset(
         f"ResNet-18 on {_TITLES[data]}, F-SAM's training from scratch",
@@ -173,20 +176,39 @@ def _fsam(data: str, rho: float) -> Preset:
         "fsam",
         "F-SAM, supplement A5.1",
         {**_COSINE_SGD, "model": "resnet18", "epochs": 200, "flip": True, **changed},
-        {"sgd": {"weight_decay": 5e-4}} | {name: {"rho": rho} for name in sharp},
+        {"sgd": {"weight_decay": 5e-4}} | {name: {"rho": rho} for name in _FSAM_SHARP},
         {"model": "F-SAM, supplement A6 and A7"},
         stand_ins={"batch_size": 128, "crop": 4, "cutout": 16 if data == "cifar10" else 8},
-        stand_in_rows={"fsam": {"sigma": 1.0, "lmbda": 0.9}, "sam_batches": {"batches": 2}},
+        stand_in_rows=_FSAM_CHOSEN,
         differs=(
             "cropping and cutout are printed, their sizes are not; batch size, σ and λ of these "
             "experiments are not in the supplement",
             "figure A1 also has VGG16-BN on CIFAR-100: --model vgg16_bn",
-            "the transfer learning of A5.1, which starts from pretrained weights, is left out",
         ),
         methods=("sgd", "sam", "fsam"),
     )
 
 
+_FSAM_TRANSFER = Preset(
+    "DeiT-small fine-tuned, F-SAM's transfer learning",
+    None,
+    "fsam",
+    "F-SAM, supplement A5.1",
+    {"model": "vit_s16", "optimizer": "adamw", "epochs": 10, "batch_size": 128, "lr": 1e-4}
+    | {"weight_decay": 1e-5, "image_size": 224},
+    {"sgd": {}} | {name: {"rho": 0.075} for name in _FSAM_SHARP},
+    stand_ins={"schedule": "cosine"},
+    stand_in_rows=_FSAM_CHOSEN,
+    differs=(
+        "images are 'resized to 224×224 without extra augmentations'; here those that do not fit "
+        "into memory are cropped at random as in Inception",
+        "pixels are normalized by the training set, not by ImageNet, and GELU is approximate",
+        "the base optimizer alone, AdamW, is the method sgd",
+    ),
+    methods=("sgd", "sam", "fsam"),
+    init="DeiT-small in .safetensors",
+    give="hf:NAME_OR_PATH",
+)
 _ASAM_TRANSLATION = Preset(
     "a transformer on IWSLT'14 DE-EN, ASAM's table 5",
     "IWSLT'14 DE-EN",
@@ -222,4 +244,5 @@ PRESETS: dict[str, Preset] = {
     "rsam-vit-b16": _rsam_vit("vit_b16", "ViT-B/16", 0.2),
     "fsam-cifar10": _fsam("cifar10", 0.1),
     "fsam-cifar100": _fsam("cifar100", 0.2),
+    "fsam-transfer": _FSAM_TRANSFER,
 }

@@ -125,7 +125,7 @@ def _setting(name: str, options: Compare, preset: Preset | None, method: str) ->
         text = (options.dataset or "").startswith(("text", "pairs:"))
         return Setting((OF_TEXT if text else DEFAULTS)[name], "default")
     if name == "dataset":
-        return Setting(given, f"given; the paper's is {preset.data}")
+        return Setting(given, f"given; the paper's is {preset.data or 'not printed'}")
     printed = {**preset.printed, **preset.rows.get(method, {})}
     if given is not None:
         return Setting(given, _given(name, printed))

@@ -78,7 +78,8 @@ class Task:
     """The task that all methods of a run share.
 
     Each seed has a separate initialization, label noise, order of examples and R-SAM noise, all
-    shared by the methods. The labels of ``dataset`` are clean.
+    shared by the methods. The labels of ``dataset`` are clean. ``initial`` are variables by path
+    with which every seed starts.
     """
 
     dataset: Dataset
@@ -88,6 +89,13 @@ class Task:
     sharpness_rho: float
     entries: Mapping[str, Entry]
     bleu: bool = False
+    initial: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @property
+    def example(self) -> jax.Array:
+        """Zeros in the place of an example, as the network receives it."""
+        kind = jnp.int32 if self.dataset.text else jnp.float32
+        return jnp.zeros((1, *self.dataset.shape), kind)
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         """Training steps in an epoch."""

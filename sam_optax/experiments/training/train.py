@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sam_optax.experiments.networks.small import CNN, MLP
-from sam_optax.experiments.training import translation, work
+from sam_optax.experiments.training import initial, translation, work
 from sam_optax.experiments.training.devices import Devices, over_seeds
 from sam_optax.experiments.training.evaluation import Evaluation
 from sam_optax.experiments.training.runner import Runner, Source
@@ -57,11 +56,9 @@ class Training:
 
     def __init__(self, task: Task, place: Devices, timed: bool, watch: bool) -> None:
         self.task = task
-        kind = jnp.int32 if task.dataset.text else jnp.float32
-        example = jnp.zeros((1, *task.dataset.shape), kind)
 
         def init(seed: jax.Array) -> Any:
-            return task.model.init(key(seed, INITIALIZATION), example, train=False)
+            return task.model.init(key(seed, INITIALIZATION), task.example, train=False)
 
         shapes = jax.eval_shape(init, 0)
         size = sum(leaf.size for leaf in jax.tree.leaves(shapes)) * len(task.seeds)
@@ -81,8 +78,9 @@ class Training:
         entries = {**task.entries, **(work.reference(task) if timed else {})}
         self.runners = [Runner(name, e, source, looped) for name, e in entries.items()]
         self._evaluation = Evaluation(task, len(groups[0]), place)
-        initial = jax.jit(over_seeds(init, len(groups[0])))
-        variables = [place.put(initial(np.array(seeds, np.int32))) for seeds in groups]
+        initialized = jax.jit(over_seeds(init, len(groups[0])))
+        made = (initialized(np.array(seeds, np.int32)) for seeds in groups)
+        variables = [place.put(initial.start(task.initial, found)) for found in made]
         for runner in self.runners:
             runner.start(variables)
 

@@ -1,0 +1,247 @@
+"""``--init``: networks that start from the params of a file."""
+
+import dataclasses
+import hashlib
+import re
+from functools import partial
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+import tasks
+from flax.traverse_util import unflatten_dict
+
+from sam_optax.__main__ import main
+from sam_optax.experiments.data.dataset import load
+from sam_optax.experiments.networks.registry import ARCHITECTURES
+from sam_optax.experiments.networks.vit import VisionTransformer
+from sam_optax.experiments.reporting import results
+from sam_optax.experiments.training import devices, initial
+from sam_optax.experiments.training.train import Training
+
+WIDTH, DEPTH, HEADS, PATCH = 12, 2, 3, 4
+pytestmark = pytest.mark.usefixtures("compile_fast")
+
+
+@pytest.fixture(scope="module")
+def pretrained():
+    """The tensors of a tiny ViT for images of 8×8, by timm's names, with 5 classes."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        **{"cls_token": (1, 1, WIDTH), "pos_embed": (1, 5, WIDTH)},
+        **{"patch_embed.proj.weight": (WIDTH, 3, PATCH, PATCH), "patch_embed.proj.bias": (WIDTH,)},
+        **{"norm.weight": (WIDTH,), "norm.bias": (WIDTH,)},
+        **{"head.weight": (5, WIDTH), "head.bias": (5,)},
+    }
+    inner = {"norm1": (WIDTH,), "norm2": (WIDTH,), "attn.qkv": (3 * WIDTH, WIDTH)}
+    inner |= {"attn.proj": (WIDTH,) * 2}
+    inner |= {"mlp.fc1": (4 * WIDTH, WIDTH), "mlp.fc2": (WIDTH, 4 * WIDTH)}
+    for i in range(DEPTH):
+        for name, shape in inner.items():
+            shapes[f"blocks.{i}.{name}.weight"] = shape
+            shapes[f"blocks.{i}.{name}.bias"] = shape[:1]
+    return {
+        name: (rng.normal(size=shape) / 3 + ("norm" in name)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def renamed(pretrained):
+    """The same as Hugging Face's DeiT names them."""
+    names = {
+        **{"cls_token": "embeddings.cls_token", "pos_embed": "embeddings.position_embeddings"},
+        **{"patch_embed.proj": "embeddings.patch_embeddings.projection", "head": "classifier"},
+        **{"norm1": "layernorm_before", "norm2": "layernorm_after", "norm": "layernorm"},
+        **{"mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"},
+        **{"attn.proj": "attention.output.dense"},
+    }
+    found = {"deit.pooler.dense.bias": np.zeros(WIDTH, np.float32)}
+    for name, value in pretrained.items():
+        where, stem, kind = re.fullmatch(r"(blocks\.\d\.)?(.*?)(\.weight|\.bias)?", name).groups("")
+        where = where.replace("blocks", "encoder.layer")
+        if stem == "attn.qkv":
+            for part, tensor in zip(("query", "key", "value"), np.split(value, 3), strict=True):
+                found[f"deit.{where}attention.attention.{part}{kind}"] = tensor
+        else:
+            prefix = "" if stem == "head" else "deit."
+            found[f"{prefix}{where}{names[stem]}{kind}"] = value
+    return found
+
+
+def forward(tensors, image):
+    """The logits of timm's network for an image (8, 8, 3), in NumPy."""
+
+    def dense(x, name):
+        return x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+
+    def norm(x, name):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        return x * tensors[f"{name}.weight"] + tensors[f"{name}.bias"]
+
+    def patch(i, j):
+        pixels = image[4 * i : 4 * i + 4, 4 * j : 4 * j + 4].transpose(2, 0, 1)
+        kernel = tensors["patch_embed.proj.weight"].reshape(WIDTH, -1)
+        return kernel @ pixels.ravel() + tensors["patch_embed.proj.bias"]
+
+    x = np.stack([tensors["cls_token"][0, 0], *(patch(i, j) for i in (0, 1) for j in (0, 1))])
+    x = x + tensors["pos_embed"][0]
+    for i in range(DEPTH):
+        at = f"blocks.{i}"
+        qkv = dense(norm(x, f"{at}.norm1"), f"{at}.attn.qkv").reshape(5, 3, HEADS, -1)
+        q, k, v = qkv.transpose(1, 2, 0, 3)
+        weights = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(WIDTH // HEADS))
+        y = (weights / weights.sum(-1, keepdims=True)) @ v
+        x = x + dense(y.transpose(1, 0, 2).reshape(5, WIDTH), f"{at}.attn.proj")
+        y = np.asarray(nn.gelu(dense(norm(x, f"{at}.norm2"), f"{at}.mlp.fc1")))
+        x = x + dense(y, f"{at}.mlp.fc2")
+    return dense(norm(x[0], "norm"), "head")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A tiny ViT in the place of ViT-S/16."""
+    make = partial(VisionTransformer, width=WIDTH, depth=DEPTH, heads=HEADS, patch=PATCH)
+    monkeypatch.setitem(ARCHITECTURES, "vit_s16", ARCHITECTURES["vit_s16"]._replace(make=make))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Archives of images of 8×8 in five classes and in three."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(1)
+    for classes in (5, 3):
+        parts = {f"x_{part}": rng.random((n, 8, 8, 3)) for part, n in (("train", 16), ("test", 8))}
+        labels = {f"y_{part}": np.arange(n) % classes for part, n in (("train", 16), ("test", 8))}
+        np.savez(folder / f"{classes}.npz", **parts, **labels)
+    return folder
+
+
+def save(path, tensors):
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path)
+    return path
+
+
+def command(folder, classes, *more, model="vit_s16"):
+    data = ["--dataset", f"npz:{folder / f'{classes}.npz'}", "--model", model]
+    return ["train", *data, "--label-noise", "0", "--batch-size", "8", "--epochs", "1", *more]
+
+
+@pytest.mark.parametrize("names", [lambda tensors: tensors, renamed], ids=["timm", "Hugging Face"])
+@pytest.mark.usefixtures("small")
+def test_a_vision_transformer_computes_what_the_file_s_does(pretrained, names, pictures, tmp_path):
+    path = save(tmp_path / "vit.safetensors", names(pretrained))
+    task = tasks.make(load(f"npz:{pictures / '5.npz'}"), "sgd", model="vit_s16")
+    start, new = initial.load(str(path), task)
+    assert not new
+    variables = unflatten_dict(start, sep="/")
+    images = task.dataset.test.x[:2]
+    logits = jax.jit(partial(task.model.apply, train=False))(variables, images)
+    expected = [forward(pretrained, image) for image in images]
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def networks(tmp_path):
+    """A file of two networks of the model mlp, for 6 features and 3 classes."""
+    dense = {"kernel": np.ones((6, 256)), "bias": np.ones(256)}
+    rest = {"Dense_1": {"kernel": np.ones((256, 256)), "bias": np.ones(256)}}
+    rest["Dense_2"] = {"kernel": np.ones((256, 3)), "bias": np.ones(3)}
+    of = lambda i: {"params": jax.tree.map(lambda leaf: leaf + i, {"Dense_0": dense, **rest})}
+    path = tmp_path / "params.npz"
+    path.write_bytes(results.params_to_npz({"sam rho 0.1": {0: of(0), 7: of(7)}}))
+    return path
+
+
+def test_every_seed_starts_with_the_network_of_the_file(arrays, networks):
+    task = tasks.make(tasks.vectors(arrays), "sgd", "sam", model="mlp", seeds=2)
+    start, new = initial.load(f"{networks}:sam rho 0.1/7", task)
+    task = dataclasses.replace(task, initial=start)
+    runners = Training(task, devices.choose(1), False, False).runners
+    for runner in runners:
+        (variables,) = runner.variables
+        leaves = jax.tree.leaves(variables)
+        assert len(leaves) == 6
+        assert all(leaf.shape[0] == 2 and (leaf == 8).all() for leaf in leaves)
+    assert not new
+
+
+@pytest.mark.usefixtures("small")
+def test_the_head_is_new_for_other_classes_and_the_file_is_part_of_the_run(
+    capsys, trainer, pretrained, pictures, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("sam_optax.experiments.compare._draw", lambda *args: None)
+    path, out = save(tmp_path / "vit.safetensors", pretrained), tmp_path / "out"
+    more = ("--init", str(path), "--out", str(out))
+    assert main(command(pictures, 3, *more)) == 0
+    missing = {"params/Dense_0/kernel", "params/Dense_0/bias"}
+    assert not missing & trainer.task.initial.keys()
+    assert trainer.task.initial.keys() > {"params/token", "params/Block_1/Dense_0/bias"}
+    found = results.from_json(out / "results.json")
+    (note,) = [note for note in found["notes"] if "--init" in note]
+    assert missing == set(note.removesuffix(".").split(": ")[1].split(", "))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found["settings"]["init_sha256"] == {"value": digest, "source": "of the file"}
+    assert main(command(pictures, 3, *more, "--resume")) == 0
+    save(path, {**pretrained, "norm.bias": pretrained["norm.bias"] + 1})
+    capsys.readouterr()
+    assert main(command(pictures, 3, *more, "--resume")) == 2
+    assert f"--init-sha256 {digest} (now " in capsys.readouterr().err
+
+
+WRONG = {
+    "distilled": ({"dist_token": np.ones(3)}, "dist_token is only in the file; give --model"),
+    "lacking": ({"norm.weight": None}, "params/LayerNorm_0/scale is not in the file; give --mo"),
+    "size": (
+        {"pos_embed": np.ones((1, 10, WIDTH))},
+        r"params/positions has shape \(1, 10, 12\) in the file, and here \(1, 5, 12\); .*size",
+    ),
+    "width": (
+        {"norm.weight": np.ones(9)},
+        r"params/LayerNorm_0/scale has shape \(9,\) in the file, and here \(12,\); give --model",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.usefixtures("small")
+def test_tensors_that_do_not_fit_are_named(
+    capsys, trainer, pretrained, pictures, tmp_path, change, message
+):
+    tensors = {k: v for k, v in (pretrained | change).items() if v is not None}
+    path = save(tmp_path / "vit.safetensors", tensors)
+    assert main(command(pictures, 5, "--init", str(path))) == 2
+    assert re.match(f"sam_optax: --init {path}: {message}", capsys.readouterr().err)
+
+
+def test_files_and_networks_that_are_not_there_are_told(capsys, trainer, archive, networks):
+    def told(init, *more):
+        assert main([*options, "--init", str(init), *more]) == 2
+        return capsys.readouterr().err
+
+    options = ["train", "--dataset", f"npz:{archive}", "--batch-size", "20"]
+    assert "nowhere.npz: cannot be read (no such file" in told("nowhere.npz")
+    names = "it has sam rho 0.1/0, sam rho 0.1/7."
+    assert f"name one of its networks, as in {networks}:sam rho 0.1/0; {names}" in told(networks)
+    assert names in told(f"{networks}:sam/0")
+    damaged = networks.with_name("a.safetensors")
+    damaged.write_bytes(b"PK")
+    assert "read for the vision transformers; use --model vit_s16" in told(damaged)
+    with np.load(archive) as arrays:
+        images = {k: v.reshape(-1, 2, 3) if "x" in k else v for k, v in arrays.items()}
+    np.savez(networks.with_name("images.npz"), **images)
+    options[2] = f"npz:{networks.with_name('images.npz')}"
+    of_mlp = f"{networks}:sam rho 0.1/0"
+    assert "params/Conv_0/bias is not in the file" in told(of_mlp, "--model", "cnn")
+    preset = ["--preset", "fsam-transfer", "--model", "cnn", "--devices", "1"]
+    assert main([*options, *preset]) == 2
+    assert "starts from pretrained params; give --init FILE, DeiT-small" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small")
+def test_a_damaged_file_of_safetensors(capsys, trainer, pictures, tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"PK")
+    assert main(command(pictures, 5, "--init", str(tmp_path / "a.safetensors"))) == 2
+    assert "is not a readable file of safetensors" in capsys.readouterr().err
