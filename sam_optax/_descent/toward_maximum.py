@@ -29,7 +29,7 @@ class TowardMaximumState(NamedTuple):
 
 
 def toward_maximum(
-    rho: float, every: int = 100, *, largest: float = 2.0, candidates: int = 21
+    rho: chex.Numeric, every: int = 100, *, largest: float = 2.0, candidates: int = 21
 ) -> optax.GradientTransformationExtraArgs:
     r"""XSAM: descends against the direction of highest loss in the plane of both gradients.
 
@@ -51,8 +51,8 @@ def toward_maximum(
     devices, so that they agree on α.
 
     Args:
-      rho: radius ρ > 0 of the search, ``rho_max`` in the public code; it may differ from the radius
-        of the perturbation.
+      rho: radius ρ > 0 of the search, ``rho_max`` in the public code, a number or a JAX scalar
+        (traced or not); it may differ from the radius of the perturbation.
       every: number of steps between two searches, an integer ≥ 1. Default 100; the paper searches
         once per epoch or less often.
       largest: the largest α of the search, > 0. Default 2, this library's choice.
@@ -80,7 +80,7 @@ def toward_maximum(
       Chen and Zhou, `Revisiting Sharpness-Aware Minimization: A More Faithful and Effective
       Implementation <https://arxiv.org/abs/2603.10048>`_, 2026.
     """
-    hp.check_number("rho", rho, lower=0, lower_allowed=False)
+    hp.check("rho", rho, lower=0, lower_allowed=False, schedule=False)
     hp.check_integer("every", every, lower=1)
     hp.check_number("largest", largest, lower=0, lower_allowed=False)
     hp.check_integer("candidates", candidates, lower=2)

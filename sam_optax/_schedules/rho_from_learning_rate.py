@@ -1,6 +1,7 @@
 """A radius that follows the learning rate."""
 
 import chex
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -9,8 +10,8 @@ from sam_optax._internal import hyperparameters as hp
 
 def rho_from_learning_rate(
     schedule: optax.Schedule,
-    rho_min: float,
-    rho_max: float,
+    rho_min: chex.Numeric,
+    rho_max: chex.Numeric,
     lr_min: float,
     lr_max: float,
 ) -> optax.Schedule:
@@ -25,8 +26,8 @@ def rho_from_learning_rate(
 
     Args:
       schedule: the learning rate, a function of the training step.
-      rho_min: radius at the lowest learning rate, ≥ 0.
-      rho_max: radius at the highest learning rate, ≥ ``rho_min``.
+      rho_min: radius at the lowest learning rate, ≥ 0: a number or a JAX scalar (traced or not).
+      rho_max: radius at the highest learning rate, ≥ ``rho_min``, likewise.
       lr_min: lowest learning rate, ≥ 0.
       lr_max: highest learning rate, ≥ ``lr_min``.
 
@@ -53,8 +54,9 @@ def rho_from_learning_rate(
             f"schedule must be a function of the training step, got {schedule!r}: for a constant "
             "learning rate use a constant rho."
         )
-    hp.check_number("rho_min", rho_min, lower=0)
-    hp.check_number("rho_max", rho_max, lower=rho_min)
+    hp.check("rho_min", rho_min, lower=0, schedule=False)
+    lowest = 0 if isinstance(rho_min, jax.core.Tracer) else rho_min
+    hp.check("rho_max", rho_max, lower=float(lowest), schedule=False)
     hp.check_number("lr_min", lr_min, lower=0)
     hp.check_number("lr_max", lr_max, lower=lr_min)
 

@@ -24,6 +24,7 @@ from sam_optax.experiments.training import devices, identity, initial
 from sam_optax.experiments.training.task import Task, load_dataset, task_of
 from sam_optax.experiments.training.train import Outcome, Training
 from sam_optax.experiments.training.work import work
+from sam_optax.experiments.tuning import search
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.checkpoints import Checkpoints
@@ -81,6 +82,32 @@ class _Run(NamedTuple):
     description: Mapping[str, Any]
     place: devices.Devices
 
+    def tuned(self, out: OutputDirectory | None) -> "_Run":
+        """The run with the values that ``--tune`` chooses; ``out`` keeps those that it tries."""
+        options, of_run, path = self.options, identity.of(self.description), self.options.out
+        task = search.held_out(self.task)
+        trials = search.load(path / search.FILE, of_run) if path and options.resume else {}
+        if out and not options.resume:
+            (out.path / search.FILE).unlink(missing_ok=True)
+
+        def keep() -> None:
+            if out:
+                kept = {"identity": of_run, "trials": trials}
+                out.write({search.FILE: results.to_json(kept)})
+
+        try:
+            found = search.search(task, self.place, trials, keep, _console(stderr=True))
+        except KeyboardInterrupt:
+            if out and any(trials.values()):
+                _say(f"What --tune has tried is in {out.path / search.FILE}; --resume goes on.")
+            raise
+        for note in search.notes(found):
+            _say(note)
+        description = search.settled(self.description, found)
+        entries = task_of(description, self.task.dataset).entries
+        task = dataclasses.replace(self.task, entries=entries)
+        return self._replace(description=description, task=task)
+
     def train(
         self,
         checkpoints: "Checkpoints | None",
@@ -109,10 +136,13 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> None:
     """Trains and prints the table, after writing the files and before drawing."""
     path = run.options.out
     checkpoints = _checkpoints(run, path) if path else None  # written by all processes
-    if path and checkpoints and not checkpoints.epoch and run.options.resume:
+    begun = path and run.options.tune and (path / search.FILE).exists()
+    if path and checkpoints and not checkpoints.epoch and run.options.resume and not begun:
         if _finished(run, path):
             return
         _say(f"There is no checkpoint in {path}: starting from the beginning.")
+    if run.options.tune:
+        run = run.tuned(out)
     done = checkpoints.epoch if checkpoints else 0
     with Live(out.path, run.options.tensorboard, done) if out else nullcontext() as live:
         try:
@@ -132,6 +162,7 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> None:
     if checkpoints:
         checkpoints.finish()
     if out:
+        (out.path / search.FILE).unlink(missing_ok=True)
         _print(f"\nThe results are in {out.path}.")
     if all(method["diverged"] == len(found["seeds"]) for method in found["methods"]):
         raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")

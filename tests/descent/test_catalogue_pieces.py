@@ -118,6 +118,16 @@ def test_the_loss_is_highest_there():
     assert state.base_state.alpha > 1
 
 
+def test_the_radius_of_the_search_may_be_traced():
+    def step(rho):
+        tx = sam_optax.sharpness_aware(sam_optax.toward_maximum(rho, 2), SAM)
+        return tx.update(None, tx.init(W), W, grad_fn=gradient, value_fn=loss)[1].base_state.alpha
+
+    alphas = {rho: float(jax.jit(step)(rho)) for rho in (0.01, 1.0)}
+    assert alphas == {rho: pytest.approx(float(step(rho))) for rho in alphas}
+    assert alphas[0.01] != alphas[1.0]
+
+
 def test_without_a_loss():
     tx = sam_optax.sharpness_aware(sam_optax.toward_maximum(1.0), SAM)
     with pytest.raises(ValueError, match="toward_maximum needs the loss"):

@@ -420,9 +420,17 @@ def test_radii_that_were_chosen_on_digits_are_said_to_be_on_other_data(data):
     """Case 48 of the collected mistakes: the radii of other data are to be found first."""
     digits = dataclasses.replace(data, name="digits")
     assert described(digits)["notes"] == []
-    (note,) = described(data)["notes"]
-    assert note.startswith("The hyperparameters of sam were chosen on digits")
-    assert note.endswith("Try several first, as in --sam.rho 0.125 0.25 0.5 1.")
+    for task in ((data, {}), (digits, {"label_noise": 0.2}), (digits, {"model": "cnn"})):
+        (note,) = described(task[0], **task[1])["notes"]
+        assert note.startswith(
+            "The radii of sam were chosen on digits with 40 % wrong labels, for "
+        )
+        assert note.endswith(
+            "add --tune, which chooses them on held-out examples, or give them, "
+            "as in --sam.rho 0.25."
+        )
+    (note,) = described(data, tune=True)["notes"]
+    assert note.startswith("--tune: radii (of sgd the weight decay) and stopping epochs are chosen")
     assert described(data, hyperparameters={"sam": {"rho": (0.2,)}})["notes"] == []
     asam = {"methods": ("asam",), "hyperparameters": {"asam": {"rho": (0.2,)}}}
     assert described(data, **asam)["notes"] == []
@@ -430,13 +438,13 @@ def test_radii_that_were_chosen_on_digits_are_said_to_be_on_other_data(data):
 
 
 @pytest.mark.parametrize("method", ["asam", "gsam", "f_asam", "low_pass", "ssam_f"])
-def test_the_values_that_the_note_suggests_can_be_given(data, method):
+def test_the_value_that_the_note_suggests_can_be_given(data, method):
     (note,) = described(data, methods=("sgd", method))["notes"]
-    group, option, values = re.search(r"in --([\w-]+)\.([\w-]+)((?: [\d.]+)+)\.$", note).groups()
+    group, option, value = re.search(r"in --([\w-]+)\.([\w-]+) ([\d.]+)\.$", note).groups()
     name, option = group.replace("-", "_"), option.replace("-", "_")
-    assert option in METHODS[name].options
-    found = options(hyperparameters={name: {option: tuple(map(float, values.split()))}})
-    assert len(resolve(dataclasses.replace(found, methods=(method,))).rows) == 4
+    assert option in METHODS[name].radius
+    found = options(hyperparameters={name: {option: (float(value),)}})
+    assert len(resolve(dataclasses.replace(found, methods=(method,))).rows) == 1
 
 
 def test_a_preset_says_what_is_chosen_here_and_what_differs(data):

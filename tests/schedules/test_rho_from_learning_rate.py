@@ -27,6 +27,16 @@ def test_equal_learning_rates_divide_by_nothing(lr, expected):
     assert float(jax.jit(rho)(0)) == pytest.approx(expected)
 
 
+def test_radii_may_be_traced():
+    lr = SCHEDULES["linear"]
+    radius = lambda low, high: sam_optax.rho_from_learning_rate(lr, low, high, 0, 0.1)(4)
+    jitted = jax.jit(radius)
+    for low, high in ((0.0, 0.1), (0.2, 0.8)):
+        assert float(jitted(low, high)) == pytest.approx(float(radius(low, high)), rel=1e-6)
+        given = jax.jit(lambda low, high=high: radius(low, high))  # only one of them
+        assert float(given(low)) == float(jitted(low, high))
+
+
 SCHEDULES = {
     "cosine": optax.cosine_decay_schedule(0.1, 10),
     "warm-up": optax.warmup_cosine_decay_schedule(0.0, 0.1, 3, 10, 0.001),

@@ -101,6 +101,8 @@ class Method:
     # Whether groups of a batch can have separate perturbations: not for methods that use the whole
     # batch or past gradients.
     groups: bool = True
+    # The hyperparameters that scale the radius, together; a method without one has none.
+    radius: tuple[str, ...] = ("rho",)
 
     def variant(self, **changes: Any) -> "Variant":
         """The method with its default hyperparameters, except those given."""

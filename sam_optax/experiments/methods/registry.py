@@ -62,7 +62,7 @@ def _periodic(batches: float, k: int, **_: float) -> float:
 
 
 METHODS: dict[str, Method] = {
-    "sgd": Method("the base optimizer", lambda base, key: base.tx, {}, 1, groups=False),
+    "sgd": Method("the base optimizer", lambda base, key: base.tx, {}, 1, groups=False, radius=()),
     "sam": Method("SAM", build.sam, _options(rho=0.5)),
     "asam": Method("ASAM", built(build.asam), _options(rho=2.0, eta=0.01) | _REGION),
     # With the default λ, the cosine of ε and the gradient is 0.89, so ρ = 0.6 goes about as far
@@ -89,6 +89,7 @@ METHODS: dict[str, Method] = {
             alpha=0.1,
             lr_max=(0.1, "Learning rate at which the radius is ρ."),
         ),
+        radius=("rho_max", "rho_min"),
     ),
     "rgsam": Method("R-GSAM", build.rgsam, _options(rho=0.5) | _START | _options(alpha=0.1)),
     "wsam": Method(
@@ -199,12 +200,14 @@ METHODS: dict[str, Method] = {
             gamma=(0.02, "Scale γ of the noise."), samples=(1, "Number of noise draws per step.")
         ),
         1,
+        radius=("gamma",),
     ),
     # The values below have not been chosen yet: radii are SAM's, the others the papers' or a guess.
     "le_sam": Method(
         "LE-SAM",
         built(lambda key, rho, tau: sam_optax.limit_rise(sam_optax.sam(rho), tau)),
         _options(rho=0.5, tau=(0.1, "Budget τ for the rise of the loss.")),
+        radius=("tau",),
     ),
     "stable_sam": Method("Stable SAM", build.stable_sam, _options(rho=0.5)),
     "gc_sam": Method("GC-SAM", build.gc_sam, _options(rho=0.5)),

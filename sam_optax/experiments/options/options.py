@@ -203,6 +203,8 @@ class Compare(Options):
         help="Instead of --methods, compare methods cheaper than SAM at several radii: "
         "accuracy against the cost of a step, as a table and (with --out) as frontier.png.",
     )
+    tune: Flag = False
+    """First choose each radius (of sgd its weight decay) and epoch on held-out examples."""
     seeds: int = option(
         5,
         COUNT,

@@ -22,6 +22,7 @@ RECIPE = tuple(field.name for field in dataclasses.fields(Recipe))
 SHARED = ("dataset", "model", "label_noise", "image_size", "sharpness_rho")
 """Settings that all methods of a run share."""
 CHOSEN_HERE = "not printed; chosen here"
+CHOSEN_ON_DIGITS = "default, chosen on digits"
 
 FRONTIER: dict[str, tuple[float, ...]] = {
     "sam": (0.3, 0.5, 0.7),
@@ -80,6 +81,13 @@ def resolve(options: Compare) -> Resolved:
             for option in METHODS[name].options
             if (found := _hyperparameter(name, option, options, preset)) is not None
         }
+        for option in METHODS[name].radius if options.tune else ():
+            if len(radii := values[option].value) > 1 or radii[0] <= 0:
+                given = f"{option_flag(name, option)} {' '.join(map(plain, radii))}"
+                raise UserError(
+                    f"--tune: {given}: the search starts at one radius above 0; give one, or leave "
+                    "out --tune."
+                )
         sources = {option: source for option, (_, source) in values.items()}
         varied = [option for option, found in values.items() if len(found.value) > 1]
         for chosen in itertools.product(*(found.value for found in values.values())):
@@ -153,7 +161,7 @@ def _hyperparameter(
         if not given:
             raise UserError(f"{option_flag(name, option)}: no value is given; give one or several.")
         return Setting(given, _given(option, printed))
-    if options.frontier and option == "rho":
+    if options.frontier and option == "rho" and not options.tune:
         return Setting(FRONTIER[name], "of --frontier")
     if preset and option in printed:
         return Setting((printed[option],), preset.source)
@@ -161,7 +169,7 @@ def _hyperparameter(
     if default is None:
         return None
     if preset is None:
-        return Setting((default,), "default, chosen on digits")
+        return Setting((default,), CHOSEN_ON_DIGITS)
     if option in (chosen := preset.stand_in_rows.get(name, {})):
         return Setting((chosen[option],), CHOSEN_HERE)
     function = getattr(sam_optax, name, None)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sam_optax.experiments.reporting import sweep, words
+from sam_optax.experiments.reporting import sweep, tuning, words
 from sam_optax.experiments.reporting.axes import errorbars, legend, png, tidy
 from sam_optax.experiments.reporting.frontier import GOAL_COST, GOAL_SHARE, Point, points
 from sam_optax.experiments.reporting.palette import Style, style, styles
@@ -19,6 +19,8 @@ CAPTIONS = {
     "curves.png": "After each epoch; bands are ± one standard deviation of the seeds.",
     "bars.png": "After the last epoch, with standard deviations; dots are the seeds.",
     "steps.png": "One training step after each epoch: both gradients, and the rise of its loss.",
+    "tune.png": "On held-out examples, with the labels trained on, after the last epoch. Stars are "
+    "the choices; crosses are where training breaks down: it diverges, or is at chance.",
     "sweep.png": "After the last epoch, with 95 % intervals; bands are methods with one setting.",
     "frontier.png": "Methods in the upper left corner are good and cheap.",
 }
@@ -34,9 +36,11 @@ _RADII = (0.2, 0.5, 1, 2, 5, 10)
 
 def all_figures(results: Mapping[str, Any]) -> dict[str, bytes]:
     """The figures applicable to a run, by file name."""
+    found = {"tune.png": tuning.tune(results)} if words.setting(results, "tune") else {}
     if words.setting(results, "frontier"):
-        return {"frontier.png": frontier(results)}
-    found = {"sweep.png": sweep.sweep(results)} if sweep.options(results) else {}
+        return found | {"frontier.png": frontier(results)}
+    if sweep.options(results):
+        found["sweep.png"] = sweep.sweep(results)
     found["curves.png"] = curves(results)
     if len(results["methods"]) > 1:
         found["bars.png"] = bars(results)
@@ -81,24 +85,26 @@ def bars(results: Mapping[str, Any]) -> bytes:
 def frontier(results: Mapping[str, Any]) -> bytes:
     """Test accuracy against step cost, and against the radius."""
     found = [p for p in points(results) if not math.isnan(p.accuracy)]
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    cost, radius = figure.subplots(1, 2, sharey=True)
+    swept = not words.setting(results, "tune")  # else tune.png shows the radii
+    figure = Figure(figsize=(11 if swept else 6, 5), layout="constrained")
+    cost, *radii = figure.subplots(1, 1 + swept, sharey=True, squeeze=False)[0]
     for name in dict.fromkeys(p.method for p in found):
         mine = [p for p in found if p.method == name]
         look = {"color": style(name).color, "marker": style(name).marker}
         best = max(mine, key=lambda p: p.accuracy)
         _over_cost(cost, [p for p in mine if p is not best], **look, alpha=0.35, markersize=5)
         _over_cost(cost, [best], **look, label=name, markersize=9)
-    sweep.over(radius, results, "rho")
     _goal(cost, found)
     cost.set(xlabel="time of a training step, relative to SGD", ylabel="test accuracy (%)")
     cost.set_title("each method at its best radius, paler at the others", fontsize="medium")
-    radius.set_title("how much the radius matters", fontsize="medium")
-    label = "radius ρ, in units of the weights (m_asam: relative to them)"
-    radius.set(xlabel=label, xscale="log")
-    radius.set_xticks(_RADII, [f"{rho:g}" for rho in _RADII])
-    radius.minorticks_off()
-    for axes in (cost, radius):
+    for radius in radii:
+        sweep.over(radius, results, "rho")
+        radius.set_title("how much the radius matters", fontsize="medium")
+        label = "radius ρ, in units of the weights (m_asam: relative to them)"
+        radius.set(xlabel=label, xscale="log")
+        radius.set_xticks(_RADII, [f"{rho:g}" for rho in _RADII])
+        radius.minorticks_off()
+    for axes in (cost, *radii):
         tidy(axes, "both")
     legend(figure, cost)
     seeds = words.counted(len(results["seeds"]), "seed")

@@ -49,6 +49,10 @@ class Estimate:
             each = measured[k][0] / measured[k][1] if k in measured else cost * rate
             self.remaining += max(0.0, each * (count - self.finished[k]))
 
+    def more(self, kind: str, count: int) -> None:
+        """Adds pieces of work."""
+        self._work[kind] = self._work[kind][0], self._work[kind][1] + count
+
     @property
     def fraction(self) -> float:
         """Share of the work that is done, by prior cost."""
@@ -91,6 +95,11 @@ class Progress:
     def compiling(self, what: str, number: int, count: int) -> None:
         """Program ``number`` of ``count`` (from 1) is being compiled."""
         self._show("compiling", f" {what} ({number} of {count})")
+
+    def more(self, kind: str, count: int) -> None:
+        """Adds pieces of work."""
+        self._estimate.more(kind, count)
+        self._pieces += count
 
     def resumed(self, pieces: Mapping[str, int]) -> None:
         """Records the pieces of each kind that an earlier process has done."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting.units import UNITS
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.train import Outcome
@@ -29,27 +30,6 @@ CONFIDENCE = 0.95
 BASES = ("sgd", "sam")
 """Methods with which the others are compared, seed by seed."""
 ACCURACIES = ("test_accuracy", "test_top5_accuracy")
-UNITS = {
-    "test_accuracy": "share of the test examples (of text bytes), on clean labels, at the end",
-    "bleu": "sacrebleu's score / 100 of greedy translations of the test pairs",
-    "test_top5_accuracy": "share of them whose label is among the five likeliest (> 10 classes)",
-    "best_test_accuracy": "the highest test accuracy after an epoch",
-    "best_test_top5_accuracy": "the highest top-5 accuracy after an epoch",
-    "interval": "half the width of a mean's 95 % confidence interval, Student's t",
-    "differences": "to sgd, and to the sam with the best mean test accuracy, seed by seed",
-    "train_loss": "nats, mean over the training set (of text per byte), on the labels trained on",
-    "sharpness": "nats, L(w + eps) - L(w) on training examples, eps of SAM at sharpness_rho",
-    "ascent_norm": "norm of the ascent gradient in a step after each epoch",
-    "sharp_norm": "norm of the sharp gradient in that step",
-    "eps_norm": "norm of the perturbation in that step",
-    "cosine": "cosine of both gradients in that step",
-    "loss_rise": "nats, L(w + eps) - L(w) on the batch of that step, null where not known",
-    "gradients": "gradients on a batch per step",
-    "step_cost": "time of a training step relative to SGD, median over interleaved epochs",
-    "epoch_seconds": "seconds, training steps of one epoch of all seeds, median",
-    "compile_seconds": "seconds to compile the training step",
-    "examples_per_second": "training examples per second, of all seeds",
-}
 
 
 def versions() -> dict[str, str]:
@@ -108,7 +88,8 @@ def differences(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]])
             "to": best["name"],
             **{
                 key: summary(np.array([ours[key] - theirs[key] for ours, theirs in pairs]))
-                for key in ("test_accuracy", "best_test_accuracy")
+                for key in ("test_accuracy", "best_test_accuracy", "tuned_test_accuracy")
+                if key in best["seeds"][0]
             },
         }
     return found
@@ -147,6 +128,8 @@ def _of_method(method: Mapping[str, Any], seeds: list[int], outcome: "Outcome") 
         "sharpness": outcome.sharpness,
         **({} if outcome.bleu is None else {"bleu": outcome.bleu}),
     }
+    if "tune" in method:
+        finals["tuned_test_accuracy"] = accuracy[method["tune"]["epoch"] - 1]
     finite = np.isfinite(finals["train_loss"])
     seconds = float(np.median(outcome.seconds))
     examples = method["steps_per_epoch"] * method["batch_size"] * len(seeds)

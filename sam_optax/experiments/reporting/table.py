@@ -17,6 +17,7 @@ from sam_optax.experiments.reporting.results import BASES, CONFIDENCE
 _COST = "time of a training step relative to SGD's, median over interleaved epochs"
 _ACCURACIES = (  # with the half widths of their intervals
     ("last epoch", "test_accuracy", "95 %"),
+    ("chosen epoch", "tuned_test_accuracy", "chosen 95 %"),
     ("best epoch", "best_test_accuracy", "best 95 %"),
     ("top-5", "test_top5_accuracy", "top-5 95 %"),
     ("best top-5", "best_test_top5_accuracy", "best top-5 95 %"),
@@ -24,10 +25,10 @@ _ACCURACIES = (  # with the half widths of their intervals
 )
 # Only for the page, as a terminal is not wide enough.
 _IN_FULL = (
-    *("best 95 %", "top-5", "top-5 95 %", "best top-5", "best top-5 95 %", "BLEU 95 %"),
-    "train loss",
+    *("best 95 %", "chosen 95 %", "top-5", "top-5 95 %", "best top-5", "best top-5 95 %"),
+    *("BLEU 95 %", "train loss"),
 )
-_NARROW = ("sharpness", "95 %", "best epoch")
+_NARROW = ("sharpness", "95 %", "best epoch", "chosen epoch")
 """Columns that a narrow terminal omits, in this order."""
 _UNITS = {"method": "", "with": "", "train loss": "nats", "sharpness": "nats", "cost": "× SGD"}
 
@@ -119,6 +120,7 @@ def _comparison(results: Mapping[str, Any], without: Sequence[str]) -> Summary:
     legend = {
         "last epoch": f"{accuracy}; mean ± deviation of seeds",
         "95 %": "half the width of the mean's confidence interval, Student's t",
+        "chosen epoch": "the best epoch on held-out examples, and the test accuracy after it",
         "best epoch": "the highest test accuracy after an epoch: chosen on the test examples",
         "top-5": "after the last epoch; the label is among the five likeliest",
         "− SGD": f"gain over SGD {gain}",
@@ -130,6 +132,9 @@ def _comparison(results: Mapping[str, Any], without: Sequence[str]) -> Summary:
         "cost": _COST,
         "diverged": "training loss not finite; the numbers are of the other seeds",
     }
+    if words.setting(results, "tune"):  # an epoch that is not chosen on test examples
+        without = [*without, "best epoch", "best 95 %", "best top-5", "best top-5 95 %"]
+        legend = {"with": "radius (of sgd weight decay) chosen on held-out examples", **legend}
     cells = [_cells(method, seeds) for method in results["methods"]]
     # A column without known values is left out.
     names = [n for n in cells[0] if n not in without and any(row[n] != "–" for row in cells)]
@@ -149,6 +154,8 @@ def _cells(method: Mapping[str, Any], seeds: int) -> dict[str, str]:
         row[name] = words.percent(summary[key]) if key in summary else "–"
         width = summary.get(key, none)["interval"]
         row[half] = "–" if width is None else f"± {100 * width:.2f}"
+    if "tune" in method:
+        row["chosen epoch"] = f"{method['tune']['epoch']}: {row['chosen epoch']}"
     if 0 < method["diverged"] < seeds:
         row["last epoch"] += f"\n{method['diverged']} of {seeds} diverged"
     for base in BASES:

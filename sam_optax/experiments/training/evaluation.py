@@ -64,12 +64,22 @@ class Evaluation:
     @functools.cache  # noqa: B019 (an evaluation lives as long as the run)
     def _labelled(self, seeds: tuple[int, ...]) -> list[Blocks]:
         """The measured training examples, with the labels that each seed trains on."""
-        labels = noisy_labels(self._task, seeds)[:, self._examples]
-        index, _ = measures.in_blocks(len(self._examples), self._place.count)
-        pairs = zip(self._train, index, strict=True)
+        return self._with(noisy_labels(self._task, seeds)[:, self._examples], self._train)
+
+    @functools.cache  # noqa: B019
+    def _held_out(self, seeds: tuple[int, ...]) -> list[Blocks]:
+        """The held-out examples, with each seed's labels."""
+        return self._with(noisy_labels(self._task, seeds, held_out=True), self._test or [])
+
+    def _with(self, labels: np.ndarray, blocks: list[Blocks]) -> list[Blocks]:
+        """Blocks of examples with labels (seeds, examples)."""
+        index, _ = measures.in_blocks(labels.shape[1], self._place.count)
+        pairs = zip(blocks, index, strict=True)
         return [block._replace(y=self._place.put(labels[:, i], 1)) for block, i in pairs]
 
-    def _tested(self) -> Iterable[Blocks]:
+    def _tested(self, seeds: tuple[int, ...]) -> Iterable[Blocks]:
+        if self._task.held_out:
+            return self._held_out(seeds)
         if self._test is not None:
             return self._test
         size = BLOCK * self._place.count
@@ -83,7 +93,7 @@ class Evaluation:
         """Mean training loss in nats and test accuracy in [0, 1], one of each for each seed."""
         train, test = len(self._examples), len(self._task.dataset.test.y)
         loss = self._total(self._loss, variables, self._labelled(seeds))
-        hits = self._total(self._hits, variables, self._tested())
+        hits = self._total(self._hits, variables, self._tested(seeds))
         loss, hits = jax.device_get((loss, hits))
         shares = {name: count / np.float32(test) for name, count in hits.items()}
         return {"train_loss": loss / np.float32(train), **shares}

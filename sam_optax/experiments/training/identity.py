@@ -8,13 +8,17 @@ from sam_optax.experiments.training.task import values
 
 
 def of(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity of a run, from its description or results, as plain data."""
+    """The identity of a run, from its description or results, as plain data.
+
+    What ``--tune`` has chosen is not a choice of the user's, but what its search starts at is.
+    """
     return {
         "settings": values(description["settings"]),
         "methods": {
             method["name"]: {
                 **values(method["settings"]),
                 **{f"{method['method']}.{k}": v for k, v in method["hyperparameters"].items()},
+                **method.get("tune", {}).get("around", {}),
             }
             for method in description["methods"]
         },

@@ -67,8 +67,13 @@ class Runner:
         self.program: Any = None
         self._look_program: Any = None
         self._seeds = source.place.put([np.array(seeds, np.int32) for seeds in source.groups])
+        self._values: list[dict[str, Any]] = [{} for _ in source.groups]
         self._count = len(source.groups[0])
-        self._step = MethodStep(source.task, entry)
+
+        def first(seed: jax.Array, variables: Any) -> State:
+            return MethodStep(source.task, entry).init(key(seed, METHOD), variables)
+
+        self._init = self._jit(over_seeds(first, self._count))
 
     @property
     def variables(self) -> list[dict[str, Any]]:
@@ -80,15 +85,17 @@ class Runner:
         """Whether all seeds have diverged."""
         return bool(self.curve) and bool(np.isnan(self.curve[-1]["train_loss"]).all())
 
-    def start(self, variables: list[Any]) -> None:
-        """Takes the initial variables of each group."""
+    def start(self, variables: list[Any], values: list[Any] | None = None) -> None:
+        """Takes the initial variables of each group, for a training from the beginning.
 
-        def first(seed: jax.Array, variables: Any) -> State:
-            return self._step.init(key(seed, METHOD), variables)
-
-        init = self._jit(over_seeds(first, self._count))
+        ``values`` of each group are those of :attr:`Entry.tuned`, one for each seed. The program
+        is compiled for any values.
+        """
+        if values is not None:
+            self._values = self._source.place.put(values)
         variables = jax.tree.map(jnp.copy, variables)  # steps donate their inputs
-        self.states = [init(*pair) for pair in zip(self._seeds, variables, strict=True)]
+        self.states = [self._init(*pair) for pair in zip(self._seeds, variables, strict=True)]
+        self.curve, self.seconds = [], []
 
     def compile(self, watch: bool) -> None:
         """Compiles the steps, and with ``watch`` the diagnostics of a step."""
@@ -136,9 +143,10 @@ class Runner:
         return found
 
     def _arguments(self, group: int, epoch: int) -> tuple[Any, ...]:
-        """The input of each call from :meth:`Source.epoch`; seeds, labels and indices."""
+        """The input of each call from :meth:`Source.epoch`; seeds, values, labels and indices."""
         calls, indices = self._source.epoch(group, self.entry.recipe.batch_size, epoch)
-        return calls, self._seeds[group], self._source.labels(group), indices
+        labels = self._source.labels(group)
+        return calls, self._seeds[group], self._values[group], labels, indices
 
     def _stretch(self, done: int, spent: float) -> int:
         """Steps until the next reading of the clock, about ``STRETCH`` seconds."""
@@ -158,13 +166,14 @@ class Runner:
     def _steps(self, x: Any, start: Any, stop: Any, epoch: Any, *per_seed: Any) -> State:
         """Steps ``start`` to ``stop`` of an epoch, both traced, so that one program serves all."""
 
-        def one(state: State, seed: Any, labels: Any, indices: Any) -> State:
+        def one(state: State, seed: Any, values: Any, labels: Any, indices: Any) -> State:
             method_key, epoch_key = key(seed, METHOD), key(seed, EPOCHS + epoch)
+            step = MethodStep(self._source.task, self.entry.at(values))
 
             def body(i: Any, state: State) -> State:
                 batch = x if indices is None else (x[indices[i]], labels[indices[i]])
                 step_key = jax.random.fold_in(epoch_key, i)
-                return self._step.take(method_key, state, batch, step_key, self._data(x, labels))
+                return step.take(method_key, state, batch, step_key, self._data(x, labels))
 
             if not self._looped:
                 return body(start, state)
@@ -173,10 +182,11 @@ class Runner:
         return over_seeds(one, self._count)(*per_seed)
 
     def _look(self, x: Any, epoch: Any, *per_seed: Any) -> dict[str, jax.Array]:
-        def one(state: State, seed: Any, labels: Any, indices: Any) -> dict[str, jax.Array]:
+        def one(state: Any, seed: Any, values: Any, labels: Any, indices: Any) -> dict[str, Any]:
             method_key, epoch_key = key(seed, METHOD), key(seed, EPOCHS + epoch)
             batch = x[indices[0]], labels[indices[0]]
-            return self._step.look(method_key, state, batch, epoch_key, self._data(x, labels))
+            step = MethodStep(self._source.task, self.entry.at(values))
+            return step.look(method_key, state, batch, epoch_key, self._data(x, labels))
 
         return over_seeds(one, self._count)(*per_seed)
 

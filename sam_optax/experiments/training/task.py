@@ -72,14 +72,31 @@ class Entry:
     variant: Variant
     recipe: Recipe
 
+    @property
+    def tuned(self) -> dict[str, float]:
+        """What a search chooses: the radius, or the weight decay of a method without one."""
+        names = self.variant.method.radius
+        if not names:
+            return {"weight_decay": self.recipe.weight_decay}
+        return {name: self.variant.hyperparameters[name] for name in names}
+
+    def at(self, values: Mapping[str, Any]) -> "Entry":
+        """With other values of what :attr:`tuned` has, which may be traced."""
+        if not self.variant.method.radius:
+            return dataclasses.replace(self, recipe=dataclasses.replace(self.recipe, **values))
+        hyperparameters = {**self.variant.hyperparameters, **values}
+        variant = self.variant._replace(hyperparameters=hyperparameters)
+        return dataclasses.replace(self, variant=variant)
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """The task that all methods of a run share.
 
     Each seed has a separate initialization, label noise, order of examples and R-SAM noise, all
-    shared by the methods. The labels of ``dataset`` are clean. ``initial`` are variables by path
-    with which every seed starts.
+    shared by the methods. The labels of ``dataset`` are clean. If its test examples are
+    ``held_out`` training examples, they are tested with labels as noisy as those trained on.
+    ``initial`` are variables by path with which every seed starts.
     """
 
     dataset: Dataset
@@ -89,6 +106,7 @@ class Task:
     sharpness_rho: float
     entries: Mapping[str, Entry]
     bleu: bool = False
+    held_out: bool = False
     initial: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
@@ -106,10 +124,11 @@ class Task:
         return recipe.base(recipe.epochs * self.steps_per_epoch(recipe))
 
 
-def noisy_labels(task: Task, seeds: tuple[int, ...]) -> np.ndarray:
-    """The labels that each seed trains on, (seeds, examples)."""
-    y, classes = task.dataset.train.y, task.dataset.classes
-    rngs = [np.random.default_rng([seed, 0]) for seed in seeds]
+def noisy_labels(task: Task, seeds: tuple[int, ...], held_out: bool = False) -> np.ndarray:
+    """The labels that each seed trains on, or of its held-out examples, (seeds, examples)."""
+    part, stream = (task.dataset.test, 2) if held_out else (task.dataset.train, 0)
+    y, classes = part.y, task.dataset.classes
+    rngs = [np.random.default_rng([seed, stream]) for seed in seeds]
     return np.stack([corrupt(y, task.label_noise, classes, rng) for rng in rngs])
 
 
@@ -122,6 +141,11 @@ def key(seed: Any, purpose: Any) -> jax.Array:
     ``purpose`` is ``EPOCHS`` + i for the steps of epoch i (from 0).
     """
     return jax.random.fold_in(jax.random.key(seed), purpose)
+
+
+def initial_variables(task: Task, seed: Any) -> Any:
+    """The variables of a seed's network before training."""
+    return task.model.init(key(seed, INITIALIZATION), task.example, train=False)
 
 
 def load_dataset(settings: Mapping[str, Any]) -> Dataset:

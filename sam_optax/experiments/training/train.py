@@ -5,8 +5,9 @@ machine affects all of them equally, and the remaining time is known after the f
 """
 
 import dataclasses
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +18,7 @@ from sam_optax.experiments.training import initial, translation, work
 from sam_optax.experiments.training.devices import Devices, over_seeds
 from sam_optax.experiments.training.evaluation import Evaluation
 from sam_optax.experiments.training.runner import Runner, Source
-from sam_optax.experiments.training.task import INITIALIZATION, Entry, Task, key
+from sam_optax.experiments.training.task import Entry, Task, initial_variables
 
 if TYPE_CHECKING:
     from sam_optax.experiments.reporting.live import Live
@@ -47,6 +48,19 @@ class Outcome:
     bleu: np.ndarray | None = None  # of the test pairs, (seeds,), if it is asked for
 
 
+def in_one_call(task: Task) -> tuple[bool, bool]:
+    """Whether one call of a program runs many steps, and whether it trains all seeds."""
+    resident = isinstance(task.dataset.train.x, np.ndarray)
+    if jax.default_backend() == "cpu":
+        # Inside a loop, XLA for CPUs uses fewer threads: convolutions take up to 16 times as long.
+        # Small networks gain more from one call for an epoch of all seeds.
+        looped = resident and isinstance(task.model, MLP | CNN)
+        return looped, looped
+    shapes = jax.tree.leaves(jax.eval_shape(functools.partial(initial_variables, task), 0))
+    size = sum(leaf.size for leaf in shapes) * len(task.seeds)
+    return resident, resident and size <= _SMALL
+
+
 class Training:
     """The runners of all methods, and the evaluation of their networks.
 
@@ -56,31 +70,17 @@ class Training:
 
     def __init__(self, task: Task, place: Devices, timed: bool, watch: bool) -> None:
         self.task = task
-
-        def init(seed: jax.Array) -> Any:
-            return task.model.init(key(seed, INITIALIZATION), task.example, train=False)
-
-        shapes = jax.eval_shape(init, 0)
-        size = sum(leaf.size for leaf in jax.tree.leaves(shapes)) * len(task.seeds)
-        resident = isinstance(task.dataset.train.x, np.ndarray)
-        if jax.default_backend() == "cpu":
-            # Inside a loop, XLA for CPUs uses fewer threads: convolutions take up to 16 times as
-            # long. Small networks gain more from one call for an epoch of all seeds.
-            looped = resident and isinstance(task.model, MLP | CNN)
-            mapped = looped
-        else:
-            looped, mapped = resident, resident and size <= _SMALL
+        looped, mapped = in_one_call(task)
         groups = [task.seeds]
         if not mapped:
             groups = [(seed,) for seed in task.seeds]
         source = Source(task, groups, place)
-        self._watch, self._groups = watch and resident, groups
+        self._watch, self._groups, self._place = watch and source.resident, groups, place
         entries = {**task.entries, **(work.reference(task) if timed else {})}
         self.runners = [Runner(name, e, source, looped) for name, e in entries.items()]
         self._evaluation = Evaluation(task, len(groups[0]), place)
-        initialized = jax.jit(over_seeds(init, len(groups[0])))
-        made = (initialized(np.array(seeds, np.int32)) for seeds in groups)
-        variables = [place.put(initial.start(task.initial, found)) for found in made]
+        self._init = jax.jit(over_seeds(functools.partial(initial_variables, task), len(groups[0])))
+        variables = self._initial_variables()
         for runner in self.runners:
             runner.start(variables)
 
@@ -103,7 +103,7 @@ class Training:
         for epoch in range(first, epochs):
             turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
-                self._run_epoch(runner, epoch, progress, live)
+                self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name), live)
             going = [r for r in self._trained() if epoch + 1 < r.entry.recipe.epochs]
             if snapshots and going and (epoch + 1) % snapshots.every == 0:
                 snapshots.save(epoch + 1, {r.name: _variables(r) for r in going})
@@ -112,6 +112,31 @@ class Training:
                 checkpoints.save(epoch + 1, self._record(), self._arrays())
                 progress.done("checkpoint", time.perf_counter() - start)
         return {runner.name: self._outcome(runner, progress) for runner in self._trained()}
+
+    def trial(
+        self,
+        runner: Runner,
+        values: Mapping[str, np.ndarray],
+        tick: Callable[[float, float], None],
+    ) -> dict[str, np.ndarray]:
+        """Trains a method anew, with a value of each of its ``tuned`` for each seed.
+
+        Returns the curves. All trials of a method share its program.
+        """
+        split = {name: of.reshape(len(self._groups), -1) for name, of in values.items()}
+        groups = [{name: of[i] for name, of in split.items()} for i in range(len(self._groups))]
+        runner.start(self._initial_variables(), groups)
+        if runner.program is None:
+            runner.compile(False)
+        epochs = runner.entry.recipe.epochs
+        for epoch in range(epochs):
+            self._run_epoch(runner, epoch, lambda s, share: tick(s, share / epochs), None)
+        return self._curves(runner)
+
+    def _initial_variables(self) -> list[Any]:
+        seeds = [np.array(group, np.int32) for group in self._groups]
+        made = (self._init(group) for group in seeds)
+        return [self._place.put(initial.start(self.task.initial, found)) for found in made]
 
     def _trained(self) -> list[Runner]:
         """The runners of the methods: all but that of the reference."""
@@ -127,13 +152,17 @@ class Training:
         self._evaluation.after_epoch(self.runners[0].variables[0], self._groups[0])
 
     def _run_epoch(
-        self, runner: Runner, epoch: int, progress: "Progress", live: "Live | None"
+        self,
+        runner: Runner,
+        epoch: int,
+        tick: Callable[[float, float], None],
+        live: "Live | None",
     ) -> None:
         kept = runner.name in self.task.entries
         rounds = runner.entry.recipe.epochs if kept else work.REFERENCE_ROUNDS
         if epoch >= rounds or runner.diverged:
             return
-        runner.run_epoch(epoch, lambda *part: progress.done(runner.name, *part))
+        runner.run_epoch(epoch, tick)
         if not kept:
             return
         pairs = zip(runner.variables, self._groups, strict=True)
@@ -150,25 +179,27 @@ class Training:
         pairs = zip(runner.variables, self._groups, strict=True)
         sharpness = np.concatenate([self._evaluation.sharpness(*pair) for pair in pairs])
         progress.done("sharpness", time.perf_counter() - start)
-        # Epochs that were skipped after all seeds had diverged are NaN.
-        missing = runner.entry.recipe.epochs - len(runner.curve)
-        gap = np.full((missing, len(self.task.seeds)), np.nan, np.float32)
-        curves = {
-            field: np.concatenate([np.stack([point[field] for point in runner.curve]), gap])
-            for field in runner.curve[0]
-        }
         variables = _variables(runner)
         references = [other for other in self.runners if other.entry.method == work.REFERENCE]
         return Outcome(
             entry=runner.entry,
             variables=variables,
-            curves=curves,
+            curves=self._curves(runner),
             sharpness=sharpness,
             seconds=runner.seconds,
             compile_seconds=runner.compile_seconds,
             cost=relative_cost(runner, references[0]) if references else float("nan"),
             bleu=translation.bleu(self.task, variables) if self.task.bleu else None,
         )
+
+    def _curves(self, runner: Runner) -> dict[str, np.ndarray]:
+        """(epochs, seeds); epochs that were skipped after all seeds had diverged are NaN."""
+        missing = runner.entry.recipe.epochs - len(runner.curve)
+        gap = np.full((missing, len(self.task.seeds)), np.nan, np.float32)
+        return {
+            field: np.concatenate([np.stack([point[field] for point in runner.curve]), gap])
+            for field in runner.curve[0]
+        }
 
     def _arrays(self) -> dict[str, Any]:
         """The state of every runner, on its devices."""

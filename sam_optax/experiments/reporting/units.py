@@ -1,0 +1,25 @@
+"""What each number of the results is, which ``results.json`` repeats."""
+
+UNITS = {
+    "test_accuracy": "share of the test examples (of text bytes), on clean labels, at the end",
+    "bleu": "sacrebleu's score / 100 of greedy translations of the test pairs",
+    "test_top5_accuracy": "share of them whose label is among the five likeliest (> 10 classes)",
+    "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
+    "held_out_accuracy": "share of the held-out examples, with labels as trained on, by seed",
+    "best_test_accuracy": "the highest test accuracy after an epoch",
+    "best_test_top5_accuracy": "the highest top-5 accuracy after an epoch",
+    "interval": "half the width of a mean's 95 % confidence interval, Student's t",
+    "differences": "to sgd, and to the sam with the best mean test accuracy, seed by seed",
+    "train_loss": "nats, mean over the training set (of text per byte), on the labels trained on",
+    "sharpness": "nats, L(w + eps) - L(w) on training examples, eps of SAM at sharpness_rho",
+    "ascent_norm": "norm of the ascent gradient in a step after each epoch",
+    "sharp_norm": "norm of the sharp gradient in that step",
+    "eps_norm": "norm of the perturbation in that step",
+    "cosine": "cosine of both gradients in that step",
+    "loss_rise": "nats, L(w + eps) - L(w) on the batch of that step, null where not known",
+    "gradients": "gradients on a batch per step",
+    "step_cost": "time of a training step relative to SGD, median over interleaved epochs",
+    "epoch_seconds": "seconds, training steps of one epoch of all seeds, median",
+    "compile_seconds": "seconds to compile the training step",
+    "examples_per_second": "training examples per second, of all seeds",
+}

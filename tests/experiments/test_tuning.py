@@ -1,0 +1,571 @@
+"""``compare --tune``: what it tries, what it chooses, on which examples, and what it leaves."""
+
+import dataclasses
+import json
+import re
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tasks
+
+from sam_optax.__main__ import main
+from sam_optax.experiments import compare
+from sam_optax.experiments.data.images import Examples
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods.method import Base, Step
+from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.reporting import figures, results, tuning
+from sam_optax.experiments.training import devices
+from sam_optax.experiments.training import train as training
+from sam_optax.experiments.training.task import noisy_labels
+from sam_optax.experiments.tuning import choice, search
+
+slow = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("compile_fast")
+
+
+# Which values are tried, and which is chosen.
+
+
+def trial(exponent, accuracy, diverged=False, chance=0.2):
+    """Of two seeds, around the given accuracy after the last of three epochs."""
+    last = np.array([accuracy - 0.01, accuracy + 0.01], np.float32)
+    loss = np.array([1.0, np.nan if diverged else 1.0])
+    curves = {
+        "test_accuracy": np.stack([last - 0.1, last + 0.05, last]),
+        "train_loss": np.stack([loss] * 3),
+    }
+    return choice.trial(exponent, {"rho": 2.0**exponent}, curves, chance)
+
+
+def searched(accuracy, **bounds):
+    """The trials of a whole search, of an accuracy that is a function of the exponent."""
+    trials = []
+    while exponents := choice.missing(trials, **bounds):
+        trials += [trial(exponent, accuracy(exponent)) for exponent in exponents]
+    return trials
+
+
+@pytest.mark.parametrize(
+    ("peak", "tried"),
+    [
+        (0, range(-2, 3)),
+        (1, range(-2, 3)),
+        (2, range(-2, 4)),
+        (3, range(-2, 5)),
+        (-3, range(-4, 3)),
+    ],
+)
+def test_the_grid_widens_until_the_best_has_neighbours(peak, tried):
+    trials = searched(lambda exponent: 0.9 - 0.1 * abs(exponent - peak))
+    assert sorted(found["exponent"] for found in trials) == list(tried)
+    found = choice.choose(trials)
+    assert found["chosen"] == {"rho": 2.0**peak}
+    assert not found["at_bound"]
+    assert [of["exponent"] for of in found["trials"]] == list(tried)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_it_widens_to_a_bound_and_says_so(sign):
+    trials = searched(lambda exponent: 0.5 + 0.05 * sign * exponent)
+    found = choice.choose(trials)
+    assert found["at_bound"]
+    assert found["chosen"] == {"rho": 2.0 ** (5 * sign)}
+    assert len(trials) == 8
+    name = {"around": {"low_pass.gamma": 1.0}, **found, "chosen": {"gamma": 32.0}}
+    (note,) = search.notes({"low_pass": name})
+    assert note.startswith("low_pass: the best value is the last that --tune tries.")
+    assert note.endswith("--low-pass.gamma 32.")
+
+
+def test_of_equal_values_the_smallest_is_chosen():
+    level = lambda exponent: 0.5 if exponent > -2 else 0.4
+    assert choice.choose(searched(level))["chosen"] == {"rho": 0.5}
+
+
+def test_what_breaks_down_is_not_chosen_and_smaller_values_are_tried():
+    assert choice.choose([trial(0, 0.5), trial(1, 0.9, diverged=True)])["chosen"] == {"rho": 1.0}
+    assert trial(0, 0.2)["broken_down"]  # at chance
+    assert not trial(0, 0.21)["broken_down"]
+    assert (trial(0, 0.9)["diverged"], trial(0, 0.9, diverged=True)["diverged"]) == (0, 1)
+    trials = searched(lambda exponent: 0.5 if exponent <= -4 else 0.1)
+    assert sorted(found["exponent"] for found in trials) == list(range(-5, 3))
+    assert choice.choose(trials)["chosen"] == {"rho": 2.0**-5}
+
+
+def test_the_epoch_is_the_best_of_the_mean_curve():
+    assert choice.choose([trial(0, 0.5)])["epoch"] == 2
+    (skipped,) = [trial(0, 0.5, diverged=True)]
+    skipped["held_out_accuracy"] = [[0.1, None, None]] * 2  # what diverged is not trained on
+    assert choice.choose([skipped])["epoch"] == 1
+
+
+def test_a_weight_decay_of_zero_stays():
+    assert choice.missing([], 0, 0) == [0]
+    assert choice.missing([trial(0, 0.5)], 0, 0) == []
+
+
+# The radius of each method.
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_but_the_base_has_a_radius(name):
+    method = METHODS[name]
+    assert set(method.radius) <= set(method.options)
+    assert all(method.options[option].default > 0 for option in method.radius)
+    assert bool(method.radius) == (name != "sgd")
+
+
+def steps(name):
+    """Steps on a small task as a function of the radius, and the default of that."""
+    x, params = jax.random.normal(jax.random.key(0), (16, 3)), jnp.ones((3, 2))
+    data = x, jnp.arange(16) % 2
+    batch = jax.tree.map(lambda leaf: leaf[:8], data)
+    known, key = METHODS[name].variant(), jax.random.key(3)
+
+    def losses_fn(params, batch):
+        return optax.softmax_cross_entropy_with_integer_labels(batch[0] @ params, batch[1])
+
+    def loss(params):
+        return losses_fn(params, batch).mean(), None
+
+    def train(radius):
+        variant = known._replace(hyperparameters={**known.hyperparameters, **radius})
+        tx = variant.transformation(Base(optax.sgd(0.1), optax.constant_schedule(0.1)), key)
+        given = Step(losses_fn, jax.value_and_grad(loss, has_aux=True), params, batch, key, data)
+        state, new = tx.init(params), params
+        for _ in range(2):  # past gradients are 0 in the first
+            new, state, _ = variant.update(tx, state, dataclasses.replace(given, params=new))
+        return new
+
+    return train, {option: known.hyperparameters[option] for option in known.method.radius}
+
+
+@slow
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "sgd"])
+def test_the_radius_may_be_traced(name):
+    train, radius = steps(name)
+    assert jax.eval_shape(train, radius).shape == (3, 2)
+
+
+@slow
+@pytest.mark.parametrize("name", ["gsam", "low_pass", "le_sam", "xsam"])
+def test_what_is_called_the_radius_moves_the_step(name):
+    train, radius = steps(name)
+    train = jax.jit(train)
+    one, other = train(radius), train({option: 4 * value for option, value in radius.items()})
+    assert np.all(np.isfinite(one))
+    assert np.any(one != other)
+
+
+# Examples, labels and seeds.
+
+
+@pytest.fixture(scope="module")
+def small(arrays):
+    options = {"batch_size": 8, "seeds": 3, "seed_offset": 4, "label_noise": 0.25}
+    model = tasks.Flat(norm=False)
+    return tasks.make(tasks.vectors(arrays), "sgd", "sam", "gsam", model=model, **options)
+
+
+def rows(examples):
+    return {row.tobytes() for row in examples.x}
+
+
+def test_a_fifth_of_the_training_examples_is_held_out_class_by_class(small):
+    found, before = search.held_out(small), small.dataset
+    train, test = found.dataset.train, found.dataset.test
+    assert (len(train.y), len(test.y)) == (32, 8)
+    assert rows(train) | rows(test) == rows(before.train)
+    assert not rows(train) & rows(test)
+    assert not rows(test) & rows(before.test)
+    assert sorted(np.bincount(test.y)) == [2, 3, 3]
+
+
+def test_of_text_the_last_fifth_is_held_out(small):
+    part = lambda n: Examples(np.arange(4 * n).reshape(n, 4), np.arange(4 * n).reshape(n, 4) % 3)
+    text = dataclasses.replace(small.dataset, train=part(41), test=part(2))
+    found = search.held_out(dataclasses.replace(small, dataset=text, label_noise=0.0))
+    assert found.dataset.train.y.tolist() == text.train.y[:33].tolist()
+    assert found.dataset.test.y.tolist() == text.train.y[33:].tolist()
+    labels = noisy_labels(found, found.seeds, held_out=True)
+    assert labels.tolist() == [found.dataset.test.y.tolist()] * 2
+
+
+def test_held_out_labels_are_as_noisy_and_seeds_are_others(small):
+    found = search.held_out(small)
+    assert not set(found.seeds) & set(range(10**6))
+    assert all(0 <= seed < 2**31 for seed in found.seeds)
+    late = search.held_out(dataclasses.replace(small, seeds=(2**31 - 1,)))
+    assert all(0 <= seed < 2**31 for seed in late.seeds)
+    labels = noisy_labels(found, found.seeds, held_out=True)
+    assert np.count_nonzero(labels != found.dataset.test.y, axis=1).tolist() == [2, 2]
+    trained_on = noisy_labels(found, found.seeds)
+    assert np.count_nonzero(trained_on != found.dataset.train.y, axis=1).tolist() == [8, 8]
+
+
+def test_what_cannot_be_held_out_is_told(small):
+    disk = dataclasses.replace(small, dataset=tasks.images(on_disk=True))
+    with pytest.raises(UserError, match=r"--tune: needs all examples in memory, .* stay on disk"):
+        search.held_out(disk)
+    few = dataclasses.replace(small.dataset, train=small.dataset.train.some(np.arange(4)))
+    with pytest.raises(UserError, match=r"--tune: cannot hold out a fifth .*\(.*\); leave it out"):
+        search.held_out(dataclasses.replace(small, dataset=few))
+    recipe = dataclasses.replace(small.entries["sgd"].recipe, batch_size=33)
+    large = {"sgd": dataclasses.replace(small.entries["sgd"], recipe=recipe)}
+    with pytest.raises(
+        UserError, match=r"leaves 32 of 40 .* fewer than a batch of 33; use a small"
+    ):
+        search.held_out(dataclasses.replace(small, entries=large))
+
+
+# The search.
+
+
+def curves(small, name, values):
+    """A method trained at given values, which are constants of its program."""
+    entry = small.entries[name]
+    return tasks.run(dataclasses.replace(small, entries={name: entry.at(values)}))[name].curves
+
+
+def together(small, name, *values):
+    """The curves of a method from trials of its program, each of one value."""
+    run = training.Training(small, devices.choose(1), False, False)
+    (runner,) = (runner for runner in run.runners if runner.name == name)
+    lanes = len(small.seeds)
+    each = [{k: np.full(lanes, v, np.float32) for k, v in of.items()} for of in values]
+    return [run.trial(runner, of, lambda seconds, share: None) for of in each]
+
+
+VALUES = {
+    "sgd": ({"weight_decay": 0.03}, {"weight_decay": 0.3}),
+    "gsam": ({"rho_max": 0.4, "rho_min": 0.1}, {"rho_max": 0.8, "rho_min": 0.3}),
+}
+
+
+@slow
+@pytest.mark.parametrize("name", VALUES)
+def test_a_traced_value_trains_as_the_same_value_given(small, name):
+    first, second, again = together(small, name, *VALUES[name], VALUES[name][0])
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    for found, values in zip((first, second), VALUES[name], strict=True):
+        expected = curves(small, name, values)
+        for measure, curve in found.items():
+            np.testing.assert_allclose(curve, expected[measure], rtol=1e-5)
+    assert np.any(first["train_loss"] != second["train_loss"])
+
+
+@slow
+def test_accuracies_are_on_held_out_examples_with_their_labels(small):
+    """Against a network that is applied by hand."""
+    task = search.held_out(small)
+    labels = noisy_labels(task, task.seeds, held_out=True)
+    outcome = tasks.run(dataclasses.replace(task, entries={"sgd": task.entries["sgd"]}))["sgd"]
+    for i in range(len(task.seeds)):
+        variables = jax.tree.map(lambda leaf, i=i: leaf[i], outcome.variables)
+        predicted = task.model.apply(variables, task.dataset.test.x, train=False).argmax(-1)
+        expected = np.mean(predicted == labels[i])
+        assert outcome.curves["test_accuracy"][-1, i] == pytest.approx(expected)
+
+
+def whole(small):
+    trials = {}
+    listener = tasks.Silent()
+    listener.more = lambda kind, count: None
+    for name in small.entries:
+        trials[name] = []
+    search._train(search.held_out(small), devices.choose(1), trials, lambda: None, listener)
+    return trials, listener
+
+
+@slow
+def test_values_and_seeds_that_an_accelerator_trains_together(small, monkeypatch):
+    """Are those that a CPU trains one after the other, with one program per method."""
+    one, listener = whole(small)
+    assert len(listener.programs) == 3
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    several, listener = whole(small)
+    assert len(listener.programs) == 3
+    for name, trials in one.items():
+        assert len(trials) == len(several[name]) >= 5
+        for a, b in zip(trials, several[name], strict=True):
+            assert a["values"] == b["values"]
+            np.testing.assert_allclose(a["held_out_accuracy"], b["held_out_accuracy"], atol=1e-6)
+
+
+# The command.
+
+
+class Search:
+    """In the place of the trainer of the search: accuracy is best at a value of each method."""
+
+    def __init__(self):
+        self.best, self.trials, self.interrupt_after = {"sam": 2.0}, [], None
+
+    def __call__(self, task, place, timed, watch):
+        self.task = task
+        self.runners = [
+            SimpleNamespace(name=name, entry=entry, program=None)
+            for name, entry in task.entries.items()
+        ]
+        return self
+
+    def trial(self, runner, values, tick):
+        if len(self.trials) == self.interrupt_after:
+            raise KeyboardInterrupt
+        runner.program = "compiled"
+        first = next(iter(values.values()))
+        self.trials.append((runner.name, float(first[0])))
+        tick(1.0, 1.0)
+        best = self.best.get(runner.name, 5e-4 if runner.name == "sgd" else 0.5)
+        last = 0.9 - 0.05 * abs(np.log2(first / best)) if first[0] else first
+        epochs = runner.entry.recipe.epochs
+        accuracy = np.stack([last + 0.02 * (i == 3) for i in range(epochs)])
+        return {"test_accuracy": accuracy, "train_loss": np.ones_like(accuracy)}
+
+
+@pytest.fixture
+def trials(monkeypatch, trainer):
+    """Searches that train nothing; the comparison after them does not, either."""
+    found = Search()
+    monkeypatch.setattr(search, "Training", found)
+    monkeypatch.setattr(compare, "_draw", lambda *args: None)
+    return found
+
+
+@pytest.fixture
+def command(archive, tmp_path, capsys):
+    def run(*more, methods=("--methods", "sgd", "sam")):
+        options = f"--dataset npz:{archive} --batch-size 20 --epochs 5 --tune"
+        code = main(["compare", *options.split(), *methods, "--out", str(tmp_path / "out"), *more])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_all_methods_are_trained_with_what_was_chosen(command, trials, trainer, tmp_path):
+    code, table, errors = command()
+    assert code == 0
+    assert trainer.task.entries["sam"].variant.hyperparameters == {"rho": 2.0}
+    assert trainer.task.entries["sgd"].recipe.weight_decay == 5e-4
+    assert len(trainer.task.dataset.train.y) == 40 > len(trials.task.dataset.train.y)
+    radii = [value for name, value in trials.trials if name == "sam"]
+    assert radii == [0.125, 0.25, 0.5, 1.0, 2.0, 4.0]
+    assert "chosen on a fifth of the training examples, held out with the labels" in errors
+    assert re.search(r"^sam +ρ 2 +50\.00 ± 0\.00 +± 0\.00 +4: 50\.00 ± 0\.00 ", table, re.M)
+    assert "best epoch" not in table.split("last epoch:")[0]
+    found = results.from_json(tmp_path / "out" / "results.json")
+    assert found["settings"]["tune"] == {"value": True, "source": "given"}
+    sam = found["methods"][1]
+    assert sam["sources"]["rho"] == "chosen by --tune, around 0.5"
+    assert [of["values"]["rho"] for of in sam["tune"]["trials"]] == radii
+    assert (sam["tune"]["chosen"], sam["tune"]["epoch"]) == ({"rho": 2.0}, 4)
+    assert sam["summary"]["tuned_test_accuracy"]["mean"] == 0.5
+    assert {"best_test_accuracy", "tuned_test_accuracy"} <= sam["seeds"][0].keys()
+    assert not (tmp_path / "out" / "tune.json").exists()
+
+
+def test_the_accuracy_after_the_chosen_epoch_is_that_of_the_tested_curve():
+    curve = np.array([[0.1, 0.2], [0.3, 0.4], [0.2, 0.3]], np.float32)
+    outcome = SimpleNamespace(
+        curves={"test_accuracy": curve, "train_loss": np.ones((3, 2))},
+        **{
+            "sharpness": curve[0],
+            "seconds": [1.0],
+            "cost": 1.0,
+            "compile_seconds": 1.0,
+            "bleu": None,
+        },
+    )
+    method = {"steps_per_epoch": 1, "batch_size": 1, "tune": {"epoch": 2}}
+    found = results._of_method(method, [0, 1], outcome)
+    assert [seed["tuned_test_accuracy"] for seed in found["seeds"]] == [0.3, 0.4]
+
+
+def test_a_weight_decay_is_chosen_where_there_is_no_radius(command, trials, trainer, tmp_path):
+    trials.best = {"sgd": 0.0045}
+    _, table, _ = command()
+    decays = [value for name, value in trials.trials if name == "sgd"]
+    expected = [5.56e-05, 1.67e-04, 5e-4, 1.5e-3, 4.5e-3, 1.35e-2]
+    assert decays == pytest.approx(expected, rel=1e-6)
+    assert trainer.task.entries["sgd"].recipe.weight_decay == 0.0045
+    assert trainer.task.entries["sam"].recipe.weight_decay == 5e-4
+    assert re.search(r"^sgd +weight decay", table, re.M)
+    assert re.search(r"^sam +ρ 0.5  ", table, re.M)
+    assert "momentum 0.9, weight decay 0.0005\n" in table  # of the others
+    trials.trials.clear()
+    assert command("--weight-decay", "0")[0] == 0
+    assert [value for name, value in trials.trials if name == "sgd"] == [0.0]
+
+
+def test_a_given_radius_is_where_the_search_starts(command, trials):
+    assert command("--sam.rho", "1.5")[0] == 0
+    radii = [value for name, value in trials.trials if name == "sam"]
+    assert radii == pytest.approx([0.375, 0.75, 1.5, 3.0, 6.0])
+
+
+def test_a_bound_is_told_and_kept(command, trials, tmp_path):
+    trials.best = {"sam": 1000.0}
+    _, _, errors = command()
+    note = "sam: the best value is the last that --tune tries. Search around it: --sam.rho 16."
+    assert note in errors.splitlines()
+    assert note in results.from_json(tmp_path / "out" / "results.json")["notes"]
+
+
+@pytest.mark.fast("4")
+@pytest.mark.parametrize("after", [1, 4, 8])
+def test_a_search_that_is_interrupted_goes_on(command, trials, trainer, tmp_path, after):
+    _, table, _ = command()
+    whole = trials.trials
+    expected = results.from_json(tmp_path / "out" / "results.json")
+    trials.trials, trials.interrupt_after = [], after
+    assert command()[0] == 130
+    begun = trials.trials
+    trials.trials, trials.interrupt_after = [], None
+    code, again, errors = command("--resume")
+    assert (code, again) == (0, table)
+    assert begun + trials.trials == whole
+    assert "starting from the beginning" not in errors
+    assert results.from_json(tmp_path / "out" / "results.json") == expected
+    assert trainer.began_at == [0, 0]
+
+
+def test_an_interrupt_is_told_what_is_kept(command, trials, tmp_path):
+    trials.interrupt_after = 0
+    assert "--resume" not in command()[2]
+    assert not (tmp_path / "out").exists()
+    trials.interrupt_after = 1
+    assert "/tune.json; --resume goes on." in command()[2]
+
+
+def test_a_finished_search_is_not_repeated(command, trials, trainer, tmp_path):
+    trainer.interrupt_after = 2
+    assert command("--checkpoint-every", "2")[0] == 130
+    kept = json.loads((tmp_path / "out" / "tune.json").read_text())
+    assert [len(of) for of in kept["trials"].values()] == [5, 6]
+    trials.trials.clear()
+    trainer.interrupt_after = None
+    assert command("--resume")[0] == 0
+    assert trainer.began_at == [0, 2]
+    assert command("--resume")[0] == 0  # prints the table
+    assert trainer.began_at == [0, 2]
+    assert trials.trials == []
+
+
+def test_the_search_of_another_run_is_refused(command, trials, trainer, tmp_path):
+    trials.interrupt_after = 3
+    assert command()[0] == 130
+    code, _, errors = command("--resume", "--sam.rho", "0.25", "--lr", "0.2")
+    assert code == 2
+    expected = "tune.json is of a run with other settings: --lr 0.1 (now 0.2), --sam.rho 0.5 (now 0"
+    assert expected in errors
+    trials.interrupt_after = None
+    assert command("--sam.rho", "0.25")[0] == 0  # without --resume it takes the place
+    code, _, errors = command("--resume")
+    assert code == 2
+    assert "--sam.rho 0.25 (now 0.5)" in errors
+    (tmp_path / "out" / "results.json").unlink()
+    (tmp_path / "out" / "tune.json").write_text("{")
+    assert command("--resume")[0] == 0
+    assert len(trainer.began_at) == 2
+
+
+def test_a_checkpoint_is_not_lost_to_a_search(command, trials, trainer):
+    trainer.interrupt_after = 2
+    assert command("--checkpoint-every", "2")[0] == 130
+    trials.trials.clear()
+    code, _, errors = command()
+    assert code == 2
+    assert "add --resume" in errors
+    assert trials.trials == []
+
+
+@pytest.mark.parametrize("radii", [("0.1", "0.2"), ("0",)])
+def test_a_search_starts_at_one_radius(command, trials, radii):
+    code, _, errors = command("--sam.rho", *radii)
+    assert code == 2
+    assert f"--tune: --sam.rho {' '.join(radii)}: the search starts at one radius above 0" in errors
+    assert trials.trials == []
+
+
+def test_other_hyperparameters_are_swept_each_with_its_radius(command, trials):
+    assert command("--asam.p", "2", "inf", methods=("--methods", "asam"))[0] == 0
+    assert {name for name, _ in trials.trials} == {"asam p 2", "asam p inf"}
+
+
+@pytest.fixture
+def no_files(monkeypatch):
+    """Figures are drawn, and not compressed."""
+    for module in (figures, tuning):
+        monkeypatch.setattr(module, "png", lambda *of: b"")
+
+
+def test_each_method_of_a_frontier_has_one_radius(command, trials, tmp_path, no_files):
+    code, table, _ = command("--frontier", methods=())
+    assert code == 0
+    assert len({name for name, _ in trials.trials}) == table.count("50.00 ± 0.00") == 8
+    found = results.from_json(tmp_path / "out" / "results.json")
+    assert list(figures.all_figures(found)) == ["tune.png", "frontier.png"]
+
+
+def test_radii_and_weight_decays_have_a_panel_each(command, trials, tmp_path, no_files):
+    assert command()[0] == 0
+    found = results.from_json(tmp_path / "out" / "results.json")
+    found["methods"][1]["tune"]["trials"][-1]["broken_down"] = True
+    figure = tuning.draw(found)
+    radius, decay = figure.axes
+    line, star, cross = radius.lines
+    assert line.get_label() == "sam"
+    assert line.get_xdata().tolist() == [0.125, 0.25, 0.5, 1.0, 2.0, 4.0]
+    assert line.get_ydata() == pytest.approx([70, 75, 80, 85, 90, 85])
+    assert (star.get_xdata().tolist(), cross.get_xdata().tolist()) == ([2.0], [4.0])
+    assert decay.get_xlabel() == "weight decay"
+    assert [axes.get_xscale() for axes in figure.axes] == ["log", "log"]
+    assert {"tune.png", "curves.png"} <= set(figures.all_figures(found))
+
+
+def test_a_preset_is_where_the_search_starts(command, trials, tmp_path):
+    more = ("--preset", "asam-cifar10", "--model", "mlp", "--devices", "1")
+    assert command(*more, methods=("--methods", "sam"))[0] == 0
+    assert trials.trials[0] == ("sam", pytest.approx(0.0125))
+    (sam,) = results.from_json(tmp_path / "out" / "results.json")["methods"]
+    assert sam["sources"]["rho"] == "chosen by --tune, around 0.05"
+
+
+@slow
+def test_a_real_search_that_is_killed_ends_with_the_same_table(archive, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "_draw", lambda *args: None)
+    options = "--batch-size 8 --epochs 3 --seeds 2 --methods sam --tune"
+    tried, record = [], choice.trial
+
+    def counted(exponent, *rest):
+        if len(tried) == 3:
+            raise KeyboardInterrupt
+        tried.append(exponent)
+        return record(exponent, *rest)
+
+    def run(name, *more, code=0):
+        command = ["compare", "--dataset", f"npz:{archive}", *options.split(), *more]
+        assert main([*command, "--out", str(tmp_path / name)]) == code
+        return results.from_json(tmp_path / name / "results.json")
+
+    whole = run("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(choice, "trial", counted)
+        run("killed", code=130)
+    resumed = run("killed", "--resume")
+    for before, after in zip(whole["methods"], resumed["methods"], strict=True):
+        assert after["tune"] == before["tune"]
+        assert after["hyperparameters"] == before["hyperparameters"]
+        assert after["seeds"] == before["seeds"]
+    for of in whole["methods"]:
+        assert len(of["tune"]["trials"]) >= 5
+        assert np.shape([trial["held_out_accuracy"] for trial in of["tune"]["trials"]])[1:] == (
+            2,
+            3,
+        )
