@@ -460,7 +460,10 @@ def test_an_interrupt_leaves_whole_files_or_none(
 @pytest.mark.slow
 def test_a_real_interrupt_in_the_middle_of_the_training(tmp_path):
     out = tmp_path / "new"
-    command = [sys.executable, "-m", "sam_optax", "compare", "--methods", "sgd", "--epochs", "9999"]
+    # A shell's background job ignores SIGINT, and so would its children.
+    heed = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    heed += "; runpy.run_module('sam_optax', run_name='__main__')"
+    command = [sys.executable, "-c", heed, "compare", "--methods", "sgd", "--epochs", "9999"]
     process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True)
     with process:
         for line in process.stderr:
