@@ -464,8 +464,11 @@ def test_the_search_of_another_run_is_refused(command, trials, trainer, tmp_path
     assert code == 2
     expected = "tune.json is of a run with other settings: --lr 0.1 (now 0.2), --sam.rho 0.5 (now 0"
     assert expected in errors
+    trials.trials, trials.interrupt_after = [], 0
+    assert command("--sam.rho", "0.25")[0] == 130  # without --resume it takes the place
+    assert not (tmp_path / "out" / "tune.json").exists()
     trials.interrupt_after = None
-    assert command("--sam.rho", "0.25")[0] == 0  # without --resume it takes the place
+    assert command("--sam.rho", "0.25")[0] == 0
     code, _, errors = command("--resume")
     assert code == 2
     assert "--sam.rho 0.25 (now 0.5)" in errors
