@@ -106,7 +106,8 @@ def test_an_unknown_command(capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "own"), [("compare", ["--methods", "--seeds"]), ("train", ["--method", "--seed"])]
+    ("command", "own"),
+    [("compare", ["--methods", "--seeds", "--tune"]), ("train", ["--method", "--seed"])],
 )
 def test_help_lists_every_option(capsys, command, own):
     assert main([command, "--help"]) == 0

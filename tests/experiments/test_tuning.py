@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("compile_fast")
 
 def trial(exponent, accuracy, diverged=False, chance=0.2):
     """Of two seeds, around the given accuracy after the last of three epochs."""
-    last = np.array([accuracy - 0.01, accuracy + 0.01], np.float32)
+    last = np.array([accuracy - 1 / 64, accuracy + 1 / 64], np.float32)
     loss = np.array([1.0, np.nan if diverged else 1.0])
     curves = {
         "test_accuracy": np.stack([last - 0.1, last + 0.05, last]),
@@ -89,8 +89,8 @@ def test_of_equal_values_the_smallest_is_chosen():
 
 def test_what_breaks_down_is_not_chosen_and_smaller_values_are_tried():
     assert choice.choose([trial(0, 0.5), trial(1, 0.9, diverged=True)])["chosen"] == {"rho": 1.0}
-    assert trial(0, 0.2)["broken_down"]  # at chance
-    assert not trial(0, 0.21)["broken_down"]
+    assert trial(0, 0.25, chance=0.25)["broken_down"]
+    assert not trial(0, 0.26, chance=0.25)["broken_down"]
     assert (trial(0, 0.9)["diverged"], trial(0, 0.9, diverged=True)["diverged"]) == (0, 1)
     trials = searched(lambda exponent: 0.5 if exponent <= -4 else 0.1)
     assert sorted(found["exponent"] for found in trials) == list(range(-5, 3))
