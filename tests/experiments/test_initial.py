@@ -192,15 +192,18 @@ def test_the_head_is_new_for_other_classes_and_the_file_is_part_of_the_run(
 
 
 WRONG = {
-    "distilled": ({"dist_token": np.ones(3)}, "dist_token is only in the file; give --model"),
-    "lacking": ({"norm.weight": None}, "params/LayerNorm_0/scale is not in the file; give --mo"),
+    "distilled": (
+        {"head_dist.bias": np.ones(3)},
+        r"head_dist.bias: \(3,\) in the file, no such array here; give the --model that",
+    ),
+    "lacking": ({"norm.weight": None}, "params/LayerNorm_0/scale: no such array in the file"),
     "size": (
         {"pos_embed": np.ones((1, 10, WIDTH))},
-        r"params/positions has shape \(1, 10, 12\) in the file, and here \(1, 5, 12\); .*size",
+        r"params/positions: \(1, 10, 12\) in the file, \(1, 5, 12\) here; give .* size",
     ),
     "width": (
         {"norm.weight": np.ones(9)},
-        r"params/LayerNorm_0/scale has shape \(9,\) in the file, and here \(12,\); give --model",
+        r"params/LayerNorm_0/scale: \(9,\) in the file, \(12,\) here; give the --model",
     ),
 }
 
@@ -234,7 +237,7 @@ def test_files_and_networks_that_are_not_there_are_told(capsys, trainer, archive
     np.savez(networks.with_name("images.npz"), **images)
     options[2] = f"npz:{networks.with_name('images.npz')}"
     of_mlp = f"{networks}:sam rho 0.1/0"
-    assert "params/Conv_0/bias is not in the file" in told(of_mlp, "--model", "cnn")
+    assert "params/Conv_0/bias: no such array in the file" in told(of_mlp, "--model", "cnn")
     preset = ["--preset", "fsam-transfer", "--model", "cnn", "--devices", "1"]
     assert main([*options, *preset]) == 2
     assert "starts from pretrained params; give --init FILE, DeiT-small" in capsys.readouterr().err

@@ -90,6 +90,22 @@ def test_examples_run(page):
     assert result.failed == 0, "".join(report)
 
 
+@pytest.mark.slow
+def test_the_example_on_text_runs(capsys):
+    """In three steps on little text; the page shows a line for each of its optimizers."""
+    page = (DOCS / "text.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    smaller = {"64, 16, 1000": "8, 4, 3", "[:20_000]": "[:600]", "[-60_000:]": "[-600:]"}
+    for whole, small in {**smaller, "width: int = 64": "width: int = 8"}.items():
+        assert whole in code
+        code = code.replace(whole, small)
+    exec(compile(code, "text.md", "exec"), {"__name__": "page"})
+    line = re.compile(r"^(.+?) +training (\d\.\d+)  test (\d\.\d+) nats per byte$", re.MULTILINE)
+    found = {name: numbers for name, *numbers in line.findall(capsys.readouterr().out)}
+    assert list(found) == [name for name, *_ in line.findall(page)]
+    assert len({tuple(numbers) for numbers in found.values()}) == 4
+
+
 @pytest.mark.parametrize("page", [*PAGES, "reference/index.rst"])
 def test_pages_say_first_whom_they_are_for(page):
     first = (DOCS / page).read_text().split("\n\n")[1]

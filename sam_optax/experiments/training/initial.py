@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.util
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -64,32 +63,26 @@ def load(spec: str, task: Task) -> tuple[dict[str, np.ndarray], list[str]]:
       UserError: the file has no such network, or the network of the task has other arrays.
     """
     path, network = _split(spec)
-    shapes = _shapes(task, task.dataset.classes)
+    ours, other = (_arrays(task, task.dataset.classes + more) for more in (0, 1))
+    head = {name for name, leaf in ours.items() if leaf.shape != other[name].shape}
     try:
         if path.suffix == ".safetensors":
-            found = _vision_transformer(path, shapes, task)
+            theirs = _vision_transformer(path, ours, task)
         else:
-            found = _of_run(path, network)
-        other = _shapes(task, task.dataset.classes + 1)
-        body = {name: shape for name, shape in shapes.items() if shape == other[name]}
-        for name in [*body, *found]:
-            if name not in found or name not in shapes:
+            theirs = _of_run(path, network)
+        for name in {**ours, **theirs}:
+            found, needed = (
+                getattr(of.get(name), "shape", "no such array") for of in (theirs, ours)
+            )
+            if found != needed and name not in head:
+                size = "examples of the size" if name == "params/positions" else "the --model"
                 raise UserError(
-                    f"{name} is {'only in' if name in found else 'not in'} the file; give --model "
-                    "the network that the file is of."
-                )
-            if name in body and found[name].shape != shapes[name]:
-                remedy = "give --model the network that the file is of"
-                if name == "params/positions":
-                    remedy = "give examples of the size that the file was trained on (--image-size)"
-                raise UserError(
-                    f"{name} has shape {found[name].shape} in the file, and here {shapes[name]}; "
-                    f"{remedy}."
+                    f"{name}: {found} in the file, {needed} here; give {size} that the file is of."
                 )
     except UserError as error:
         raise UserError(f"--init {spec}: {error}") from error
-    kept = {name: value for name, value in found.items() if value.shape == shapes[name]}
-    return kept, [name for name in shapes if name not in kept]
+    kept = {name: leaf for name, leaf in theirs.items() if leaf.shape == ours[name].shape}
+    return kept, [name for name in ours if name not in kept]
 
 
 def start(initial: Mapping[str, np.ndarray], variables: Any) -> Any:
@@ -110,11 +103,11 @@ def _split(spec: str) -> tuple[Path, str]:
     return Path(path).expanduser(), network
 
 
-def _shapes(task: Task, classes: int) -> dict[str, tuple[int, ...]]:
+def _arrays(task: Task, classes: int) -> dict[str, Any]:
+    """The variables of the task's network, without values, by path."""
     init = partial(task.model.clone(classes=classes).init, train=False)
     found = jax.eval_shape(init, jax.random.key(0), task.example)
-    flat = flax.traverse_util.flatten_dict(found, sep="/")
-    return {name: leaf.shape for name, leaf in flat.items()}
+    return flax.traverse_util.flatten_dict(found, sep="/")
 
 
 def _of_run(path: Path, network: str) -> dict[str, np.ndarray]:
@@ -133,9 +126,7 @@ def _of_run(path: Path, network: str) -> dict[str, np.ndarray]:
     return flax.traverse_util.flatten_dict(networks[network], sep="/")
 
 
-def _vision_transformer(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], task: Task
-) -> dict[str, np.ndarray]:
+def _vision_transformer(path: Path, like: Mapping[str, Any], task: Task) -> dict[str, np.ndarray]:
     """The tensors of a ViT or DeiT as ours; those with unknown names keep these."""
     if not isinstance(task.model, VisionTransformer):
         raise UserError("safetensors are read for the vision transformers; use --model vit_s16.")
@@ -164,16 +155,12 @@ def _vision_transformer(
             parts = dict(zip(names, np.array_split(value, 3), strict=True))
         for part, tensor in parts.items():
             ours = where + _OURS[part] if part in _OURS else name
-            if kind:
+            if kind and part in _OURS:
                 scale = "scale" if "LayerNorm" in ours else "kernel"
                 ours += f"/{scale if kind == 'weight' else 'bias'}"
-            found[ours] = _transposed(tensor, shapes.get(ours) if _ATTENTION in ours else None)
+            if tensor.ndim in (2, 4):  # PyTorch's (out, in[, height, width])
+                tensor = tensor.transpose([*range(2, tensor.ndim), 1, 0])
+            if _ATTENTION in ours and ours in like and like[ours].size == tensor.size:
+                tensor = tensor.reshape(like[ours].shape)  # an axis of heads
+            found[ours] = tensor
     return found
-
-
-def _transposed(tensor: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
-    """PyTorch's weight as Flax's kernel, with an axis of heads if the shape has one."""
-    if tensor.ndim == 4:
-        return tensor.transpose(2, 3, 1, 0)
-    tensor = tensor.T if tensor.ndim == 2 else tensor
-    return tensor.reshape(shape) if shape and math.prod(shape) == tensor.size else tensor
