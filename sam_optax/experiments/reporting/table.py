@@ -74,7 +74,7 @@ def _table(summary: Summary) -> Table:
     for i, (name, unit) in enumerate(summary.columns.items()):
         heading = f"{name}\n{unit}" if unit else name
         cells = "\n".join([heading, *(row[i] for row in summary.rows)]).split("\n")
-        width = min(max(map(len, cells)), 18 if name == "with" else 100)
+        width = min(max(map(len, cells)), 17 if name == "with" else 100)
         table.add_column(heading, justify="left" if i < 2 else "right", min_width=width)
     for row in summary.rows:
         table.add_row(*map(Text, row))
