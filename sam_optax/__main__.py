@@ -24,7 +24,7 @@ _COMMANDS = {
 }
 # Modules of sam_optax.experiments whose names differ from the command's. Each is imported only when
 # its command runs; `run(options)` takes the dataclass named after the command, such as `Compare`.
-_MODULES = {"train": "compare", "bench": "bench.command"}
+_MODULES = {"train": "compare", "analyze": "analyze.command", "bench": "bench.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

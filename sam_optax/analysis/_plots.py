@@ -53,12 +53,14 @@ def plot_spectrum(
     return figure
 
 
-def plot_stability(curves: GradientStability, *, unit: str = "loss (nats)") -> Figure:
+def plot_stability(
+    curves: GradientStability | Mapping[str, GradientStability], *, unit: str = "loss (nats)"
+) -> Figure:
     """Plots gradient stability and perturbed loss over ρ: figures 1 and 2 of the R-SAM paper.
 
     Args:
-      curves: the result of :func:`gradient_stability`. Lines are means over the draws; bands reach
-        from the smallest to the largest.
+      curves: the result of :func:`gradient_stability`, or one per name, for a row each. Lines are
+        means over the draws; bands reach from the smallest to the largest.
       unit: the loss, with its unit.
 
     Returns:
@@ -71,27 +73,28 @@ def plot_stability(curves: GradientStability, *, unit: str = "loss (nats)") -> F
       ...     lambda w: jnp.sum(jnp.sin(w)), jnp.zeros(2), [0.0, 0.5, 1.0], draws=2)
       >>> figure = analysis.plot_stability(curves)
     """
-    figure = _style.figure(9.0, 3.8)
-    left, right = figure.subplots(1, 2)
-    for i, gamma in enumerate(np.asarray(curves.gammas)):
-        label = f"γ² = {gamma**2:.3g}" if gamma > 0 else "no noise"
-        for axes, values in ((left, curves.cosine[i]), (right, curves.loss[i])):
-            axes.plot(curves.rhos, np.mean(values, axis=0), label=label, **_style.line(i))
-            axes.fill_between(
-                curves.rhos,
-                np.min(values, axis=0),
-                np.max(values, axis=0),
-                color=_style.colour(i),
-                alpha=0.12,
-                linewidth=0,
-            )
-    left.set_ylabel("cosine of g(ŵ) and g(ŵ + ρ g(ŵ)/‖g(ŵ)‖)")
-    right.set_ylabel(f"{unit} at ŵ + ρ g(ŵ)/‖g(ŵ)‖")
-    for axes in (left, right):
+    named = curves if isinstance(curves, Mapping) else {"": curves}
+    figure = _style.figure(9.0, 0.4 + 3.4 * len(named))
+    rows = figure.subplots(len(named), 2, sharex=True, squeeze=False)
+    for (left, right), (name, found) in zip(rows, named.items(), strict=True):
+        for i, gamma in enumerate(np.asarray(found.gammas)):
+            label = f"γ² = {gamma**2:.3g}" if gamma > 0 else "no noise"
+            for axes, values in ((left, found.cosine[i]), (right, found.loss[i])):
+                low, high = np.min(values, axis=0), np.max(values, axis=0)
+                axes.plot(found.rhos, np.mean(values, axis=0), label=label, **_style.line(i))
+                band = {"color": _style.colour(i), "alpha": 0.12, "linewidth": 0}
+                axes.fill_between(found.rhos, low, high, **band)
+        left.set_ylabel("cosine of g(ŵ) and g(ŵ + ρ g(ŵ)/‖g(ŵ)‖)")
+        right.set_ylabel(f"{unit} at ŵ + ρ g(ŵ)/‖g(ŵ)‖")
+        for axes in (left, right):
+            axes.set_title(name, fontsize="medium")
+            _style.tidy(axes)
+    for left in rows[1:, 0]:
+        left.sharey(rows[0, 0])
+    for axes in rows[-1]:
         axes.set_xlabel("radius ρ, in units of the weights")
-        _style.tidy(axes)
-    handles = left.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=len(curves.gammas), frameon=False)
+    handles = rows[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=len(handles[0]), frameon=False)
     return figure
 
 

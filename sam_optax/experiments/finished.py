@@ -1,6 +1,6 @@
 """Opens finished runs: their networks, and the loss of these on the data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,13 @@ from sam_optax.experiments.reporting import snapshots
 from sam_optax.experiments.reporting.results import from_json, load_params
 from sam_optax.experiments.reporting.words import setting
 from sam_optax.experiments.training import measures
-from sam_optax.experiments.training.task import Task, load_dataset, task_of, values
+from sam_optax.experiments.training.task import (
+    Task,
+    load_dataset,
+    noisy_labels,
+    task_of,
+    values,
+)
 
 
 class Run(NamedTuple):
@@ -60,6 +66,28 @@ class Network(NamedTuple):
         """Reads its variables."""
         return load_params(self.path, f"{self.name}/{self.seed}/")[self.name][self.seed]
 
+    def labels(self) -> np.ndarray:
+        """The labels that it was trained on."""
+        return noisy_labels(self.run.task, (self.seed,))[0]
+
+
+def open_runs(directories: Sequence[Path]) -> list[Run]:
+    """Loads runs on the same data.
+
+    Raises:
+      UserError: none is given, the data of two differ, or :func:`open_run` fails.
+    """
+    if not directories:
+        raise UserError("RUN_DIR: none is given; give the directories of --out of runs.")
+    runs = [open_run(directory) for directory in directories]
+    for directory, opened in zip(directories, runs, strict=True):
+        if opened.task.dataset.sha256 != runs[0].task.dataset.sha256:
+            raise UserError(
+                f"{directory}: was trained on other data than {directories[0]}; give runs on the "
+                "same data."
+            )
+    return runs
+
 
 def open_run(directory: Path) -> Run:
     """Loads the run that compare or train has written to a directory.
@@ -86,21 +114,54 @@ def open_run(directory: Path) -> Run:
     return run
 
 
+class Losses:
+    """The losses of networks, as :func:`dataset_losses` makes them, once for equal networks.
+
+    Their programs are compiled only once then.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+
+    def __call__(self, network: Network, part: str = "train", **how: Any) -> Any:
+        """The losses on a part of the data: ``train`` or ``test``."""
+        task = network.run.task
+        kind = task.model, setting(network.run.results, "scale"), part, *how.items()
+        if kind not in self._made:
+            self._made[kind] = dataset_losses(task, getattr(task.dataset, part), **how)
+        return self._made[kind]
+
+
 def dataset_losses(
-    task: Task, examples: Examples
+    task: Task, examples: Examples, group: int | None = None, train: bool = False
 ) -> Callable[[np.ndarray, Any], analysis.DatasetLoss]:
     """Returns ``(labels, variables) -> loss``, where ``loss`` is a function of the params.
 
     BatchNorm statistics are part of the data, so that all networks share one program.
+
+    Args:
+      task: the task, for its network.
+      examples: the examples.
+      group: number of random examples of each batch of the loss. Default: blocks of all examples.
+      train: whether BatchNorm normalizes by the statistics of the batch, as in training.
+
+    Raises:
+      UserError: there are fewer examples than in a group.
     """
     x, chosen = measures.measured(examples)
-    index, weight = measures.in_blocks(len(x))
+    if group is None:
+        index, weight = measures.in_blocks(len(x))
+    else:
+        if group > len(x) and not train:
+            raise UserError(f"--m {group}: {len(x)} examples are measured; use at most as many.")
+        index, weight = measures.in_groups(len(x), min(group, len(x)))
     images, weights = jnp.asarray(x[index]), jnp.asarray(weight)
 
     def mean(params: Any, batch: tuple[measures.Blocks, Any]) -> jax.Array:
         block, statistics = batch
-        total = measures.total_loss(task, measures.variables(params, statistics), block)
-        return total / jnp.sum(block.weight)
+        variables, data = measures.variables(params, statistics), (block.x, block.y)
+        losses, _ = measures.losses(task, variables, data, train)
+        return jnp.sum(block.weight * losses) / jnp.sum(block.weight)
 
     def of(labels: np.ndarray, variables: Any) -> analysis.DatasetLoss:
         statistics = jax.tree.map(

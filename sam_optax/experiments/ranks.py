@@ -15,14 +15,14 @@ from rich.console import Console
 from sam_optax import analysis
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.finished import Network, dataset_losses, open_run
+from sam_optax.experiments.finished import Losses, Network, open_runs
 from sam_optax.experiments.options.declare import COUNT, check, declared, option
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import number, versions
 from sam_optax.experiments.reporting.table import ruled
 from sam_optax.experiments.reporting.words import counted, data_name, named, plain
-from sam_optax.experiments.training.task import noisy_labels, values
+from sam_optax.experiments.training.task import values
 
 BOOTSTRAPS = 400
 MEASURES: dict[str, tuple[Any, float, tuple[float, ...]]] = {
@@ -64,21 +64,13 @@ class Ranks:
     """JSON file to write all numbers to."""
 
     def __post_init__(self) -> None:
-        if not self.run_dirs:
-            raise UserError("RUN_DIR: none is given; give the directories of --out of runs.")
         check(self)
         output.check_file(self.out)
 
 
 def run(options: Ranks) -> None:
     """Measures the networks, writes the file and prints a table."""
-    runs = [open_run(directory) for directory in options.run_dirs]
-    for directory, opened in zip(options.run_dirs, runs, strict=True):
-        if opened.task.dataset.sha256 != runs[0].task.dataset.sha256:
-            raise UserError(
-                f"{directory}: was trained on other data than {options.run_dirs[0]}; give runs on "
-                "the same data."
-            )
+    runs = open_runs(options.run_dirs)
     networks = [network for opened in runs for network in opened.networks]
     columns = settings(networks)
     found = measure(networks, options.ascent_steps)
@@ -138,23 +130,17 @@ def measure(networks: Sequence[Network], steps: int) -> dict[tuple[str, float], 
     """Gap, training loss and every measure at every radius, (networks,); NaN where diverged."""
     radii = [(name, rho) for name, (*_, radii) in MEASURES.items() for rho in radii]
     found = {key: np.full(len(networks), np.nan) for key in (GAP, LOSS, *radii)}
-    losses: dict[Any, Any] = {}  # equal networks share compiled programs
+    losses = Losses()
     work = {"measuring": (1.0, len(networks))}
     with Progress(Console(stderr=True, highlight=False), work, "ranks:") as progress:
         for i, network in enumerate(networks):
             start, task, variables = time.perf_counter(), network.run.task, network.load()
-            kind = task.model, network.run.results["settings"]["scale"]["value"]
-            if kind not in losses:
-                parts = task.dataset.train, task.dataset.test
-                losses[kind] = [dataset_losses(task, part) for part in parts]
             # Test labels get the same noise as training labels, so that both follow one
             # distribution.
             rng = np.random.default_rng(0)
-            labels = (
-                noisy_labels(task, (network.seed,))[0],
-                corrupt(task.dataset.test.y, task.label_noise, task.dataset.classes, rng),
-            )
-            train, test = (of(y, variables) for of, y in zip(losses[kind], labels, strict=True))
+            noisy = corrupt(task.dataset.test.y, task.label_noise, task.dataset.classes, rng)
+            train = losses(network)(network.labels(), variables)
+            test = losses(network, "test")(noisy, variables)
             found[LOSS][i] = train(variables["params"])
             found[GAP][i] = test(variables["params"]) - found[LOSS][i]
             for name, rho in radii if np.isfinite(found[LOSS][i]) else ():

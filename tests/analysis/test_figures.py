@@ -33,7 +33,7 @@ FIGURES = {
     "lines": lambda: analysis.plot_lines({"a": line(), "b": line()}),
     "planes": lambda: analysis.plot_planes({"a": plane(), "b": plane(5.0)}),
     "spectrum": lambda: analysis.plot_spectrum({"a": density(), "b": density()}),
-    "stability": lambda: analysis.plot_stability(stability()),
+    "stability": lambda: analysis.plot_stability({"a": stability(), "b": stability()}),
     "ranks": lambda: analysis.plot_ranks({"a": [1.0, 2.0, 90.0], "b": [1.0, 3.0, 2.0]}, [1, 2, 3]),
     "regions": analysis.plot_regions,
     "trajectories": lambda: analysis.plot_trajectories(steps=20),
@@ -89,6 +89,11 @@ def test_bands_reach_from_the_smallest_to_the_largest_draw():
     figure = analysis.plot_stability(found)
     band = figure.axes[0].collections[1].get_paths()[0].vertices[:, 1]
     assert band.min() == pytest.approx(float(found.cosine[1].min()), abs=1e-6)
+    figure = analysis.plot_stability({"a": found._replace(cosine=found.cosine / 2), "b": found})
+    assert [axes.get_title() for axes in figure.axes] == ["a", "a", "b", "b"]
+    first, second = (axes.collections[1].get_paths()[0].vertices for axes in figure.axes[::2])
+    assert second[:, 1].min() == pytest.approx(2 * first[:, 1].min(), abs=1e-6)
+    assert figure.axes[0].get_ylim() == figure.axes[2].get_ylim()
 
 
 @pytest.mark.slow

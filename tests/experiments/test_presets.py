@@ -302,7 +302,7 @@ OUT_OF_RANGE = {
     "--clip nan: use a number of at least 0": {"clip": math.nan},
     "--mixup inf: use a number of at least 0": {"mixup": math.inf},
     "--sharpness-rho 0: use a number above 0": {"sharpness_rho": 0.0},
-    "--optimizer x: unknown; use one of sgd, adam, adamw": {"optimizer": "x"},
+    "--optimizer x: unknown; use one of sgd, rmsprop, adam, ad": {"optimizer": "x"},
     "--schedule x: unknown; use one of cosine, con": {"schedule": "x"},
     "--dtype float8: unknown; use one of float32, bfl": {"dtype": "float8"},
     "--preset x: unknown; use one of asam-cifar10, ": {"preset": "x"},
@@ -480,6 +480,10 @@ BASES = {
     "adam": (
         {"optimizer": "adam", "beta2": 0.98, "weight_decay": 0.3},
         optax.chain(optax.add_decayed_weights(0.3), optax.adam(0.1, b1=0.8, b2=0.98)),
+    ),
+    "rmsprop": (
+        {"optimizer": "rmsprop", "weight_decay": 0.5},
+        optax.chain(optax.add_decayed_weights(0.5), optax.rmsprop(0.1, momentum=0.8)),
     ),
     "sgd": (
         {"optimizer": "sgd", "nesterov": True, "weight_decay": 0.5, "clip": 1.0},

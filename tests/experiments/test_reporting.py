@@ -267,6 +267,8 @@ def test_settings_that_differ_are_with_the_method():
     assert "scaled down (--scale 0.1)" in text
     assert "epochs 8" in rows(text)["sgd"]
     assert "±" not in text.split("last epoch:")[0]
+    text = printed(of_run(sgd, **{**clean, "optimizer": "rmsprop", "momentum": 0.8}))
+    assert "RMSProp: learning rate 0.1 (cosine to 0 after 9 steps of warm-up), momentum 0.8" in text
 
 
 ACCURACIES = {

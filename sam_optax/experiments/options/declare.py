@@ -88,9 +88,14 @@ def flag(name: str) -> str:
 
 
 def check(options: Any) -> None:
-    """Raises :class:`UserError` for a value that is not allowed."""
+    """Raises :class:`UserError` for a value that is not allowed, or where there is none of many."""
     for field in dataclasses.fields(options):
         value, allowed = getattr(options, field.name), field.metadata.get("allowed")
-        if value is not None and allowed is not None and not allowed.has(value):
-            text = f"{value:g}" if isinstance(value, float) else value
-            raise UserError(f"{flag(field.name)} {text}: {allowed.remedy}.")
+        if value is None or allowed is None:
+            continue
+        if value == ():
+            raise UserError(f"{flag(field.name)}: no value is given; give one or several.")
+        for one in value if isinstance(value, tuple) else (value,):
+            if not allowed.has(one):
+                text = f"{one:g}" if isinstance(one, float) else one
+                raise UserError(f"{flag(field.name)} {text}: {allowed.remedy}.")

@@ -90,9 +90,9 @@ class Options:
     m: int | None = setting(None, COUNT, metavar="INT", text="the batch size")
     """Examples that share one perturbation (m-sharpness), a divisor of the batch size."""
     optimizer: str | None = setting(
-        "sgd", one_of(("sgd", "adam", "adamw")), metavar="sgd|adam|adamw"
+        "sgd", one_of(("sgd", "rmsprop", "adam", "adamw")), metavar="sgd|rmsprop|adam|adamw"
     )
-    """The base optimizer: sgd, adam (weight decay added to the gradient) or adamw (decoupled)."""
+    """The base optimizer: sgd, rmsprop, adam (weight decay added to the gradient), or adamw."""
     lr: float | None = setting(0.1, POSITIVE)
     """Learning rate after the warm-up."""
     schedule: str | None = setting(
@@ -102,7 +102,7 @@ class Options:
     warmup_steps: int | None = setting(0, COUNT_OR_ZERO)
     """Warm-up steps, in which the learning rate rises from 0."""
     momentum: float | None = setting(0.9, SHARE)
-    """Momentum of sgd; β₁ of adam and adamw."""
+    """Momentum of sgd and rmsprop; β₁ of adam and adamw."""
     beta2: float | None = setting(0.999, SHARE)
     """β₂ of adam and adamw."""
     nesterov: bool | None = setting(False)

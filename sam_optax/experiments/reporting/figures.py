@@ -2,7 +2,7 @@
 """The figures of a run, as PNG files, drawn only from the contents of ``results.json``."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,12 +51,12 @@ def all_figures(results: Mapping[str, Any]) -> dict[str, bytes]:
 
 def curves(results: Mapping[str, Any]) -> bytes:
     """Test accuracy and training loss after each epoch; bands are ± one deviation."""
-    return over_epochs(results, _CURVES, (10, 4.2))
+    return over_epochs(results["methods"], _CURVES, (10, 4.2), _title(results))
 
 
 def steps(results: Mapping[str, Any]) -> bytes:
     """Diagnostics of a step after each epoch: cosine, gradient norms, rise of the loss."""
-    return over_epochs(results, _STEPS, (10, 6.4))
+    return over_epochs(results["methods"], _STEPS, (10, 6.4), _title(results))
 
 
 def bars(results: Mapping[str, Any]) -> bytes:
@@ -74,7 +74,7 @@ def bars(results: Mapping[str, Any]) -> bytes:
     turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(names) > 5 else {}
     for axes, (key, (label, digits)) in zip(grid, measures.items(), strict=True):
         axes.set_ylabel(label)
-        for i, (method, look) in enumerate(_styled(results)):
+        for i, (method, look) in enumerate(_styled(results["methods"])):
             _bar(axes, i, look, method, key, digits)
         axes.set_xticks(range(len(names)), names, **turned)
         tidy(axes)
@@ -112,13 +112,18 @@ def frontier(results: Mapping[str, Any]) -> bytes:
 
 
 def over_epochs(
-    results: Mapping[str, Any], labels: Mapping[str, str], size: tuple[float, float]
+    methods: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, str],
+    size: tuple[float, float],
+    title: str,
 ) -> bytes:
     """Curves of the seeds of each method, by key, in a grid of two columns."""
     figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(len(labels) // 2, 2).ravel()
-    for axes, (key, label) in zip(grid, labels.items(), strict=True):
-        for i, (method, look) in enumerate(_styled(results)):
+    grid = figure.subplots(-(-len(labels) // 2), 2).ravel()
+    for axes in grid[len(labels) :]:
+        axes.remove()
+    for axes, (key, label) in zip(grid, labels.items(), strict=False):
+        for i, (method, look) in enumerate(_styled(methods)):
             if key in method["seeds"][0]["curves"]:
                 _curve(axes, method, key, look, i)
         axes.set(xlabel="epoch", ylabel=label)
@@ -126,7 +131,7 @@ def over_epochs(
         tidy(axes)
         axes.margins(y=0.1)
     legend(figure, grid[0])
-    return png(figure, _title(results))
+    return png(figure, title)
 
 
 def _curve(axes: Axes, method: Mapping[str, Any], key: str, look: Style, i: int) -> None:
@@ -180,8 +185,7 @@ def _goal(axes: Axes, found: list[Point]) -> None:
         axes.axhline(100 * goal, color="0.5", linestyle="--", linewidth=1, label=label)
 
 
-def _styled(results: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Style]]:
-    methods = results["methods"]
+def _styled(methods: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Style]]:
     return list(zip(methods, styles([m["method"] for m in methods]), strict=True))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
 SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ", "theta": "θ"}
-_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+_OPTIMIZERS = {"sgd": "SGD", "rmsprop": "RMSProp", "adam": "Adam", "adamw": "AdamW"}
 
 
 def printable(text: str) -> str:
@@ -120,10 +120,10 @@ def _extent(results: Mapping[str, Any]) -> str:
 
 def _optimizer(results: Mapping[str, Any]) -> str:
     kind = setting(results, "optimizer", "sgd")
-    sgd = kind == "sgd"
+    adam = kind in ("adam", "adamw")
     momentum = "Nesterov momentum" if setting(results, "nesterov") else "momentum"
-    texts = {"lr": "learning rate", "momentum": momentum if sgd else "β₁"}
-    texts |= {} if sgd else {"beta2": "β₂"}
+    texts = {"lr": "learning rate", "momentum": "β₁" if adam else momentum}
+    texts |= {"beta2": "β₂"} if adam else {}
     texts |= {"weight_decay": "weight decay", "clip": "gradient norm at most"}
     values = {name: setting(results, name) for name in texts}  # None where methods differ
     values["clip"] = values["clip"] or None

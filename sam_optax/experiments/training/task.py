@@ -59,8 +59,13 @@ class Recipe:
             pieces.append(optax.adamw(rate, **betas, weight_decay=self.weight_decay))
         else:
             pieces.append(optax.add_decayed_weights(self.weight_decay))
-            sgd = optax.sgd(rate, momentum=self.momentum or None, nesterov=self.nesterov)
-            pieces.append(sgd if self.optimizer == "sgd" else optax.adam(rate, **betas))
+            momentum = {"momentum": self.momentum or None, "nesterov": self.nesterov}
+            chosen = {
+                "sgd": optax.sgd(rate, **momentum),
+                "rmsprop": optax.rmsprop(rate, **momentum),
+                "adam": optax.adam(rate, **betas),
+            }
+            pieces.append(chosen[self.optimizer])
         return Base(optax.chain(*pieces), rate, groups=self.groups if self.groups > 1 else None)
 
 

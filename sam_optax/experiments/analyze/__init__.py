@@ -1,0 +1,1 @@
+"""The command ``analyze``, which measures the networks of finished runs."""
