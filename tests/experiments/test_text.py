@@ -77,7 +77,8 @@ def test_without_a_path_it_is_the_text_of_help():
 
 
 def test_labels_of_a_pair_are_its_target(tmp_path):
-    (tmp_path / "a.tsv").write_text('ab\txyz\n"\tü\n')  # a quote is a character like others
+    # A mark of the byte order and empty lines are left out; a quote is a character like others.
+    (tmp_path / "a.tsv").write_text('\ufeffab\txyz\n\n"\tü\n\n', encoding="utf-8")
     dataset = load(f"pairs:{tmp_path / 'a.tsv'}")
     end, separator = text.END, text.SEPARATOR
     np.testing.assert_array_equal(dataset.train.x, [[*b"ab", separator, *b"xyz"]])
@@ -96,8 +97,12 @@ def test_longer_pairs_are_left_out_and_told(pairs, translated):
 WRONG = {
     "nowhere": ("text:nowhere", b"", "nowhere: cannot be read .no such file"),
     "bytes": ("text:FILE", b"\xff" * 500, "FILE: is not UTF-8"),
-    "short": ("text:FILE", b"a" * 100, "FILE: it has 1 examples of 64 bytes; use a longer"),
-    "empty": ("pairs:FILE", b"", "FILE: it has 0 examples"),
+    "short": (
+        "text:FILE",
+        b"a" * 100,
+        "FILE: it has 1 examples of 64 bytes; use a longer.*smaller --length",
+    ),
+    "empty": ("pairs:FILE", b"", "FILE: it has 0 examples .*larger --length"),
     "columns": ("pairs:FILE", b"a\tb\nc\n", "FILE: line 2 has 1 columns; use two"),
     "no target": ("pairs:FILE", b"a\t\n", "FILE: line 1 has 2 columns, one empty; use two"),
     "no path": ("pairs:", b"", "pairs:: unknown data set"),

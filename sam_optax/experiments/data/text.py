@@ -1,7 +1,5 @@
 """Text as bytes: parts of a text, or pairs of a text and its translation."""
 
-import csv
-import io
 import os
 
 import numpy as np
@@ -28,7 +26,11 @@ def load(kind: str, path: str, length: int | None) -> Raw:
         content = _read(path)
         x, y, notes = (_text if kind == "text" else _pairs)(content, length)
         if len(x) < 2:
-            raise UserError(f"it has {len(x)} examples of {x.shape[1]} bytes; use a longer file.")
+            other = "smaller" if kind == "text" else "larger"
+            raise UserError(
+                f"it has {len(x)} examples of {x.shape[1]} bytes; use a longer file, or a {other} "
+                "--length."
+            )
     except UserError as error:
         raise UserError(f"--dataset {kind}{':' if path else ''}{path}: {error}") from error
     n = len(x) - max(1, len(x) // 10)
@@ -47,7 +49,7 @@ def _read(path: str) -> str:
 
         return "\n".join(topics.values())
     try:
-        with open(os.path.expanduser(path), encoding="utf-8") as file:
+        with open(os.path.expanduser(path), encoding="utf-8-sig") as file:
             return file.read()
     except OSError as error:
         raise UserError(f"cannot be read ({(error.strerror or str(error)).lower()}).") from error
@@ -65,8 +67,10 @@ def _text(content: str, length: int | None) -> tuple[np.ndarray, np.ndarray, lis
 
 def _pairs(content: str, length: int | None) -> tuple[np.ndarray, np.ndarray, list[str]]:
     found = []
-    rows = csv.reader(io.StringIO(content), csv.excel_tab, quoting=csv.QUOTE_NONE)
-    for number, row in enumerate(rows, 1):
+    for number, line in enumerate(content.split("\n"), 1):
+        row = line.split("\t")
+        if not line.strip():
+            continue
         if len(row) != 2 or not all(row):
             raise UserError(
                 f"line {number} has {len(row)} columns{', one empty' * (len(row) == 2)}; use two, "

@@ -86,7 +86,7 @@ def frontier(results: Mapping[str, Any]) -> bytes:
     """Test accuracy against step cost, and against the radius."""
     found = [p for p in points(results) if not math.isnan(p.accuracy)]
     swept = not words.setting(results, "tune")  # else tune.png shows the radii
-    figure = Figure(figsize=(11 if swept else 6, 5), layout="constrained")
+    figure = Figure(figsize=(11 if swept else 9, 5), layout="constrained")
     cost, *radii = figure.subplots(1, 1 + swept, sharey=True, squeeze=False)[0]
     for name in dict.fromkeys(p.method for p in found):
         mine = [p for p in found if p.method == name]
@@ -96,7 +96,8 @@ def frontier(results: Mapping[str, Any]) -> bytes:
         _over_cost(cost, [best], **look, label=name, markersize=9)
     _goal(cost, found)
     cost.set(xlabel="time of a training step, relative to SGD", ylabel="test accuracy (%)")
-    cost.set_title("each method at its best radius, paler at the others", fontsize="medium")
+    which = "its best radius, paler at the others" if swept else "the radius that --tune chose"
+    cost.set_title(f"each method at {which}", fontsize="medium")
     for radius in radii:
         sweep.over(radius, results, "rho")
         radius.set_title("how much the radius matters", fontsize="medium")

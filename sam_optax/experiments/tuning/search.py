@@ -36,8 +36,8 @@ _FAR = 2**30
 def held_out(task: Task) -> Task:
     """The task of the search: a fifth of the training examples, class by class, are its test.
 
-    (Of text it is the last fifth.) Their labels are as noisy as those of training: nobody with
-    wrong labels has clean ones.
+    (Of text it is the last fifth; where a class has one example, any fifth.) Their labels are as
+    noisy as those of training: nobody with wrong labels has clean ones.
 
     Raises:
       UserError: the examples stay on disk, or are too few.
@@ -50,11 +50,9 @@ def held_out(task: Task) -> Task:
         )
     try:
         train, rest, *_ = (_last_fifth if dataset.text else hold_out)(dataset.train)
-    except ValueError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise UserError(
-            f"--tune: cannot hold out a fifth of the training examples ({reason}); leave it out."
-        ) from error
+    except ValueError:  # a class has one example
+        order = np.random.default_rng(0).permutation(len(dataset.train.y))
+        train, rest = _last_fifth(dataset.train.some(order))
     batch = max(entry.recipe.batch_size for entry in task.entries.values())
     if batch > len(train.y):
         raise UserError(
@@ -197,10 +195,15 @@ def settled(description: Mapping[str, Any], found: Mapping[str, Any]) -> dict[st
 
 
 def notes(found: Mapping[str, Any]) -> list[str]:
-    """Where the best value is the last that was tried."""
+    """Where the best value is the last that was tried, or none is good."""
     lines = []
     for name, of in found.items():
-        if of["at_bound"]:
+        if all(found["broken_down"] for found in of["trials"]):
+            lines.append(
+                f"{name}: training breaks down at every value that --tune tries; use a smaller "
+                "--lr, or more epochs."
+            )
+        elif of["at_bound"]:
             pairs = zip(of["around"], of["chosen"].values(), strict=True)
             given = " ".join(f"{flag(option)} {plain(value)}" for option, value in pairs)
             lines.append(
