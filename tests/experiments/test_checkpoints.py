@@ -544,7 +544,6 @@ def moments(out):
     return [
         (reaches(int(rng.integers(2, EPOCHS // 2 - 2))), rng.uniform(0, 0.02), None),
         (never, 0, ("open", "commit_success", int(rng.integers(1, 9)))),
-        (reaches(EPOCHS // 2), rng.uniform(0, 0.02), None),
         (never, 0, ("open", "results.csv", 1)),
     ]
 
