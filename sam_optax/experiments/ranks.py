@@ -37,7 +37,7 @@ GAP, LOSS = ("gap", 0.0), ("training loss", 0.0)
 LEGEND = """
 gap: test loss minus training loss, with as many wrong test labels as training labels
 τ: Kendall's, with the middle 95 % of bootstraps over settings; then the granulated coefficient
-of each setting in which the networks differ, and Ψ, their mean
+of each setting in which networks differ alone, and Ψ, their mean
 adaptive sharpness: element-wise, η = 0, biases not normalized (not invariant to every rescaling
 of networks that have hidden ones)
 adaptive − sharpness: difference of τ, each at its best ρ"""
@@ -178,8 +178,11 @@ def table(
 
 def interval(
     of_all: np.ndarray, gap: np.ndarray, groups: Sequence[Any], other: np.ndarray | None = None
-) -> list[float]:
-    """95 % bootstrap interval of τ (or of its excess over another measure's) over settings."""
+) -> list[float] | None:
+    """95 % bootstrap interval of τ (or of its excess over another measure's) over settings.
+
+    ``None`` where a draw of too few settings has no τ.
+    """
     rng = np.random.default_rng(0)
     members = [np.flatnonzero([g == group for g in groups]) for group in dict.fromkeys(groups)]
     taus = []
@@ -187,20 +190,22 @@ def interval(
         runs = np.concatenate([members[i] for i in rng.integers(len(members), size=len(members))])
         tau = analysis.kendall_tau(of_all[runs], gap[runs])
         taus.append(tau if other is None else tau - analysis.kendall_tau(other[runs], gap[runs]))
-    return np.quantile(taus, [0.025, 0.975]).tolist()
+    return None if np.isnan(taus).any() else np.quantile(taus, [0.025, 0.975]).tolist()
 
 
 def _print(heading: str, rows: Sequence[Mapping[str, Any]]) -> None:
     shown = ruled()
     shown.add_column("measure")
-    names = [*rows[0]][4:-1]
+    # A setting that never differs alone has no coefficient.
+    names = [n for n in [*rows[0]][4:-1] if any(row[n] is not None for row in rows)]
     for name in ("ρ", "τ", "95 %", *(named(name).replace(" ", "\n") for name in names), "Ψ"):
         shown.add_column(name, justify="right")
     for row in rows:
-        name, rho, tau, (low, high), *rest = row.values()
-        cells = ["–" if x is None else f"{x:.3f}" for x in (tau, *rest)]
-        radius = "–" if rho is None else f"{rho:g}"
-        shown.add_row(name, radius, cells[0], f"{low:.2f} to {high:.2f}", *cells[1:])
+        numbers = (row[name] for name in ("tau", *names, "average"))
+        tau, *rest = ("–" if x is None else f"{x:.3f}" for x in numbers)
+        radius = "–" if row["rho"] is None else f"{row['rho']:g}"
+        range_ = "{:.2f} to {:.2f}".format(*row["interval"]) if row["interval"] else "–"
+        shown.add_row(row["measure"], radius, tau, range_, *rest)
     console = Console(highlight=False, markup=False)
     console.print(heading, soft_wrap=True)
     console.print(shown)

@@ -14,6 +14,7 @@ from flax.traverse_util import unflatten_dict
 
 from sam_optax.__main__ import main
 from sam_optax.experiments.data.dataset import load
+from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.reporting import results
@@ -226,6 +227,11 @@ def test_files_and_networks_that_are_not_there_are_told(capsys, trainer, archive
 
     options = ["train", "--dataset", f"npz:{archive}", "--batch-size", "20"]
     assert "nowhere.npz: cannot be read (no such file" in told("nowhere.npz")
+    assert "--init : is empty; give a name, or leave it out" in told("")
+    neither = "is damaged, or neither the params.npz of a run nor .safetensors; give one of these"
+    assert f"--init {archive}: {neither}" in told(archive)
+    (networks.with_name("a.txt")).write_text("a")
+    assert f"a.txt: {neither}" in told(networks.with_name("a.txt"))
     names = "it has sam rho 0.1/0, sam rho 0.1/7."
     assert f"name one of its networks, as in {networks}:sam rho 0.1/0; {names}" in told(networks)
     assert names in told(f"{networks}:sam/0")
@@ -241,6 +247,26 @@ def test_files_and_networks_that_are_not_there_are_told(capsys, trainer, archive
     preset = ["--preset", "fsam-transfer", "--model", "cnn", "--devices", "1"]
     assert main([*options, *preset]) == 2
     assert "starts from pretrained params; give --init FILE, DeiT-small" in capsys.readouterr().err
+
+
+def test_positions_of_shorter_texts_are_the_first_ones(tmp_path):
+    (tmp_path / "a.txt").write_text("abc" * 70)
+
+    def task(length):
+        data = load(f"text:{tmp_path / 'a.txt'}", length=length)
+        return tasks.make(data, "sgd", model="transformer")
+
+    arrays = initial._arrays(task(8), 256)
+    values = {name: np.random.default_rng(0).random(leaf.shape) for name, leaf in arrays.items()}
+    network = {"sgd": {0: unflatten_dict(values, sep="/")}}
+    (path := tmp_path / "params.npz").write_bytes(results.params_to_npz(network))
+    start, new = initial.load(str(path), task(5))
+    assert not new
+    np.testing.assert_array_equal(start["params/positions"], values["params/positions"][:, :5])
+    with pytest.raises(
+        UserError, match=r"\(1, 8, 128\) .* here; give --length 8, that of the file"
+    ):
+        initial.load(str(path), task(9))
 
 
 @pytest.mark.usefixtures("small")

@@ -162,3 +162,16 @@ def test_interval_of_perfect_agreement():
     assert (low, high) == (pytest.approx(1), pytest.approx(1))
     low, high = ranks.interval(values, values, list(range(12)), -values)
     assert (low, high) == (pytest.approx(2), pytest.approx(2))
+    assert ranks.interval(values[:2], values[:2], [0, 1]) is None  # a draw may be of one network
+
+
+def test_what_is_not_known_is_a_dash(few, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    found = {(name, 0.1): np.array([1.0, 2.0, 3.0]) for name in ranks.MEASURES}
+    columns = {"method": ["sgd", "sam", "asam"], "weight_decay": [2, 1, 1], "seed": [0, 0, 0]}
+    rows = ranks.table(found, np.array([1.0, 3.0, 2.0]), columns)
+    ranks._print("", rows)
+    heading, *printed = capsys.readouterr().out.strip().splitlines()
+    # SGD differs from the others in two settings.
+    assert heading.split() == ["measure", "ρ", "τ", "95", "%", "method", "Ψ"]
+    assert printed[1].split()[-5:] == ["0.1", "0.333", "–", "-1.000", "-1.000"]

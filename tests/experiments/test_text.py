@@ -89,7 +89,8 @@ def test_labels_of_a_pair_are_its_target(tmp_path):
 
 def test_longer_pairs_are_left_out_and_told(pairs, translated):
     shorter = load(f"pairs:{pairs}", length=12)
-    assert shorter.shape == (12,) < translated.shape
+    assert shorter.shape == (10,) < translated.shape  # the longest of those that remain
+    assert load(f"pairs:{pairs}", length=500).shape == translated.shape
     count = [len(d.train.y) + len(d.test.y) for d in (translated, shorter)]
     assert f"{count[0] - count[1]} pairs of more than 12 bytes (--length)" in shorter.notes[0]
 
@@ -221,7 +222,7 @@ def test_compare_trains_on_pairs_and_scores_their_translations(capsys, pairs, tm
     arguments += ["--sam.rho", "0.05", "--label-smoothing", "0.1", "--seeds", "1"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "36 training and 4 test examples, at most" in printed
+    assert "36 training and 4 test examples, at most 21 bytes each" in printed
     assert "Adam: learning rate 0.03 (cosine to 0), β₁ 0.9, β₂ 0.999" in printed
     assert "share of the test bytes; mean" in printed
     assert "BLEU" in printed
@@ -243,6 +244,12 @@ MISTAKES = {
         ["--dataset", "digits", "--length", "9"],
         "--length 9: is for --dataset text and p",
     ),
+    "size": (["--image-size", "9"], "--image-size 9: needs --dataset hf:NAME_OR_PATH, not pairs:"),
+    "nesterov": (
+        ["--nesterov", "True"],
+        "--nesterov True: is for --optimizer sgd and rmsprop, not",
+    ),
+    "beta2": (["--optimizer", "sgd", "--beta2", "0.9"], "--beta2 0.9: is for --optimizer adam and"),
     "bleu": (["--dataset", "text", "--bleu"], "--bleu: needs --dataset pairs:PATH, not text"),
     "preset": (["--preset", "asam-iwslt14", "--devices", "1"], ""),
 }
@@ -253,6 +260,11 @@ def test_what_is_not_for_text_is_told(capsys, trainer, pairs, more, message):
     arguments = ["compare", "--dataset", f"pairs:{pairs}", "--batch-size", "9", *more]
     assert main(arguments) == (2 if message else 0)
     assert capsys.readouterr().err.startswith(f"sam_optax: {message}" if message else "Not printed")
+
+
+def test_the_table_tells_the_bytes_of_an_example(capsys, trainer):
+    assert main(["train", "--dataset", "text", "--length", "99"]) == 0
+    assert "test examples, 99 bytes each" in capsys.readouterr().out
 
 
 def test_bleu_without_its_library_says_what_to_install(capsys, trainer, pairs, monkeypatch):

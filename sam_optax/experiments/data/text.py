@@ -79,13 +79,14 @@ def _pairs(content: str, length: int | None) -> tuple[np.ndarray, np.ndarray, li
         source, target = (text.encode() for text in row)
         found.append((len(source), [*source, SEPARATOR, *target, END]))
     sizes = [len(tokens) - 1 for _, tokens in found]
-    size = length or max(sizes, default=0)
-    kept = [pair for pair, own in zip(found, sizes, strict=True) if own <= size]
+    limit = length or max(sizes, default=0)
+    kept = [pair for pair, own in zip(found, sizes, strict=True) if own <= limit]
+    size = max((own for own in sizes if own <= limit), default=limit)
     x = np.full((len(kept), size), END, np.int32)
     y = np.full((len(kept), size), _NO_LABEL, np.int32)
     for i, (start, tokens) in enumerate(kept):
         x[i, : len(tokens) - 1] = tokens[:-1]
         y[i, start : len(tokens) - 1] = tokens[start + 1 :]
     longer = len(found) - len(kept)
-    note = f"{longer} pairs of more than {size} bytes (--length) are left out."
+    note = f"{longer} pairs of more than {limit} bytes (--length) are left out."
     return x, y, [note] if longer else []

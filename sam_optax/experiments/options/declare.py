@@ -33,6 +33,7 @@ def at_least(least: int) -> Allowed:
     return Allowed(lambda value: least <= value < 2**31, remedy)
 
 
+NOT_EMPTY = Allowed(bool, "is empty; give a name, or leave it out")
 COUNT, COUNT_OR_ZERO = at_least(1), at_least(0)
 POSITIVE = Allowed(lambda value: 0 < value < math.inf, "use a number above 0")
 NOT_NEGATIVE = Allowed(lambda value: 0 <= value < math.inf, "use a number of at least 0")

@@ -26,6 +26,7 @@ _WHERE_GIVEN = (
     *("preset", "frontier", "tune", "image_column", "label_column", "test_split", "length"),
     *("save_every", "bleu", "init"),
 )
+_OF_OPTIMIZERS = {"nesterov": ("sgd", "rmsprop"), "beta2": ("adam", "adamw")}
 _OF_IMAGES = ("label_noise", "crop", "flip", "cutout", "mixup")
 
 
@@ -47,13 +48,25 @@ def describe(
 
     Raises:
       UserError: a batch is larger than the training set, devices cannot share it, a method needs
-        all examples but they stay on disk, or a setting is not for text.
+        all examples but they stay on disk, or an option has no effect on these data.
     """
     spec = dataset.name
     if options.bleu and not spec.startswith("pairs:"):
         raise UserError(f"--bleu: needs --dataset pairs:PATH, not {spec}; leave it out.")
     if options.bleu and importlib.util.find_spec("sacrebleu") is None:
         raise UserError('--bleu: needs sacrebleu; run pip install "sam_optax[text]".')
+    if options.image_size and not spec.startswith("hf:"):
+        raise UserError(
+            f"--image-size {options.image_size}: needs --dataset hf:NAME_OR_PATH, not {spec}; "
+            "leave it out."
+        )
+    optimizers = {row.settings["optimizer"].value for row in resolved.rows.values()}
+    for name, kinds in _OF_OPTIMIZERS.items():
+        if (value := getattr(options, name)) and not optimizers.intersection(kinds):
+            raise UserError(
+                f"{flag(name)} {value}: is for --optimizer {' and '.join(kinds)}, not "
+                f"{' or '.join(sorted(optimizers))}; leave it out."
+            )
     for row in resolved.rows.values():
         if METHODS[row.method].needs_data and not dataset.resident:
             raise UserError(

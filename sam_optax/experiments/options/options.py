@@ -13,6 +13,7 @@ from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.options.declare import (
     COUNT,
     COUNT_OR_ZERO,
+    NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
     SCALE,
@@ -55,11 +56,11 @@ class Options:
         "Python's help()), text:PATH (a UTF-8 file, of which the next byte is learned), or "
         "pairs:PATH (a file of lines source<TAB>target, learned as a translation).",
     )
-    image_column: str | None = option(metavar="NAME")
+    image_column: str | None = option(None, NOT_EMPTY, metavar="NAME")
     """With hf: the column of images."""
-    label_column: str | None = option(metavar="NAME")
+    label_column: str | None = option(None, NOT_EMPTY, metavar="NAME")
     """With hf: the column of labels."""
-    test_split: str | None = option(metavar="NAME")
+    test_split: str | None = option(None, NOT_EMPTY, metavar="NAME")
     """With hf: the split to test on."""
     image_size: int | None = setting(224, COUNT)
     """With hf: side in pixels to resize images to, if their sizes differ."""
@@ -69,6 +70,8 @@ class Options:
         "mlp", one_of(ARCHITECTURES), metavar="NAME", help=f"The network: {_NETWORKS}."
     )
     init: str | None = option(
+        None,
+        NOT_EMPTY,
         metavar="FILE[:METHOD/SEED]",
         help="Start from the params of a file: a network in the params.npz of a run, or a ViT or "
         "DeiT in .safetensors, as timm and Hugging Face name its tensors (needs pip install "
@@ -205,12 +208,8 @@ class Compare(Options):
     )
     tune: Flag = False
     """First choose each radius (of sgd its weight decay) and epoch on held-out examples."""
-    seeds: int = option(
-        5,
-        COUNT,
-        help="Number of runs per method, each with a different initialization, label noise, "
-        "order of examples and R-SAM noise.",
-    )
+    seeds: int = option(5, COUNT)
+    """Number of runs per method, which differ in initialization, label noise, order and draws."""
     seed_offset: int = option(0, COUNT_OR_ZERO)
     """The first seed."""
 

@@ -94,7 +94,8 @@ def heading(results: Mapping[str, Any]) -> list[str]:
     labels = f"{100 * noise:g} % of the training labels are wrong; " if noise else "clean labels; "
     kind = f"{dataset['classes']} classes"
     if dataset.get("text"):
-        labels, kind = "", f"at most {dataset['example_shape'][0]} bytes each"
+        most = "at most " if dataset["name"].startswith("pairs:") else ""
+        labels, kind = "", f"{most}{dataset['example_shape'][0]} bytes each"
     lines = [
         f"{printable(dataset['name'])}: {dataset['train_examples']} training and "
         f"{dataset['test_examples']} test examples, {kind}",

@@ -19,6 +19,7 @@ from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.reporting.results import load_params
 from sam_optax.experiments.training.task import Task
 
+_POSITIONS = "params/positions"
 _ATTENTION = "MultiHeadDotProductAttention_0"
 _NAMES = {  # of timm, and of Hugging Face's ViT and DeiT: ours
     "cls_token embeddings.cls_token": "token",
@@ -70,15 +71,19 @@ def load(spec: str, task: Task) -> tuple[dict[str, np.ndarray], list[str]]:
             theirs = _vision_transformer(path, ours, task)
         else:
             theirs = _of_run(path, network)
+        if task.dataset.text and _POSITIONS in theirs:  # those of shorter texts are the first ones
+            theirs[_POSITIONS] = theirs[_POSITIONS][:, : task.dataset.shape[0]]
         for name in {**ours, **theirs}:
             found, needed = (
                 getattr(of.get(name), "shape", "no such array") for of in (theirs, ours)
             )
             if found != needed and name not in head:
-                size = "examples of the size" if name == "params/positions" else "the --model"
-                raise UserError(
-                    f"{name}: {found} in the file, {needed} here; give {size} that the file is of."
-                )
+                give = "the --model that the file is of"
+                if name == _POSITIONS and len(found) == len(needed) == 3:
+                    give = "examples of the size that the file is of"
+                    if task.dataset.text:
+                        give = f"--length {found[1]}, that of the file, or less"
+                raise UserError(f"{name}: {found} in the file, {needed} here; give {give}.")
     except UserError as error:
         raise UserError(f"--init {spec}: {error}") from error
     kept = {name: leaf for name, leaf in theirs.items() if leaf.shape == ours[name].shape}
@@ -112,9 +117,15 @@ def _arrays(task: Task, classes: int) -> dict[str, Any]:
 
 def _of_run(path: Path, network: str) -> dict[str, np.ndarray]:
     """A network of a ``params.npz``, which may be the only one."""
+    try:
+        loaded = load_params(path)
+    except UserError as error:
+        raise UserError(
+            "is damaged, or neither the params.npz of a run nor .safetensors; give one of these."
+        ) from error
     networks = {
         f"{method}/{seed}": variables
-        for method, seeds in load_params(path).items()
+        for method, seeds in loaded.items()
         for seed, variables in seeds.items()
     }
     if not network and len(networks) == 1:
