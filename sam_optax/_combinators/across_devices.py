@@ -1,7 +1,6 @@
 """Data-parallel devices: which gradients are averaged, and which one each device perturbs by."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from sam_optax._combinators.gradient_functions import Evaluation, Evaluations, P
 from sam_optax._combinators.perturbed_gradient import Gradients
 from sam_optax._internal import devices, trees
 from sam_optax._internal.devices import AxisName
-from sam_optax._internal.types import PyTree
+from sam_optax._internal.types import ExtraArgs, PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class Devices:
             first: Pass | None,
             state: optax.OptState,
             params: optax.Params,
-            extra: dict[str, Any],
+            extra: ExtraArgs,
         ) -> Gradients:
             own = {"norm_axis_name": self.norm_axis_name, "state_axis_name": self.own_axis}
             found = perturbed(
@@ -94,7 +93,7 @@ def one_each(
     own = trees.map_inexact(lambda p, q: jnp.where(first, p, q), point, ahead)
     grads = evaluate(own).grads
 
-    def of(mine: jax.Array) -> Any:
+    def of(mine: jax.Array) -> jax.Array:
         return trees.map_inexact(
             lambda g: lax.psum(jnp.where(mine, g, jnp.zeros_like(g)), axis_name), grads
         )

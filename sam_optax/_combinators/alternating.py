@@ -1,7 +1,7 @@
 """The combinator for loops that cannot pass ``grad_fn``: one gradient per call, two per step."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import chex
 import jax
@@ -13,7 +13,7 @@ from sam_optax._combinators.checks import check_copied, check_grads
 from sam_optax._combinators.skip_nonfinite import all_finite
 from sam_optax._internal import control_flow, extra_args, states, trees
 from sam_optax._internal.hyperparameters import check_transformation
-from sam_optax._internal.types import PyTree
+from sam_optax._internal.types import ExtraArgs, PyTree
 from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
 from sam_optax._schedules.when import GradNormWhen, When, check_when, decide_before, init_when
 
@@ -44,11 +44,15 @@ class AlternatingState(NamedTuple):
     skipped: chex.Array
     phase: chex.Array
     params: optax.Params
-    ascent_grads: Any
+    ascent_grads: optax.Updates
     perturbation_state: optax.OptState
     other_perturbation_state: PyTree
     base_state: optax.OptState
-    when_state: Any
+    when_state: PyTree
+
+
+Moved: TypeAlias = tuple[optax.Updates, AlternatingState]
+"""What the params move by in a call, and the new state."""
 
 
 def alternating(
@@ -144,7 +148,7 @@ def alternating(
         )
 
     def first_point(
-        w: optax.Params, perturbation_state: optax.OptState, when_state: Any, step: chex.Array
+        w: optax.Params, perturbation_state: optax.OptState, when_state: PyTree, step: chex.Array
     ) -> tuple[optax.Params, chex.Array]:
         """Where a training step takes its first gradient, and the phase of that gradient."""
 
@@ -195,13 +199,13 @@ def alternating(
             extra_of_step = {"training_step": step, **extra}
             return perturbed_params(method, w, grads, state.perturbation_state, None, extra_of_step)
 
-        def to(point: optax.Params, new_state: AlternatingState) -> Any:
+        def to(point: optax.Params, new_state: AlternatingState) -> Moved:
             return trees.displacement(updates, params, point), new_state
 
         def unless_nonfinite(
-            tree: PyTree, proceed: Callable[[], Any], back: AlternatingState
-        ) -> PyTree:
-            def skip() -> Any:
+            tree: PyTree, proceed: Callable[[], Moved], back: AlternatingState
+        ) -> Moved:
+            def skip() -> Moved:
                 point, phase = first_point(w, back.perturbation_state, state.when_state, step + 1)
                 skipped = optax.safe_increment(state.skipped)
                 return to(point, back._replace(skipped=skipped, phase=phase))
@@ -210,7 +214,7 @@ def alternating(
                 return proceed()
             return control_flow.cond(all_finite(tree), proceed, skip)
 
-        def ascend() -> Any:
+        def ascend() -> Moved:
             point, perturbation_state = perturb(updates)
             changes = {"phase": jnp.asarray(_SHARP, jnp.int32)}
             if keep_ascent_grads:
@@ -222,8 +226,8 @@ def alternating(
 
         def descend(
             ascent_grads: optax.Updates, perturbation_state: optax.OptState, perturbed: bool
-        ) -> Any:
-            added: dict[str, Any] = {"perturbed": perturbed}
+        ) -> Moved:
+            added: ExtraArgs = {"perturbed": perturbed}
             if keep_ascent_grads:
                 added["ascent_grads"] = ascent_grads
             base_updates, base_state = base.update(
@@ -242,7 +246,7 @@ def alternating(
             )
             return to(point, new_state)
 
-        def single_pass() -> Any:
+        def single_pass() -> Moved:
             """Ascent and descent with the gradient at the start."""
             _, perturbation_state = perturb(updates)
             return unless_nonfinite(
@@ -251,7 +255,7 @@ def alternating(
                 state,
             )
 
-        def sharp() -> Any:
+        def sharp() -> Moved:
             # The two states of the perturbation are swapped, so that they never share a buffer.
             undone = state._replace(
                 perturbation_state=state.other_perturbation_state,
@@ -262,12 +266,12 @@ def alternating(
                 updates, lambda: descend(ascent_grads, state.perturbation_state, True), undone
             )
 
-        def plain() -> Any:
+        def plain() -> Moved:
             return unless_nonfinite(
                 updates, lambda: descend(updates, state.perturbation_state, False), state
             )
 
-        def move_to_start() -> Any:
+        def move_to_start() -> Moved:
             point, phase = first_point(w, state.perturbation_state, state.when_state, step)
             return to(point, state._replace(phase=phase))
 

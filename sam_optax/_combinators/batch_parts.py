@@ -9,6 +9,7 @@ import optax
 from sam_optax._combinators.gradient_functions import Evaluation, Evaluations, Pass
 from sam_optax._combinators.perturbed_gradient import Gradients
 from sam_optax._internal import control_flow, devices
+from sam_optax._internal.types import ExtraArgs
 
 Perturbed = Callable[..., Gradients]
 """``(loss, first, state, params, extra) -> Gradients``."""
@@ -38,7 +39,7 @@ def over_parts(
         first: Pass | None,
         state: optax.OptState,
         params: optax.Params,
-        extra: dict[str, Any],
+        extra: ExtraArgs,
     ) -> Gradients:
         if parts == 1 and not groups:
             return one_part(loss, first, state, params, extra)

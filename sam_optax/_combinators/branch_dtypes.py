@@ -4,11 +4,10 @@ The caller's gradient may be wider or narrower than the result of ``grad_fn``. S
 from a separate ``ascent_grad_fn``, or at perturbed params of another dtype.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from sam_optax._combinators.gradient_functions import Evaluation
 from sam_optax._internal import control_flow, trees
@@ -18,7 +17,7 @@ def in_dtypes_of_sharp(
     grads: optax.Updates,
     sharp: Evaluation,
     params: optax.Params,
-    perturb_dtype: Any | None,
+    perturb_dtype: DTypeLike | None,
     groups: int | None,
 ) -> optax.Updates:
     """The gradient of a step that does not perturb, in the dtypes of the sharp gradient."""
@@ -37,7 +36,7 @@ def in_dtypes_of_plain_step(
     ascent: optax.Updates,
     sharp: optax.Updates,
     params: optax.Params,
-    perturb_dtype: Any | None,
+    perturb_dtype: DTypeLike | None,
     *,
     at_params: bool,
     ascent_given: bool,

@@ -1,7 +1,5 @@
 """Argument checks of the combinators and their steps, with errors that name the remedy."""
 
-from typing import Any
-
 import jax
 import optax
 
@@ -9,6 +7,7 @@ from sam_optax._combinators.first_pass import FirstPassState
 from sam_optax._internal import slips, states, tree_checks
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.hyperparameters import check_integer
+from sam_optax._internal.types import Function
 from sam_optax._perturbations.perturbation import Perturbation
 from sam_optax._schedules.when import GradNormWhen, When, check_when
 
@@ -93,9 +92,9 @@ def check_state(state: optax.OptState, expected: type) -> None:
 def check_functions(
     method: Perturbation,
     when: When | None,
-    updates: Any,
-    value_and_grad_fn: Any,
-    ascent_grad_fn: Any,
+    updates: optax.Updates | None,
+    value_and_grad_fn: Function | None,
+    ascent_grad_fn: Function | None,
 ) -> None:
     """Raises for gradient functions that do not match the perturbation or the given gradient."""
     if value_and_grad_fn is not None and updates is not None and not method.has_start:

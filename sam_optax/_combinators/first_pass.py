@@ -1,9 +1,11 @@
 """Returns the loss and auxiliary output of a step's first pass through the optimizer's state."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import optax
+
+from sam_optax._internal.types import LossAndAux, PyTree
 
 
 class FirstPassState(NamedTuple):
@@ -18,10 +20,10 @@ class FirstPassState(NamedTuple):
     """
 
     state: optax.OptState
-    value: tuple[Any, Any]
+    value: LossAndAux
 
 
-def pop_first_pass(opt_state: optax.OptState) -> tuple[optax.OptState, tuple[Any, Any]]:
+def pop_first_pass(opt_state: optax.OptState) -> tuple[optax.OptState, LossAndAux]:
     """Separates the loss and auxiliary output of the first pass from the new optimizer state.
 
     Args:
@@ -49,7 +51,7 @@ def pop_first_pass(opt_state: optax.OptState) -> tuple[optax.OptState, tuple[Any
       True
     """
 
-    def is_first_pass(node: Any) -> bool:
+    def is_first_pass(node: PyTree) -> bool:
         return isinstance(node, FirstPassState)
 
     nodes, structure = jax.tree.flatten(opt_state, is_leaf=is_first_pass)

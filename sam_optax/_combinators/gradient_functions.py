@@ -2,18 +2,20 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, NoReturn, TypeAlias
 
+import chex
 import jax
 import optax
 
 from sam_optax._internal import control_flow, slips, tree_checks, trees
+from sam_optax._internal.types import ExtraArgs, LossAndAux, PyTree
 
 GradFn: TypeAlias = Callable[..., optax.Updates]
 """``params -> grads``; with groups of the batch, ``(params, index) -> grads``."""
 
-ValueAndGradFn: TypeAlias = Callable[..., tuple[tuple[Any, Any], optax.Updates]]
+ValueAndGradFn: TypeAlias = Callable[..., tuple[LossAndAux, optax.Updates]]
 """What ``jax.value_and_grad(loss_fn, has_aux=True)`` returns."""
 
 
@@ -25,7 +27,7 @@ class Pass(NamedTuple):
       grads: the gradient.
     """
 
-    value: tuple[Any, Any] | None
+    value: LossAndAux | None
     grads: optax.Updates
 
 
@@ -52,7 +54,7 @@ def evaluations(
     grad_fn: GradFn | None,
     value_and_grad_fn: ValueAndGradFn | None,
     ascent_grad_fn: GradFn | None,
-    extra: Mapping[str, Any],
+    extra: ExtraArgs,
     once: bool,
 ) -> Evaluations:
     """The caller's functions in one form, each traced once per step.
@@ -88,13 +90,13 @@ def evaluations(
 def _explaining_masks(evaluate: Evaluation, params: optax.Params) -> Evaluation:
     """The evaluation, with an error that explains why the loss fails on a part of the params."""
 
-    def is_masked(node: Any) -> bool:
+    def is_masked(node: PyTree) -> bool:
         return isinstance(node, optax.MaskedNode)
 
     if not any(is_masked(node) for node in jax.tree.leaves(params, is_leaf=is_masked)):
         return evaluate
 
-    def explaining(params: optax.Params, *group: Any) -> Pass:
+    def explaining(params: optax.Params, *group: chex.Numeric) -> Pass:
         try:
             return evaluate(params, *group)
         except Exception as error:
@@ -110,7 +112,7 @@ def _explaining_masks(evaluate: Evaluation, params: optax.Params) -> Evaluation:
     return explaining
 
 
-def _missing(grad_fn: Any) -> Any:
+def _missing(grad_fn: object) -> NoReturn:
     raise ValueError(
         "sharpness_aware needs a gradient function: call update(grads, state, params, "
         "grad_fn=grad_fn), where grad_fn(params) returns the gradient on this step's batch, "
@@ -127,7 +129,7 @@ def _of_grad(name: str, grad_fn: GradFn) -> Evaluation:
             f"{name} must be a function of the params that returns a gradient, got {grad_fn!r}."
         )
 
-    def evaluate(params: optax.Params, *group: Any) -> Pass:
+    def evaluate(params: optax.Params, *group: chex.Numeric) -> Pass:
         with _hint_at_flatten(params):
             grads = slips.checked_gradient(grad_fn, params, name)(params, *group)
         tree_checks.require_gradient(f"what {name} returns", grads, params)
@@ -143,7 +145,7 @@ def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
             f"has_aux=True), got {value_and_grad_fn!r}."
         )
 
-    def evaluate(params: optax.Params, *group: Any) -> Pass:
+    def evaluate(params: optax.Params, *group: chex.Numeric) -> Pass:
         with _hint_at_flatten(params):
             value, grads = value_and_grad_fn(params, *group)
         if not (isinstance(value, tuple) and len(value) == 2):
@@ -179,7 +181,7 @@ def _hint_at_flatten(params: optax.Params) -> Iterator[None]:
         raise
 
 
-def _gradient_of_loss(extra: Mapping[str, Any]) -> GradFn | None:
+def _gradient_of_loss(extra: ExtraArgs) -> GradFn | None:
     """The gradient of the loss that a training loop passes as ``value_fn`` or ``obj_fn``.
 
     ``value_fn`` is optax's name for it, ``obj_fn`` Levanter's. As in optax, further arguments of

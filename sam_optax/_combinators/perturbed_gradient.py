@@ -6,14 +6,17 @@ are skipped in ``sharpness_aware``.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import optax
+from jax.typing import DTypeLike
 
 from sam_optax._combinators import step_info
 from sam_optax._combinators.branch_dtypes import in_dtypes_of_plain_step
 from sam_optax._combinators.gradient_functions import Evaluations, Pass
 from sam_optax._internal import control_flow, trees
+from sam_optax._internal.types import ExtraArgs, LossAndAux
 from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
 
 
@@ -28,7 +31,7 @@ class Gradients(NamedTuple):
       climb: the diagnostics for ``info=True``, else ``None``.
     """
 
-    value: tuple[Any, Any] | None
+    value: LossAndAux | None
     ascent: optax.Updates
     sharp: optax.Updates
     perturbation_state: optax.OptState
@@ -41,7 +44,7 @@ class PerturbedGradient:
 
     method: Perturbation
     ascent_steps: int
-    perturb_dtype: Any | None
+    perturb_dtype: DTypeLike | None
     info: bool
 
     def __call__(
@@ -50,7 +53,7 @@ class PerturbedGradient:
         first: Pass | None,
         state: optax.OptState,
         params: optax.Params,
-        extra: dict[str, Any],
+        extra: ExtraArgs,
     ) -> Gradients:
         """Evaluates the ascent gradient g and the sharp gradient g_s.
 
@@ -60,7 +63,9 @@ class PerturbedGradient:
         """
         g = loss.ascent(self._start(params, state, extra)) if first is None else first
 
-        def ascend_again(reached: tuple[optax.Params, Any]) -> tuple[optax.Params, Any]:
+        def ascend_again(
+            reached: tuple[optax.Params, optax.OptState],
+        ) -> tuple[optax.Params, optax.OptState]:
             grads = loss.ascent(self._start(*reached, extra)).grads
             return self._perturb(*reached, grads, extra)
 
@@ -91,9 +96,7 @@ class PerturbedGradient:
             return self.method.samples == 1
         return given and self.ascent_steps == 1 and not self.method.has_start
 
-    def _start(
-        self, point: optax.Params, state: optax.OptState, extra: dict[str, Any]
-    ) -> optax.Params:
+    def _start(self, point: optax.Params, state: optax.OptState, extra: ExtraArgs) -> optax.Params:
         """The params at which the ascent gradient is evaluated."""
         if not self.method.has_start:
             return point
@@ -109,12 +112,12 @@ class PerturbedGradient:
         point: optax.Params,
         state: optax.OptState,
         grads: optax.Updates,
-        extra: dict[str, Any],
+        extra: ExtraArgs,
     ) -> tuple[optax.Params, optax.OptState]:
         """``point + ε`` and the new state of the perturbation."""
         return perturbed_params(self.method, point, grads, state, self.perturb_dtype, extra)
 
-    def _losses(self, loss: Evaluations, g: Pass, g_s: Pass) -> tuple[Any, Any] | None:
+    def _losses(self, loss: Evaluations, g: Pass, g_s: Pass) -> tuple[jax.Array, jax.Array] | None:
         """L(w) and L(w̃), if the step has evaluated both."""
         if loss.ascent_given or self.method.has_start or g.value is None or g_s.value is None:
             return None

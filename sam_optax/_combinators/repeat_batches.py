@@ -2,8 +2,9 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -120,7 +121,7 @@ def _progress(state: optax.OptState, before: _Progress | None = None) -> _Progre
     return now
 
 
-def _value(scalar: Any) -> int:
+def _value(scalar: chex.Numeric) -> int:
     """The value of a scalar, which may be held in a Variable or replicated over devices."""
     (leaf,) = jax.tree.leaves(scalar)
     values = np.unique(np.asarray(leaf))

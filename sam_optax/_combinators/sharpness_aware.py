@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from sam_optax._combinators import step_info
 from sam_optax._combinators.across_devices import Devices
@@ -35,6 +36,7 @@ from sam_optax._internal.hyperparameters import (
     check_transformation,
     static_default,
 )
+from sam_optax._internal.types import ExtraArgs, LossAndAux, PyTree
 from sam_optax._perturbations.perturbation import as_perturbation
 from sam_optax._schedules.when import When, decide, init_when
 
@@ -57,7 +59,7 @@ class SharpnessAwareState(NamedTuple):
     skipped: chex.Array
     perturbation_state: optax.OptState
     base_state: optax.OptState
-    when_state: Any
+    when_state: PyTree
     info: StepInfo | None
 
 
@@ -68,7 +70,7 @@ def sharpness_aware(
     ascent_steps: int = static_default(1),
     when: When | None = None,
     skip_nonfinite: bool = False,
-    perturb_dtype: Any | None = None,
+    perturb_dtype: DTypeLike | None = None,
     axis_name: AxisName | None = None,
     sync_perturbation: bool = False,
     norm_axis_name: AxisName | None = None,
@@ -285,11 +287,11 @@ def sharpness_aware(
 
     def base_extra(
         ascent_grads: optax.Updates,
-        perturbed: Any,
+        perturbed: chex.Numeric,
         state: SharpnessAwareState,
-        value: Any,
-        extra: dict[str, Any],
-    ) -> dict[str, Any]:
+        value: LossAndAux | None,
+        extra: ExtraArgs,
+    ) -> ExtraArgs:
         """The extra arguments of the base optimizer: the caller's and those that it asks for."""
         given = {
             "ascent_grads": ascent_grads,

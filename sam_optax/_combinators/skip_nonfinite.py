@@ -1,7 +1,6 @@
 """Skips a step whose gradients are not finite."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import optax
 
 from sam_optax._internal import control_flow, devices, trees, vectors
 from sam_optax._internal.devices import AxisName
-from sam_optax._internal.types import PyTree
+from sam_optax._internal.types import Leaf, PyTree
 
 
 def all_finite(tree: PyTree, axis_name: AxisName | None = None) -> jax.Array:
@@ -27,13 +26,13 @@ def norm_is_finite(tree: PyTree, axis_name: AxisName | None = None) -> jax.Array
 
 def unless_nonfinite(
     finite: jax.Array,
-    descend: Callable[[], tuple[optax.Updates, Any]],
+    descend: Callable[[], tuple[optax.Updates, PyTree]],
     skipped: PyTree,
-) -> tuple[optax.Updates, Any]:
+) -> tuple[optax.Updates, PyTree]:
     """``descend()``, or zero updates and the state ``skipped`` in the dtypes of the new state."""
     descend = control_flow.trace_once(descend, finite)
 
-    def skip() -> tuple[optax.Updates, Any]:
+    def skip() -> tuple[optax.Updates, PyTree]:
         updates, state = jax.eval_shape(descend)
         return (
             jax.tree.map(_no_update, updates),
@@ -43,7 +42,7 @@ def unless_nonfinite(
     return control_flow.cond(finite, descend, skip)
 
 
-def _no_update(shape: Any) -> Any:
+def _no_update(shape: Leaf) -> Leaf:
     """An update that leaves every number unchanged.
 
     −0.0 is the additive identity; adding +0.0 flips the sign of −0.0.

@@ -1,10 +1,11 @@
 """Diagnostics of a run: scalars of the last step, kept in the state on request."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from sam_optax._internal import trees, vectors
@@ -49,7 +50,7 @@ class Climb(NamedTuple):
     loss_known: chex.Array
 
 
-def dtype_of(params: optax.Params) -> Any:
+def dtype_of(params: optax.Params) -> np.dtype:
     """The dtype of all numbers."""
     return vectors.accumulator_dtype(trees.inexact_leaves(params))
 
@@ -72,7 +73,7 @@ def climb(
     params: optax.Params,
     start: optax.Params | None,
     point: optax.Params,
-    losses: tuple[Any, Any] | None,
+    losses: tuple[jax.Array, jax.Array] | None,
     axis_name: AxisName | None,
 ) -> Climb:
     """A step that perturbs from ``params`` to ``point``, with both losses if they are known."""

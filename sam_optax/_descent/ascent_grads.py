@@ -1,17 +1,16 @@
 """The ascent gradient that transformations in the base optimizer receive."""
 
-from typing import Any
-
 import chex
 import jax
 import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import tree_checks
+from sam_optax._internal.types import ExtraArgs
 
 
 def require_ascent_grads(
-    who: str, ascent_grads: optax.Updates | None, updates: optax.Updates, extra: dict[str, Any]
+    who: str, ascent_grads: optax.Updates | None, updates: optax.Updates, extra: ExtraArgs
 ) -> optax.Updates:
     """The ascent gradient passed by ``sharpness_aware``; raises an error if it is missing."""
     if "training_step" in extra:

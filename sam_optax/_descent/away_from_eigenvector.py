@@ -3,6 +3,7 @@
 from typing import Any
 
 import chex
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -85,7 +86,7 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
         along = jnp.abs(vectors.inner(eigenvector, updates, norm_axis_name))
         share = where_perturbed(perturbed, hp.evaluate(alpha, step) * along, 0)
 
-        def corrected(g_s: Leaf, v: Leaf) -> Any:
+        def corrected(g_s: Leaf, v: Leaf) -> jax.Array:
             wide = vectors.times(trees.widen(g_s), scale)
             if v is not None:
                 wide = wide - vectors.times(jnp.asarray(v).astype(wide.dtype), share)

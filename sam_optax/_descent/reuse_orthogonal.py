@@ -94,7 +94,7 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
         g = require_ascent_grads("reuse_orthogonal", ascent_grads, updates, extra)
         step = hp.step_of(state.schedule, None)
 
-        def remember() -> tuple[Any, Any, jax.Array]:
+        def remember() -> tuple[optax.Updates, optax.Updates, jax.Array]:
             rest, norm = vectors.reject(updates, g, norm_axis_name)
             g_v = jax.tree.map(
                 lambda old, new: None if old is None else trees.cast_like(new, old),
@@ -104,7 +104,7 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
             )
             return updates, g_v, norm.astype(state.norm.dtype)
 
-        def reuse() -> tuple[Any, Any, jax.Array]:
+        def reuse() -> tuple[optax.Updates, optax.Updates, jax.Array]:
             share = vectors.norm(updates, norm_axis_name) / jnp.where(state.norm > 0, state.norm, 1)
             share = share * jnp.asarray(hp.evaluate(alpha, step)).astype(share.dtype)
             mixed = vectors.combine(updates, state.g_v, share)

@@ -1,7 +1,7 @@
 """Helpers of gradient functions that choose among examples."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import chex
 import jax
@@ -11,7 +11,7 @@ import optax
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.types import PyTree
 
-LossesFn: TypeAlias = Callable[[optax.Params, Any], chex.Array]
+LossesFn: TypeAlias = Callable[[optax.Params, PyTree], chex.Array]
 """``(params, batch) -> losses``, one per example, of shape (batch,)."""
 
 

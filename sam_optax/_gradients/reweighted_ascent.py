@@ -1,7 +1,6 @@
 """δ-SAM: weights the examples in the ascent gradient."""
 
 from collections.abc import Callable
-from typing import Any
 
 import chex
 import jax
@@ -11,7 +10,7 @@ import optax
 from sam_optax._gradients.examples import LossesFn, gradient
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
-from sam_optax._internal.types import PyTree
+from sam_optax._internal.types import Leaf, PyTree
 
 
 def reweighted_ascent(
@@ -66,7 +65,7 @@ def reweighted_ascent(
         direction = trees.map_inexact(lambda p, z: trees.cast_like(z, p), params, draw)
         inexact, rest = _split(params)
 
-        def losses(leaves: list[Any]) -> chex.Array:
+        def losses(leaves: list[Leaf]) -> chex.Array:
             return losses_fn(_join(leaves, rest, params), batch)
 
         _, slopes = jax.jvp(losses, (inexact,), (_split(direction)[0],))
@@ -85,12 +84,12 @@ def reweighted_ascent(
     return grad_fn
 
 
-def _split(tree: PyTree) -> tuple[list[Any], list[Any]]:
+def _split(tree: PyTree) -> tuple[list[Leaf], list[Leaf]]:
     leaves = jax.tree.leaves(tree)
     return [x for x in leaves if trees.is_inexact(x)], leaves
 
 
-def _join(inexact: list[Any], leaves: list[Any], like: PyTree) -> PyTree:
+def _join(inexact: list[Leaf], leaves: list[Leaf], like: PyTree) -> PyTree:
     moved = iter(inexact)
     merged = [next(moved) if trees.is_inexact(x) else x for x in leaves]
     return jax.tree.unflatten(jax.tree.structure(like), merged)

@@ -3,7 +3,6 @@
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +10,7 @@ import optax
 
 from sam_optax._internal import trees
 from sam_optax._internal.leaf_roles import BiasMask, StackAxes, expand_mask, layer_of
+from sam_optax._internal.types import KeyPath, PyTree
 
 # Whole names: Haiku and hand-written layers (b, b1), Haiku's and Keras' normalization layers.
 _BIAS_NAME = re.compile(r"b(_?\d+)?|offset|beta")
@@ -20,7 +20,7 @@ _BIAS_WORDS = {"bias", "biases"}
 _BOX_NAMES = {"value", "raw_value", "array", "data_array"}
 
 
-def _names(path: tuple[Any, ...]) -> Iterator[str]:
+def _names(path: KeyPath) -> Iterator[str]:
     """The names along a path, last first, without indices; ``"a/b"`` and ``"a.b"`` are split."""
     for entry in reversed(path):
         for attribute in ("key", "name", "idx"):
@@ -32,7 +32,7 @@ def _names(path: tuple[Any, ...]) -> Iterator[str]:
         )
 
 
-def _is_bias(path: tuple[Any, ...]) -> bool:
+def _is_bias(path: KeyPath) -> bool:
     names = list(_names(path))
     while len(names) > 1 and names[0] in _BOX_NAMES:
         names.pop(0)
@@ -41,7 +41,7 @@ def _is_bias(path: tuple[Any, ...]) -> bool:
     return bool(_BIAS_NAME.fullmatch(names[0])) or not _BIAS_WORDS.isdisjoint(names[0].split("_"))
 
 
-def bias_leaves(params: optax.Params) -> Any:
+def bias_leaves(params: optax.Params) -> PyTree:
     """Shows which leaves :func:`asam` treats as biases: one Boolean per leaf, by its name.
 
     The last name on a leaf's path decides. A bias is called
@@ -73,7 +73,7 @@ def bias_leaves(params: optax.Params) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: _is_bias(path), params)
 
 
-def resolve_biases(params: optax.Params, bias_mask: BiasMask | None) -> Any:
+def resolve_biases(params: optax.Params, bias_mask: BiasMask | None) -> PyTree:
     """One Boolean per leaf: whether it is a bias, by the caller's mask or by its name."""
     if bias_mask is not None:
         return expand_mask("bias_mask", bias_mask, params)

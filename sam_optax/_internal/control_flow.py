@@ -1,7 +1,7 @@
 """Control flow that is plain Python outside of tracing, where ``lax`` would compile every step."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import chex
 import jax
@@ -9,17 +9,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from sam_optax._internal import devices, trees
-from sam_optax._internal.types import Leaf, PyTree
+from sam_optax._internal.types import Function, Leaf, PyTree
 
 T = TypeVar("T")
 
 
-def is_traced(*values: Any) -> bool:
+def is_traced(*values: PyTree) -> bool:
     """Whether any leaf is a tracer, so that the caller is being traced."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
-def trace_once(function: Callable[..., Any], params: PyTree) -> Callable[..., Any]:
+def trace_once(function: Function, params: PyTree) -> Function:
     """``function`` for several calls in one step, traced only once.
 
     Under jit, an inner jit shares the trace and is inlined by the compiler. Outside of jit, it
@@ -80,10 +80,10 @@ def mean_of(f: Callable[[chex.Array], T], n: int, params: PyTree) -> T:
     return result
 
 
-def _mean_like(n: int) -> Callable[..., Any]:
+def _mean_like(n: int) -> Function:
     """The mean from a total, with the dtype and weak type of the terms."""
 
-    def mean(total: Leaf, zeros: Leaf, shape: Any) -> Leaf:
+    def mean(total: Leaf, zeros: Leaf, shape: Leaf) -> Leaf:
         if not trees.is_inexact(zeros):
             return total
         # For the default dtypes of Python numbers, so that a Python zero makes a weak type.

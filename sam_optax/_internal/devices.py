@@ -1,6 +1,6 @@
 """Device axes: averages over them, and values that are local to one device."""
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import chex
 import jax
@@ -97,7 +97,7 @@ def check_local(grads: optax.Updates, axis_name: AxisName | None) -> None:
         )
 
 
-def zeros(shape: Any) -> Any:
+def zeros(shape: Leaf) -> jax.Array:
     """Zeros with the shape, dtype, sharding and varying axes of a ``jax.ShapeDtypeStruct``."""
     if shape.dtype == jax.dtypes.float0:
         return trees.zeros_like(shape)

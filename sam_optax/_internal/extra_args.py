@@ -6,12 +6,13 @@ adds are passed only to a transformation some part of which mentions them.
 """
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import optax
 
 from sam_optax._internal.reachable_functions import functions_of, reads_kwargs, words_of
+from sam_optax._internal.types import ExtraArgs, Function
 
 FOR_PERTURBATIONS = (
     "ascent_grads",
@@ -64,7 +65,7 @@ def asked_for(
     return frozenset(names) & found
 
 
-def for_base(added: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def for_base(added: ExtraArgs, given: ExtraArgs) -> ExtraArgs:
     """The extra arguments of a base optimizer: the combinator's and the caller's.
 
     A line search rejects extra arguments that are not arguments of its loss, even if another part
@@ -76,7 +77,7 @@ def for_base(added: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _tolerant(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+def _tolerant(loss_fn: Function) -> Function:
     """A loss whose signature accepts the arguments that the combinators add, and ignores them."""
     signature = inspect.signature(loss_fn)
     added = [name for name in FOR_BASE if name not in signature.parameters]

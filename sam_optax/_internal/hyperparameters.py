@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 
 Hyperparameter: TypeAlias = float | chex.Numeric | Callable[[chex.Numeric], chex.Numeric]
 """A number, a JAX scalar (traced or not) or an optax schedule of the training step."""
@@ -27,7 +28,7 @@ class ScheduleState(NamedTuple):
 
 def check(
     name: str,
-    value: Any,
+    value: object,
     *,
     lower: float,
     upper: float = math.inf,
@@ -73,14 +74,14 @@ def check(
         raise ValueError(f"{name} must be in {left}{lower:g}, {upper:g}{right}, got {value!r}.")
 
 
-def check_number(name: str, value: Any, **interval: Any) -> None:
+def check_number(name: str, value: object, **interval: Any) -> None:
     """Raises unless ``value`` is a static number in the interval that :func:`check` takes."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{name} must be a static number, got {value!r}.")
     check(name, value, schedule=False, **interval)
 
 
-def check_float_dtype(name: str, dtype: Any | None) -> Any | None:
+def check_float_dtype(name: str, dtype: DTypeLike | None) -> np.dtype | None:
     """The canonical dtype, or ``None``; raises unless it is a floating-point dtype."""
     if dtype is None:
         return None
@@ -89,7 +90,7 @@ def check_float_dtype(name: str, dtype: Any | None) -> Any | None:
     return jnp.dtype(dtype)
 
 
-def check_transformation(name: str, value: Any) -> None:
+def check_transformation(name: str, value: object) -> None:
     """Raises unless ``value`` is a gradient transformation."""
     if isinstance(value, optax.MultiSteps):
         raise TypeError(
@@ -103,7 +104,7 @@ def check_transformation(name: str, value: Any) -> None:
         )
 
 
-def check_integer(name: str, value: Any, *, lower: int) -> None:
+def check_integer(name: str, value: object, *, lower: int) -> None:
     """Raises unless ``value`` is a static integer ≥ ``lower``."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(
@@ -145,7 +146,7 @@ def step_of(state: optax.OptState, training_step: chex.Numeric | None) -> chex.N
     return getattr(state, "step", None) if training_step is None else training_step
 
 
-def advance(state: optax.OptState, step: chex.Numeric | None) -> Any:
+def advance(state: optax.OptState, step: chex.Numeric | None) -> optax.OptState:
     """The state after a call for training step ``step``."""
     if isinstance(state, ScheduleState):
         return ScheduleState(step=optax.safe_increment(jnp.asarray(step, jnp.int32)))

@@ -1,6 +1,6 @@
 """Noise for weights, with a scale that follows the norm of each kernel."""
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import chex
 import jax
@@ -19,7 +19,7 @@ NoiseScale: TypeAlias = Literal["relative", "sqrt_norm", "norm", "isotropic"]
 """
 
 
-def check_noise_scale(noise_scale: Any) -> None:
+def check_noise_scale(noise_scale: object) -> None:
     """Raises unless ``noise_scale`` is one of the names."""
     if noise_scale not in get_args(NoiseScale):
         known = ", ".join(repr(name) for name in get_args(NoiseScale))
@@ -28,7 +28,7 @@ def check_noise_scale(noise_scale: Any) -> None:
 
 def expected_squares(
     params: optax.Params, noise_scale: NoiseScale, kernel_axis: AxisOverride, stack_axes: StackAxes
-) -> Any:
+) -> jax.Array:
     """E‖δ_j‖²/γ² of each kernel's noise δ_j, broadcastable to the leaf.
 
     Args:

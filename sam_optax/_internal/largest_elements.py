@@ -5,7 +5,6 @@ over the tree per bit. A sharded tree stays sharded.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import chex
 import jax
@@ -14,10 +13,10 @@ import numpy as np
 from jax import lax
 
 from sam_optax._internal import noise, trees
-from sam_optax._internal.types import PyTree
+from sam_optax._internal.types import Leaf, PyTree
 
 
-def rank(score: Any) -> jax.Array:
+def rank(score: Leaf) -> jax.Array:
     """uint32 with the same order as the score ≥ 0; NaN counts as 0."""
     x = jnp.abs(jnp.asarray(score)).astype(jnp.float32)
     # Non-negative floats have the same order as their bits. (The compiler assumes |x| ≥ 0 for every
@@ -66,7 +65,7 @@ def _threshold(ranks: PyTree, among: PyTree, k: jax.Array) -> jax.Array:
     return _bit_by_bit(at_least, jnp.zeros((), jnp.uint32))
 
 
-def _bit_by_bit(holds: Callable[[Any], PyTree], zeros: PyTree) -> PyTree:
+def _bit_by_bit(holds: Callable[[PyTree], PyTree], zeros: PyTree) -> PyTree:
     """The largest uint32 (or tree of them, each for itself) for which something holds."""
 
     def with_bit(i: chex.Array, found: PyTree) -> PyTree:
@@ -77,7 +76,7 @@ def _bit_by_bit(holds: Callable[[Any], PyTree], zeros: PyTree) -> PyTree:
     return lax.fori_loop(0, 32, with_bit, zeros)
 
 
-def _count(marked: Any) -> jax.Array:
+def _count(marked: PyTree) -> jax.Array:
     leaves = trees.largest_first(jax.tree.leaves(marked))
     return trees.sum_scalars([jnp.sum(leaf, dtype=jnp.uint32) for leaf in leaves], jnp.uint32)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +10,25 @@ import numpy as np
 import optax
 
 from sam_optax._internal import trees, vectors
-from sam_optax._internal.types import Leaf
+from sam_optax._internal.types import KeyPath, Leaf, PyTree
 
-BiasMask: TypeAlias = Any | Callable[[optax.Params], Any]
+BiasMask: TypeAlias = PyTree | Callable[[optax.Params], PyTree]
 """A pytree of booleans (a prefix of the params), or a function of the params returning one."""
 
 Normalization: TypeAlias = Literal["elementwise", "filterwise"]
 """The scale of ASAM's normalization operator: the weight itself, or its convolution filter."""
 
-AxisOverride: TypeAlias = int | Callable[[Any, Any], int | None]
+AxisOverride: TypeAlias = int | Callable[[KeyPath, Leaf], int | None]
 """The axis of the output unit, or a function ``(path, leaf) -> axis | None``."""
 
-StackAxes: TypeAlias = int | Callable[[Any, Any], int]
+StackAxes: TypeAlias = int | Callable[[KeyPath, Leaf], int]
 """The number of leading axes that stack layers, or a function ``(path, leaf) -> number``."""
 
 CONVOLUTION_NDIM = 4
 """Minimum number of axes of a convolution kernel: two spatial, input and output channels."""
 
 
-def expand_mask(name: str, mask: Any, params: optax.Params) -> Any:
+def expand_mask(name: str, mask: BiasMask, params: optax.Params) -> PyTree:
     """A mask (pytree prefix of booleans, or a function of params) as one Boolean per leaf."""
     mask = mask(params) if callable(mask) else mask
     try:
@@ -45,7 +45,7 @@ def expand_mask(name: str, mask: Any, params: optax.Params) -> Any:
         ) from error
 
 
-def _as_bool(value: Any) -> bool:
+def _as_bool(value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(value)
     return bool(value)
@@ -70,7 +70,7 @@ class Units:
         return tuple(i for i in range(self.stacked, ndim) if i != unit)
 
 
-def check_stack_axes(value: Any) -> None:
+def check_stack_axes(value: object) -> None:
     """Raises unless ``value`` is a number of axes or a function."""
     if callable(value):
         return
@@ -81,7 +81,7 @@ def check_stack_axes(value: Any) -> None:
         )
 
 
-def layer_of(stack_axes: StackAxes, path: Any, leaf: Leaf) -> tuple[int, Any]:
+def layer_of(stack_axes: StackAxes, path: KeyPath, leaf: Leaf) -> tuple[int, Leaf]:
     """The number of axes that stack layers, and the leaf of a single layer."""
     stacked = stack_axes(path, leaf) if callable(stack_axes) else stack_axes
     check_stack_axes(stacked)
@@ -98,14 +98,14 @@ def layer_of(stack_axes: StackAxes, path: Any, leaf: Leaf) -> tuple[int, Any]:
 
 def unit_axes(
     params: optax.Params, override: AxisOverride, *, min_ndim: int, stack_axes: StackAxes = 0
-) -> Any:
+) -> PyTree:
     """The :class:`Units` of each leaf.
 
     Leaves with fewer than ``min_ndim`` axes have no axis of units, unless a function says so.
     Axes are counted within a layer, without those that stack layers.
     """
 
-    def units_of(path: Any, leaf: Leaf) -> Units:
+    def units_of(path: KeyPath, leaf: Leaf) -> Units:
         if not trees.is_inexact(leaf):  # None, counters and keys are not normalized
             return Units(0, None)
         stacked, layer = layer_of(stack_axes, path, leaf)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from sam_optax._internal import generator, trees
 from sam_optax._internal.types import Leaf, PyTree
@@ -22,7 +23,7 @@ from sam_optax._internal.types import Leaf, PyTree
 Key: TypeAlias = chex.PRNGKey | int
 """A JAX PRNG key, typed or raw, or an integer seed for ``jax.random.key``."""
 
-Draw: TypeAlias = Callable[[chex.PRNGKey, tuple[int, ...], Any], chex.Array]
+Draw: TypeAlias = Callable[[chex.PRNGKey, tuple[int, ...], DTypeLike], chex.Array]
 """``(key, shape, dtype) -> array`` of independent elements of mean 0 and variance 1."""
 
 # Maximum number of elements of a leaf that shares its draw with others.
@@ -104,7 +105,7 @@ def bits_tree(key: chex.Array, tree: PyTree, one_per_leaf: bool = False) -> PyTr
     return jax.tree.map(draw, tree, is_leaf=trees.is_none)
 
 
-def check_draw(draw: Any) -> None:
+def check_draw(draw: object) -> None:
     """Raises unless ``draw`` is a function or ``None``."""
     if draw is not None and not callable(draw):
         raise TypeError(

@@ -5,16 +5,17 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+
+from sam_optax._internal.types import Function
 
 # Longer containers in a closure are data, not the parts of a transformation.
 _MOST_PARTS = 1000
 
 
-def functions_of(root: Callable[..., Any]) -> Iterator[types.FunctionType | None]:
+def functions_of(root: Function) -> Iterator[types.FunctionType | None]:
     """All functions reachable from a function; ``None`` if it is not a Python function."""
-    todo: list[Any] = [root]
+    todo: list[object] = [root]
     seen: set[int] = set()
     while todo:
         value = todo.pop()
@@ -31,15 +32,15 @@ def functions_of(root: Callable[..., Any]) -> Iterator[types.FunctionType | None
             todo += [value.func, *value.args, *value.keywords.values()]
         elif isinstance(value, (tuple, list, Mapping)) and len(value) <= _MOST_PARTS:
             todo += value.values() if isinstance(value, Mapping) else value
-        elif callable(getattr(value, "__wrapped__", None)):
-            todo.append(value.__wrapped__)
+        elif callable(wrapped := getattr(value, "__wrapped__", None)):
+            todo.append(wrapped)
         elif (call := _call_of(value)) is not None:
             todo += [call, *_attributes(value)]
         elif value is root:
             yield None
 
 
-def _call_of(value: Any) -> Any | None:
+def _call_of(value: object) -> object | None:
     """The method that runs when the object is called, if it is written in Python."""
     for cls in type(value).__mro__:
         if (call := vars(cls).get("__call__")) is not None:
@@ -48,7 +49,7 @@ def _call_of(value: Any) -> Any | None:
     return None
 
 
-def _attributes(instance: Any) -> Iterator[Any]:
+def _attributes(instance: object) -> Iterator[object]:
     """The attributes of an object, in its ``__dict__`` or in slots."""
     yield from getattr(instance, "__dict__", {}).values()
     for cls in type(instance).__mro__:
@@ -58,7 +59,7 @@ def _attributes(instance: Any) -> Iterator[Any]:
                 yield getattr(instance, name)
 
 
-def _held(function: types.FunctionType) -> Iterator[Any]:
+def _held(function: types.FunctionType) -> Iterator[object]:
     """The closure of a function and the defaults of its arguments."""
     for cell in function.__closure__ or ():
         try:

@@ -4,10 +4,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from sam_optax._internal.types import PyTree
+from sam_optax._internal.types import Function, LossAndAux, PyTree
 
 _VALUE_AND_GRAD = (
     "a pair of a value and a gradient, as jax.value_and_grad returns it: use jax.grad, or pass the "
@@ -17,7 +18,7 @@ _VALUE_AND_GRAD = (
 
 def call(
     name: str,
-    function: Callable[..., Any],
+    function: Function,
     *args: Any,
     called: str,
     remedy: str,
@@ -48,7 +49,7 @@ def call(
         raise TypeError(f"{name} is called as {called}, which fails: {reason}. {remedy}") from error
 
 
-def _refusal(function: Any, args: Any, kwargs: Any) -> str | None:
+def _refusal(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """The reason why a signature does not allow a call, or ``None``."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
@@ -76,12 +77,10 @@ def check_gradient(name: str, grads: PyTree, params: PyTree) -> None:
         )
 
 
-def checked_gradient(
-    grad_fn: Callable[..., Any], params: PyTree, name: str = "grad_fn"
-) -> Callable[..., Any]:
+def checked_gradient(grad_fn: Function, params: PyTree, name: str = "grad_fn") -> Function:
     """``grad_fn`` with clear errors if it takes other arguments or returns a pair."""
 
-    def checked(point: PyTree, *group: Any) -> PyTree:
+    def checked(point: PyTree, *group: chex.Numeric) -> PyTree:
         remedy = (
             "It must be a function of the params alone, on this step's batch, such as "
             "jax.grad(lambda params: loss(params, batch))."
@@ -94,12 +93,10 @@ def checked_gradient(
     return checked
 
 
-def checked_loss(
-    loss_fn: Callable[..., Any], has_aux: bool, remedy: str
-) -> Callable[..., tuple[Any, Any]]:
+def checked_loss(loss_fn: Function, has_aux: bool, remedy: str) -> Callable[..., LossAndAux]:
     """``loss_fn`` as a function that returns ``(loss, aux or None)``, with clear errors."""
 
-    def checked(params: PyTree, *group: Any) -> tuple[Any, Any]:
+    def checked(params: PyTree, *group: chex.Numeric) -> LossAndAux:
         called = _written("loss_fn", group)
         value = call("loss_fn", loss_fn, params, *group, called=called, remedy=remedy)
         return loss_and_aux(value, has_aux)
@@ -107,7 +104,7 @@ def checked_loss(
     return checked
 
 
-def loss_and_aux(value: Any, has_aux: bool) -> tuple[Any, Any]:
+def loss_and_aux(value: PyTree, has_aux: bool) -> LossAndAux:
     """The result of a loss function, as a pair.
 
     Raises:
@@ -139,11 +136,11 @@ def _is_pair(tree: PyTree) -> bool:
     return type(tree) in (tuple, list) and len(tree) == 2
 
 
-def _written(name: str, group: tuple[Any, ...]) -> str:
+def _written(name: str, group: tuple[chex.Numeric, ...]) -> str:
     return f"{name}(params, i)" if group else f"{name}(params)"
 
 
-def _described(value: Any) -> str:
+def _described(value: PyTree) -> str:
     if jax.tree_util.all_leaves([value]) and hasattr(value, "shape"):
         return f"an array of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}"

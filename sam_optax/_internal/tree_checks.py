@@ -1,12 +1,10 @@
 """Checks of the caller's trees: whether they are params, and whether they match the params."""
 
-from typing import Any
-
 import jax
 import numpy as np
 
 from sam_optax._internal import trees
-from sam_optax._internal.types import Leaf, PyTree
+from sam_optax._internal.types import KeyPath, Leaf, PyTree
 
 
 def require_arrays(params: PyTree) -> None:
@@ -54,7 +52,7 @@ def require_gradient(name: str, grads: PyTree, params: PyTree) -> None:
         "Differentiate with jax.grad, and not with jax.value_and_grad, whose result is a pair.",
     )
 
-    def require_shape(path: Any, p: Leaf, g: Leaf) -> None:
+    def require_shape(path: KeyPath, p: Leaf, g: Leaf) -> None:
         if hasattr(g, "shape") and hasattr(p, "shape") and g.shape != p.shape:
             raise ValueError(
                 f"{name} must have the shapes of the params, got {g.shape} for the leaf "

@@ -1,16 +1,16 @@
 """Leaf-wise arithmetic that keeps dtypes and leaves non-float leaves unchanged."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
-from sam_optax._internal.types import Leaf, PyTree
+from sam_optax._internal.types import Function, Leaf, PyTree
 
 # Number of scalars that are summed in one kernel.
 _SCALARS = 32
@@ -41,7 +41,7 @@ def all_arrays(tree: PyTree) -> bool:
     return all(is_array(leaf) for leaf in jax.tree.leaves(tree))
 
 
-def map_inexact(f: Callable[..., Any], tree: PyTree, *rest: Any) -> PyTree:
+def map_inexact(f: Function, tree: PyTree, *rest: PyTree) -> PyTree:
     """``jax.tree.map`` over the inexact leaves of ``tree``; other leaves are unchanged.
 
     ``None`` counts as a leaf, so that a tree with ``None`` leaves (``equinox.filter``) matches one
@@ -60,7 +60,7 @@ def inexact_leaves(tree: PyTree) -> list[chex.Array]:
     return [leaf for leaf in jax.tree.leaves(tree) if is_inexact(leaf)]
 
 
-def largest_first(leaves: Iterable[Any]) -> list[Any]:
+def largest_first(leaves: Iterable[Leaf]) -> list[Leaf]:
     """The leaves in order of decreasing size, for sums over all of them.
 
     XLA computes the last few terms of such a sum in one kernel together with the sum. If these
@@ -70,7 +70,7 @@ def largest_first(leaves: Iterable[Any]) -> list[Any]:
     return sorted(leaves, key=jnp.size, reverse=True)
 
 
-def sum_scalars(terms: Sequence[jax.Array], dtype: Any) -> jax.Array:
+def sum_scalars(terms: Sequence[jax.Array], dtype: DTypeLike) -> jax.Array:
     """The sum of scalars of one dtype: in order for at most 32, in groups for more.
 
     XLA for CPUs compiles a sum of scalars to one kernel, in a time that grows with the square of
@@ -123,7 +123,7 @@ def zeros_like(leaf: Leaf) -> Leaf:
     return jnp.zeros_like(leaf)
 
 
-def inexact_zeros(tree: PyTree, dtype: Any | None = None) -> PyTree:
+def inexact_zeros(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
     """Zeros for the inexact leaves, in ``dtype`` or each leaf's own; ``None`` for the others."""
     return jax.tree.map(
         lambda leaf: jnp.zeros_like(leaf, dtype=dtype) if is_inexact(leaf) else None, tree
@@ -137,7 +137,7 @@ def cast_state_like(new: Leaf, old: Leaf) -> Leaf:
     return new
 
 
-def as_dtype_of(leaf: Leaf, other: Any) -> jax.Array:
+def as_dtype_of(leaf: Leaf, other: Leaf) -> jax.Array:
     """The leaf in the dtype of another."""
     return jnp.asarray(leaf).astype(other.dtype)
 
@@ -148,7 +148,7 @@ def same_dtypes(a: PyTree, b: PyTree) -> bool:
     return dtypes[0] == dtypes[1]
 
 
-def as_perturbed(params: PyTree, dtype: Any) -> PyTree:
+def as_perturbed(params: PyTree, dtype: DTypeLike) -> PyTree:
     """The params in the dtype that ``add`` gives perturbed params."""
 
     def cast(p: Leaf) -> jax.Array:
@@ -158,7 +158,7 @@ def as_perturbed(params: PyTree, dtype: Any) -> PyTree:
     return map_inexact(cast, params)
 
 
-def add(params: PyTree, eps: Any, dtype: Any | None = None) -> PyTree:
+def add(params: PyTree, eps: PyTree, dtype: DTypeLike | None = None) -> PyTree:
     """``params + eps`` leaf by leaf, in the dtype of the params (or in ``dtype``).
 
     Non-float leaves of ``params``, and those without an ``eps``, are returned unchanged.

@@ -6,7 +6,7 @@ Sums are taken in float32 or wider, and each leaf is read once. Trees that are s
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -35,7 +35,7 @@ class Norm(NamedTuple):
     value: jax.Array
 
 
-def accumulator_dtype(leaves: Sequence[Any]) -> np.dtype:
+def accumulator_dtype(leaves: Sequence[Leaf]) -> np.dtype:
     """The widest real dtype among the leaves, at least float32."""
     dtype = np.dtype(np.float32)
     for leaf in leaves:
@@ -74,7 +74,7 @@ def root(squares: jax.Array) -> jax.Array:
 
 
 @root.defjvp
-def _root_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
+def _root_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     value = root(*primals)
     slope = jnp.where(value > 0, 0.5 / jnp.where(value > 0, value, 1), 0)
     return value, slope * tangents[0]
@@ -166,7 +166,9 @@ def p_norm(tree: PyTree, p: float) -> jax.Array:
     return largest * total(powers, largest.dtype) ** (1 / p)
 
 
-def inner(a: PyTree, b: PyTree, axis_name: AxisName | None = None, scale: Any = 1.0) -> jax.Array:
+def inner(
+    a: PyTree, b: PyTree, axis_name: AxisName | None = None, scale: chex.Numeric = 1.0
+) -> jax.Array:
     """Re⟨s a, s b⟩, over leaves that neither tree lacks; the scale s prevents overflow."""
 
     def product(x: Leaf, y: Leaf) -> jax.Array:
@@ -177,7 +179,7 @@ def inner(a: PyTree, b: PyTree, axis_name: AxisName | None = None, scale: Any = 
     return total(terms, accumulator_dtype(trees.inexact_leaves(b)), axis_name)
 
 
-def _scaled(x: Leaf, scale: Any) -> jax.Array:
+def _scaled(x: Leaf, scale: chex.Numeric) -> jax.Array:
     wide = trees.widen(x)
     return wide if isinstance(scale, float) else wide * _as(scale, wide)
 
@@ -188,7 +190,7 @@ def _as(factor: chex.Numeric, like: PyTree) -> jax.Array:
 
 def coefficient(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> jax.Array:
     """⟨a, b⟩/‖b‖², which makes ``coefficient * b`` the projection of a on b; 0 for b = 0."""
-    scale: Any = 1.0
+    scale: chex.Numeric = 1.0
     if squares_overflow(b):
         length = norm(b, axis_name)
         scale = jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1), 0)
@@ -208,7 +210,7 @@ def combine(a: PyTree, b: PyTree, c: chex.Numeric) -> PyTree:
     return trees.map_inexact(leaf, a, b)
 
 
-def reject(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> tuple[Any, jax.Array]:
+def reject(a: PyTree, b: PyTree, axis_name: AxisName | None = None) -> tuple[PyTree, jax.Array]:
     """The component of ``a`` orthogonal to ``b``, in float32 or wider, and its norm.
 
     Both are 0 if the component is no larger than the rounding error of ``a``: rounding error must

@@ -1,7 +1,7 @@
 """How the noise of a random start and the gradient there are combined into one direction."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import chex
 import jax
@@ -18,7 +18,7 @@ Weighting: TypeAlias = Literal["normalized", "normalized_gradient", "raw"]
 """
 
 
-def check_weighting(weighting: Any) -> None:
+def check_weighting(weighting: object) -> None:
     """Raises unless ``weighting`` is one of the names."""
     if weighting not in get_args(Weighting):
         known = ", ".join(repr(name) for name in get_args(Weighting))

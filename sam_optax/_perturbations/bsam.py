@@ -9,6 +9,7 @@ import optax
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
+from sam_optax._internal.hyperparameters import ScheduleState
 from sam_optax._internal.types import Leaf, PyTree
 from sam_optax._perturbations.perturbation import Perturbation
 
@@ -26,7 +27,7 @@ class BsamState(NamedTuple):
 
     key: chex.Array
     precision: PyTree
-    schedule: Any
+    schedule: ScheduleState | optax.EmptyState
 
 
 def bsam(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import optax
+from jax.typing import DTypeLike
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
@@ -23,7 +24,7 @@ def fsam(
     *,
     ema_start: EmaStart = "first_gradient",
     subtract: Subtract = "previous",
-    accumulator_dtype: Any | None = None,
+    accumulator_dtype: DTypeLike | None = None,
 ) -> Perturbation:
     r"""Friendly SAM: perturbs along the part of the gradient that is specific to the mini-batch.
 

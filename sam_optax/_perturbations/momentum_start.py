@@ -7,6 +7,7 @@ import optax
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
+from sam_optax._internal.types import ExtraArgs
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 from sam_optax._perturbations.smooth_gradient import average
 
@@ -91,7 +92,7 @@ def momentum_start(
         )
 
     def displacement(
-        params: optax.Params, state: MomentumStartState, extra: dict[str, Any]
+        params: optax.Params, state: MomentumStartState, extra: ExtraArgs
     ) -> tuple[optax.Updates, optax.OptState]:
         return inner.update(
             state.ema, state.inner_state, params, **{**extra, "ascent_grads": state.ema}

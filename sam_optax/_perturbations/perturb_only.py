@@ -7,7 +7,7 @@ import optax
 
 from sam_optax._internal import trees
 from sam_optax._internal.leaf_roles import BiasMask, expand_mask
-from sam_optax._internal.types import Leaf, PyTree
+from sam_optax._internal.types import ExtraArgs, Leaf, PyTree
 from sam_optax._perturbations.perturbation import TREE_EXTRAS, Perturbation, as_perturbation
 
 
@@ -51,7 +51,7 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         chosen = expand_mask("mask", mask, params)
         return jax.tree.map(pick, tree, chosen, is_leaf=trees.is_none)
 
-    def split_extra(extra: dict[str, Any], params: optax.Params) -> dict[str, Any]:
+    def split_extra(extra: ExtraArgs, params: optax.Params) -> ExtraArgs:
         return {
             name: split(value, params) if name in TREE_EXTRAS else value
             for name, value in extra.items()

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
+from jax.typing import DTypeLike
 
 from sam_optax._internal import control_flow, extra_args, states, trees
-from sam_optax._perturbations.start_state import guarded, of_marked
+from sam_optax._internal.types import ExtraArgs
+from sam_optax._perturbations.start_state import StartFn, guarded, of_marked
 
 TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
 """Extra arguments of perturbations that have the structure of the params."""
@@ -23,7 +25,7 @@ class Start(NamedTuple):
       samples: see :class:`Perturbation`.
     """
 
-    fn: Callable[..., optax.Params]
+    fn: StartFn
     single_pass: bool
     samples: int
 
@@ -66,7 +68,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
       [3.06 4.08]
     """
 
-    start_fn: Callable[..., optax.Params]
+    start_fn: StartFn
     perturb_fn: Callable[..., tuple[optax.Params, optax.OptState]]
     has_start: bool
     single_pass: bool
@@ -74,9 +76,9 @@ class Perturbation(optax.GradientTransformationExtraArgs):
 
     def __new__(
         cls,
-        init: Callable[..., Any],
-        update: Callable[..., Any],
-        start_fn: Callable[..., Any] | None = None,
+        init: optax.TransformInitFn,
+        update: optax.TransformUpdateExtraArgsFn,
+        start_fn: StartFn | None = None,
         *,
         single_pass: bool = False,
         samples: int = 1,
@@ -91,9 +93,9 @@ class Perturbation(optax.GradientTransformationExtraArgs):
     def around(
         cls,
         inner: "Perturbation",
-        init: Callable[..., Any],
-        update: Callable[..., Any],
-        start_fn: Callable[..., Any],
+        init: optax.TransformInitFn,
+        update: optax.TransformUpdateExtraArgsFn,
+        start_fn: StartFn,
     ) -> "Perturbation":
         """A perturbation that wraps ``inner``, with a start if ``inner`` has one."""
         if not inner.has_start:
@@ -102,7 +104,10 @@ class Perturbation(optax.GradientTransformationExtraArgs):
 
     @classmethod
     def _made(
-        cls, init: Callable[..., Any], update: Callable[..., Any], start: Start | None
+        cls,
+        init: optax.TransformInitFn,
+        update: optax.TransformUpdateExtraArgsFn,
+        start: Start | None,
     ) -> "Perturbation":
         """A perturbation from functions that are already guarded, with their start."""
         self = super().__new__(cls, init, update)
@@ -138,7 +143,7 @@ def displace(
     grads: optax.Updates,
     state: optax.OptState,
     *,
-    perturb_dtype: Any | None = None,
+    perturb_dtype: DTypeLike | None = None,
     **extra: Any,
 ) -> tuple[optax.Params, optax.OptState]:
     """``params + ε`` and the new state: what ``perturb_fn`` jits."""
@@ -151,8 +156,8 @@ def perturbed_params(
     params: optax.Params,
     grads: optax.Updates,
     state: optax.OptState,
-    perturb_dtype: Any | None,
-    extra: dict[str, Any],
+    perturb_dtype: DTypeLike | None,
+    extra: ExtraArgs,
 ) -> tuple[optax.Params, optax.OptState]:
     """The result of ``perturb_fn``; arguments may include functions and axis names.
 

@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.types import Leaf
@@ -32,8 +33,8 @@ def perturbation_survival(
     grads: optax.Updates,
     state: optax.OptState,
     *,
-    compute_dtype: Any | None = None,
-    perturb_dtype: Any | None = None,
+    compute_dtype: DTypeLike | None = None,
+    perturb_dtype: DTypeLike | None = None,
     **extra: Any,
 ) -> PerturbationSurvival:
     r"""Measures how much of ε survives rounding, in the params that the model computes with.
@@ -93,7 +94,7 @@ def perturbation_survival(
     return PerturbationSurvival(along, length)
 
 
-def _as_computed(leaf: Leaf, compute_dtype: Any | None) -> jax.Array:
+def _as_computed(leaf: Leaf, compute_dtype: DTypeLike | None) -> jax.Array:
     """The leaf rounded to its dtype and to ``compute_dtype``, which the compiler cannot skip."""
     leaf = jnp.asarray(leaf)
     if jnp.iscomplexobj(leaf):

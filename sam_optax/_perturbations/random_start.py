@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import optax
+from jax.typing import DTypeLike
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees, vectors
@@ -133,7 +134,7 @@ def random_start(
 
 def random_start_cast(
     perturbation: optax.GradientTransformation,
-    cast: Callable[[jax.Array, Any], jax.Array],
+    cast: Callable[[jax.Array, DTypeLike], jax.Array],
     *,
     gamma: hp.Hyperparameter,
     lmbda: hp.Hyperparameter,

@@ -7,10 +7,11 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
-from sam_optax._internal.types import Leaf
+from sam_optax._internal.types import Function, Leaf
 from sam_optax._perturbations.perturbation import Perturbation
 
 EmaStart = Literal["first_gradient", "zero", "bias_corrected"]
@@ -39,7 +40,7 @@ def remove_full_gradient(
     *,
     ema_start: EmaStart = "first_gradient",
     subtract: Subtract = "previous",
-    accumulator_dtype: Any | None = None,
+    accumulator_dtype: DTypeLike | None = None,
 ) -> Perturbation:
     r"""Subtracts an estimate of the full gradient: an exponential moving average of past gradients.
 
@@ -97,8 +98,8 @@ def remove_cast(
     lmbda: hp.Hyperparameter,
     ema_start: EmaStart,
     subtract: Subtract,
-    accumulator_dtype: Any | None,
-    cast: Callable[[jax.Array, Any], jax.Array],
+    accumulator_dtype: DTypeLike | None,
+    cast: Callable[[jax.Array, DTypeLike], jax.Array],
 ) -> Perturbation:
     """:func:`remove_full_gradient`; ``cast`` gives the result the dtype of the gradient."""
     hp.check("sigma", sigma, lower=0)
@@ -164,7 +165,7 @@ def remove_cast(
     return Perturbation(init_fn, update_fn, state_type=FullGradientState)
 
 
-def _map_ema(f: Any, updates: optax.Updates, ema: optax.Updates) -> optax.Updates:
+def _map_ema(f: Function, updates: optax.Updates, ema: optax.Updates) -> optax.Updates:
     """The new average; leaves without a gradient keep the old one."""
     return jax.tree.map(
         lambda g, m: f(g, m) if trees.is_inexact(g) else m,

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -70,7 +71,7 @@ def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
         state: SmoothGradientState,
         params: optax.Params | None = None,
         *,
-        training_step: Any = None,
+        training_step: chex.Numeric | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, SmoothGradientState]:
         del params, extra
@@ -82,7 +83,7 @@ def smooth_gradient(theta: hp.Hyperparameter = 0.4) -> Perturbation:
     return Perturbation(init_fn, update_fn, state_type=SmoothGradientState)
 
 
-def average(ema: optax.Updates, grads: optax.Updates, theta: Any) -> optax.Updates:
+def average(ema: optax.Updates, grads: optax.Updates, theta: chex.Numeric) -> optax.Updates:
     """(1 − θ) m + θ g in the dtypes of m; leaves without a gradient keep the old average."""
 
     def leaf(m: Leaf, g: Leaf) -> Leaf:

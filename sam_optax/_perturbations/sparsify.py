@@ -30,7 +30,7 @@ class SparsifyState(NamedTuple):
     """
 
     count: chex.Array
-    mask: Any
+    mask: PyTree
     key: chex.Array
     schedule: hp.ScheduleState | optax.EmptyState
 
@@ -149,7 +149,7 @@ def sparsify(
             # Squares of gradients would leave the range of float32; their means do not.
             return devices.pmean(jnp.sqrt(x) if given else x, state_axis_name)
 
-        def choose() -> Any:
+        def choose() -> PyTree:
             source = fisher if given else grads
             scores = jax.tree.map(score, state.mask, source, is_leaf=trees.is_none)
             ranks = jax.tree.map(largest_elements.rank, scores)

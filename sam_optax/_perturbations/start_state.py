@@ -5,12 +5,15 @@ mark, although it has no ``start_fn``.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import optax
 
 from sam_optax._internal import states
+
+StartFn: TypeAlias = Callable[..., optax.Params]
+"""``(params, state, **extra) -> params``: where the ascent gradient is taken."""
 
 
 class _Marked(NamedTuple):
@@ -40,11 +43,11 @@ class StartState(_Marked):
 
 
 def guarded(
-    init: Callable[..., Any],
-    update: Callable[..., Any],
+    init: optax.TransformInitFn,
+    update: optax.TransformUpdateExtraArgsFn,
     has_start: bool,
     state_type: states.StateType | None,
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+) -> tuple[optax.TransformInitFn, optax.TransformUpdateExtraArgsFn]:
     """``init`` and ``update`` that mark the state if there is a start and check its type."""
 
     def init_fn(params: optax.Params) -> optax.OptState:
@@ -67,14 +70,12 @@ def guarded(
     return init_fn, update_fn
 
 
-def of_marked(
-    start_fn: Callable[..., Any], state_type: states.StateType | None
-) -> Callable[..., Any]:
+def of_marked(start_fn: StartFn, state_type: states.StateType | None) -> StartFn:
     """``start_fn`` for the marked state."""
     return lambda params, state, **extra: start_fn(params, _unmarked(state, state_type), **extra)
 
 
-def _unmarked(state: StartState, state_type: states.StateType | None) -> Any:
+def _unmarked(state: StartState, state_type: states.StateType | None) -> optax.OptState:
     states.require("perturbation_state", state, StartState, state_type)
     return state.state
 

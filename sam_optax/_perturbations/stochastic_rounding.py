@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.typing import DTypeLike
 
 from sam_optax._internal import noise, trees
 from sam_optax._internal.types import Leaf
@@ -94,7 +95,7 @@ def stochastic_rounding(
         leaves, structure = jax.tree.flatten(params, is_leaf=trees.is_none)
         keys = jax.tree.unflatten(structure, list(jax.random.split(now, max(len(leaves), 1))))
 
-        def round_leaf(e: Leaf, w: Leaf, leaf_key: Any) -> Leaf:
+        def round_leaf(e: Leaf, w: Leaf, leaf_key: chex.PRNGKey) -> Leaf:
             w = jnp.asarray(w)
             if jnp.iscomplexobj(w) or not trees.is_inexact(w) or jnp.finfo(w.dtype).bits >= 32:
                 return e
@@ -114,7 +115,7 @@ def stochastic_rounding(
     return Perturbation.around(inner, init_fn, update_fn, start_fn)
 
 
-def _round_at_random(x: jax.Array, dtype: Any, key: chex.PRNGKey) -> jax.Array:
+def _round_at_random(x: jax.Array, dtype: DTypeLike, key: chex.PRNGKey) -> jax.Array:
     """``x`` (float32) rounded at random to one of its neighbours in ``dtype``, unbiased."""
     info = jnp.finfo(dtype)
     bits = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F800000)
@@ -126,7 +127,7 @@ def _round_at_random(x: jax.Array, dtype: Any, key: chex.PRNGKey) -> jax.Array:
     return (below + up.astype(x.dtype)) * 2.0**-info.nmant * power
 
 
-def round_to(x: jax.Array, dtype: Any) -> jax.Array:
+def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """The nearest number of ``dtype``, in the dtype of ``x`` (float32 or wider).
 
     A compiler may drop a pair of casts, but not this operation.

@@ -1,6 +1,6 @@
 """AE-SAM: a step perturbs if its gradient is large compared with previous gradients."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -70,7 +70,7 @@ def above_average(c: hp.Hyperparameter, decay: float = 0.9) -> GradNormWhen:
 
     def decide(
         training_step: chex.Array, state: AboveAverageState, square: jax.Array
-    ) -> tuple[Any, AboveAverageState]:
+    ) -> tuple[chex.Numeric, AboveAverageState]:
         square = square.astype(jnp.float32)
         mean = decay * state.mean + (1 - decay) * square
         variance = decay * state.variance + (1 - decay) * jnp.square(square - mean)

@@ -1,7 +1,7 @@
 """Which steps perturb: functions of the training step for ``sharpness_aware(when=...)``."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import chex
 import jax
@@ -11,6 +11,7 @@ import optax
 from sam_optax._internal import generator, noise
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.hyperparameters import check_integer
+from sam_optax._internal.types import PyTree
 
 
 class RandomWhen(NamedTuple):
@@ -21,8 +22,8 @@ class RandomWhen(NamedTuple):
       decide: ``(training_step, state) -> bool``.
     """
 
-    init: Callable[[], Any]
-    decide: Callable[[chex.Array, Any], chex.Numeric]
+    init: Callable[[], PyTree]
+    decide: Callable[[chex.Array, PyTree], chex.Numeric]
 
 
 class GradNormWhen(NamedTuple):
@@ -34,8 +35,8 @@ class GradNormWhen(NamedTuple):
         gradient at the params.
     """
 
-    init: Callable[[], Any]
-    decide: Callable[[chex.Array, Any, jax.Array], tuple[chex.Numeric, Any]]
+    init: Callable[[], PyTree]
+    decide: Callable[[chex.Array, PyTree, jax.Array], tuple[chex.Numeric, PyTree]]
 
 
 When: TypeAlias = Callable[[chex.Array], chex.Numeric] | RandomWhen | GradNormWhen
@@ -45,7 +46,7 @@ When: TypeAlias = Callable[[chex.Array], chex.Numeric] | RandomWhen | GradNormWh
 _WITH_STATE = (RandomWhen, GradNormWhen)
 
 
-def check_when(when: Any) -> None:
+def check_when(when: object) -> None:
     """Raises unless ``when`` is a :data:`When` or ``None``."""
     if when is not None and not callable(when) and not isinstance(when, _WITH_STATE):
         raise TypeError(
@@ -54,21 +55,24 @@ def check_when(when: Any) -> None:
         )
 
 
-def init_when(when: When | None) -> Any:
+def init_when(when: When | None) -> PyTree:
     """The state of a ``when``."""
     return when.init() if isinstance(when, _WITH_STATE) else optax.EmptyState()
 
 
 def decide(
-    when: When | None, training_step: chex.Array, state: Any, squared_norm: Callable[[], jax.Array]
-) -> tuple[chex.Numeric, Any]:
+    when: When | None,
+    training_step: chex.Array,
+    state: PyTree,
+    squared_norm: Callable[[], jax.Array],
+) -> tuple[chex.Numeric, PyTree]:
     """Whether a training step perturbs, and the new state; always True without a ``when``."""
     if isinstance(when, GradNormWhen):
         return when.decide(training_step, state, squared_norm())
     return decide_before(when, training_step, state), state
 
 
-def decide_before(when: When | None, training_step: chex.Array, state: Any) -> chex.Numeric:
+def decide_before(when: When | None, training_step: chex.Array, state: PyTree) -> chex.Numeric:
     """The same of a ``when`` that does not see the gradient."""
     if when is None:
         return True

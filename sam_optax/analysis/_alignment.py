@@ -8,6 +8,7 @@ import optax
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import vectors
+from sam_optax._internal.types import PyTree
 from sam_optax.analysis._dataset import DatasetLoss
 
 
@@ -88,7 +89,7 @@ def alignment(
 
 
 @jax.jit
-def _parts(loss: DatasetLoss, params: optax.Params, estimate: Any, sigma: Any) -> dict[str, Any]:
+def _parts(loss: DatasetLoss, params: optax.Params, estimate: PyTree, sigma: Any) -> dict[str, Any]:
     _, full = loss.value_and_grad(params)
     direction = vectors.unit(full)
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -37,7 +37,7 @@ class _Point(NamedTuple):
 
     u: Leaf
     loss: jax.Array
-    grad: Any
+    grad: PyTree
     length: jax.Array
 
 
@@ -72,11 +72,11 @@ def maximize(
     def point(u: Leaf) -> Leaf:
         return trees.add(params, scaled(u))
 
-    def evaluate(u: Leaf) -> tuple[jax.Array, Any]:
+    def evaluate(u: Leaf) -> tuple[jax.Array, PyTree]:
         value, grads = loss.value_and_grad(point(u))
         return value, scaled(jax.tree.map(trees.widen, grads))
 
-    def proposal(at: _Point) -> Any:
+    def proposal(at: _Point) -> PyTree:
         direction, _ = method.update(at.grad, method.init(at.grad))
         length = at.length * jnp.asarray(rho).astype(at.length.dtype)
         moved = jax.tree.map(lambda x, d: x + length.astype(x.dtype) * d, at.u, direction)
@@ -85,7 +85,7 @@ def maximize(
     def select(better: jax.Array, new: Leaf, old: Leaf) -> Leaf:
         return jax.tree.map(lambda a, b: jnp.where(better, a, b), new, old)
 
-    def step(carry: tuple[_Point, Any], i: jax.Array) -> tuple[tuple[_Point, Any], jax.Array]:
+    def step(carry: tuple[_Point, PyTree], i: jax.Array) -> tuple[tuple[_Point, PyTree], jax.Array]:
         at, u = carry
         value, grad = evaluate(u)
         better = value > at.loss  # false for NaN
@@ -100,14 +100,14 @@ def maximize(
         zero, jnp.full_like(_loss_like(loss, params), -jnp.inf), zero, jnp.ones((), jnp.float32)
     )
 
-    def climb(best: tuple[Any, jax.Array], i: jax.Array) -> tuple[Any, tuple[jax.Array, ...]]:
+    def climb(best: tuple[PyTree, jax.Array], i: jax.Array) -> tuple[PyTree, tuple[jax.Array, ...]]:
         (end, u), visited = lax.scan(step, (nothing, start(i)), jnp.arange(steps))
         last = loss(point(u))
         u, value = select(last > end.loss, (u, last), (end.u, end.loss))
         visited = jnp.concatenate([visited, last[None]])
         return select(value > best[1], (u, value), best), (value, visited[0], visited[1])
 
-    def start(i: jax.Array) -> Any:
+    def start(i: jax.Array) -> PyTree:
         # Random starts come in opposite pairs: near a minimum the loss rises on both sides along
         # the sharpest direction, but more on one side.
         draw = normal_like(noise.fold_in(words, (i + 1) // 2), zero)

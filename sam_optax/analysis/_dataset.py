@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from sam_optax._internal import hyperparameters as hp
@@ -55,11 +57,11 @@ class DatasetLoss(Loss):
 
     def __init__(
         self,
-        loss_fn: Callable[[Any, Any], Any],
-        batches: Any,
+        loss_fn: Callable[[optax.Params, PyTree], chex.Array],
+        batches: PyTree,
         *,
-        weights: Any | None = None,
-        remainder: Any | None = None,
+        weights: chex.Array | None = None,
+        remainder: PyTree | None = None,
     ) -> None:
         self.loss_fn = loss_fn
         self.batches = batches
@@ -81,7 +83,10 @@ class DatasetLoss(Loss):
 
     @classmethod
     def from_examples(
-        cls, loss_fn: Callable[[Any, Any], Any], examples: Any, batch_size: int
+        cls,
+        loss_fn: Callable[[optax.Params, PyTree], chex.Array],
+        examples: PyTree,
+        batch_size: int,
     ) -> "DatasetLoss":
         """Splits a pytree of arrays (examples, …) into batches; the last one may be smaller."""
         hp.check_integer("batch_size", batch_size, lower=1)
@@ -113,13 +118,13 @@ class DatasetLoss(Loss):
         joined = jax.tree.map(lambda *a: a[0] if len(a) == 1 else jnp.concatenate(a), *parts)
         return self.from_examples(self.loss_fn, joined, batch_size)
 
-    def mean(self, f: Callable[[Callable[[Any], jax.Array]], Any]) -> Any:
+    def mean(self, f: Callable[[Callable[[PyTree], jax.Array]], PyTree]) -> PyTree:
         """See :class:`Loss`."""
 
         def term(batch: PyTree) -> PyTree:
             return f(lambda params: scalar(self.loss_fn(params, batch)))
 
-        def add(total: Any, batch: PyTree, weight: Any) -> PyTree:
+        def add(total: PyTree, batch: PyTree, weight: jax.Array) -> PyTree:
             def add_leaf(t: jax.Array, x: jax.Array) -> jax.Array:
                 return t + jnp.asarray(weight).astype(t.dtype) * jnp.asarray(x).astype(t.dtype)
 
@@ -141,7 +146,7 @@ class DatasetLoss(Loss):
             lambda t, s: (t / weight.astype(t.dtype)).astype(s.dtype), total, shapes
         )
 
-    def each(self, f: Callable[["DatasetLoss"], Any]) -> tuple[Any, jax.Array]:
+    def each(self, f: Callable[["DatasetLoss"], PyTree]) -> tuple[PyTree, jax.Array]:
         """``f`` of each batch's loss, evaluated sequentially and stacked, and the weights."""
 
         def of(batch: PyTree) -> PyTree:
@@ -186,7 +191,7 @@ def _leading(name: str, tree: PyTree) -> int:
     return sizes.pop() if sizes else 0
 
 
-def _examples(batches: Any) -> int:
+def _examples(batches: PyTree) -> int:
     """The number of examples of each batch."""
     sizes = {jnp.shape(leaf)[1:2] for leaf in jax.tree.leaves(batches)}
     if not sizes:

@@ -1,6 +1,6 @@
 """Directions for slices of the loss: random, along the gradient, or between two checkpoints."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ def filter_normalized(
     check_stack_axes(stack_axes)
     wide = widened(params)
 
-    def normalize(w: Leaf, d: Any, units: Units) -> Leaf:
+    def normalize(w: Leaf, d: Leaf, units: Units) -> Leaf:
         if w is None:
             return None
         if w.ndim - units.stacked < 2 and vectors == "zero":

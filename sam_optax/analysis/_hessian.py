@@ -1,6 +1,6 @@
 """The largest eigenvalues of the Hessian."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import optax
 
 from sam_optax._internal import generator, noise, trees
 from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.types import PyTree
 from sam_optax.analysis import _krylov
 from sam_optax.analysis._loss import Loss, LossLike, as_loss
 from sam_optax.analysis._random import first_words
@@ -179,7 +180,7 @@ def _project(
     return values, np.linalg.norm(residuals, axis=1), coefficients
 
 
-def _stacked(vectors: jax.Array, params: optax.Params) -> Any:
+def _stacked(vectors: jax.Array, params: optax.Params) -> PyTree:
     """Rows of an array as trees like the params, stacked."""
     leaves, structure = jax.tree.flatten(trees.inexact_only(params))
     parts = jnp.split(vectors, np.cumsum([np.size(leaf) for leaf in leaves])[:-1], axis=1)
@@ -194,5 +195,5 @@ def _order(values: np.ndarray, which: Which) -> np.ndarray:
     return np.argsort(-np.abs(values) if which == "magnitude" else -values, kind="stable")
 
 
-def _dtype(params: optax.Params) -> Any:
+def _dtype(params: optax.Params) -> np.dtype:
     return jax.eval_shape(lambda p: _krylov.flatten(p)[0], params).dtype

@@ -2,8 +2,9 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ from matfree import decomp
 from scipy.linalg import eigh_tridiagonal
 
 from sam_optax._internal import trees, vectors
-from sam_optax._internal.types import Leaf
+from sam_optax._internal.types import Leaf, PyTree
 from sam_optax.analysis._loss import Loss
 
 NOT_FINITE = "the Hessian is not finite: check the loss at these params."
@@ -37,7 +38,7 @@ class Krylov(NamedTuple):
     usable: jax.Array
 
 
-def flatten(params: optax.Params) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+def flatten(params: optax.Params) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
     """Ravels the floating-point leaves into one vector, float32 or wider, with the inverse.
 
     The vector is replicated. Where shardings are part of the types (meshes with explicit axes), the
@@ -51,7 +52,7 @@ def flatten(params: optax.Params) -> tuple[jax.Array, Callable[[jax.Array], Any]
     ends = np.cumsum([leaf.size for leaf in wide])
     flat = jnp.concatenate([jnp.zeros(0, dtype), *(x.astype(dtype).reshape(-1) for x in wide)])
 
-    def unflatten(vector: jax.Array) -> Any:
+    def unflatten(vector: jax.Array) -> PyTree:
         parts = jnp.split(vector, ends[:-1])
         shaped = [
             _placed_as(part.reshape(leaf.shape).astype(leaf.dtype), original)
@@ -77,7 +78,7 @@ def _replicated(leaf: jax.Array) -> jax.Array:
     return jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec()))
 
 
-def _placed_as(leaf: jax.Array, other: Any) -> jax.Array:
+def _placed_as(leaf: jax.Array, other: Leaf) -> jax.Array:
     sharding = _explicit_sharding(other)
     return leaf if sharding is None else jax.sharding.reshard(leaf, sharding)
 
@@ -108,7 +109,9 @@ def lanczos(product: Callable[[jax.Array], jax.Array], start: jax.Array, steps: 
     return Krylov(q, diagonal, off_diagonal, usable)
 
 
-def decompose(diagonal: Any, off_diagonal: Any, usable: int) -> tuple[np.ndarray, np.ndarray]:
+def decompose(
+    diagonal: chex.Array, off_diagonal: chex.Array, usable: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues, ascending, and eigenvectors (columns) of the usable part of T, in float64."""
     diagonal = np.asarray(diagonal, np.float64)[:usable]
     off_diagonal = np.asarray(off_diagonal, np.float64)[: max(usable - 1, 0)]
@@ -119,7 +122,12 @@ def decompose(diagonal: Any, off_diagonal: Any, usable: int) -> tuple[np.ndarray
 
 @functools.partial(jax.jit, static_argnames="steps")
 def deflated_lanczos(
-    loss: Loss, params: optax.Params, start: jax.Array, known: jax.Array, shift: Any, steps: int
+    loss: Loss,
+    params: optax.Params,
+    start: jax.Array,
+    known: jax.Array,
+    shift: chex.Numeric,
+    steps: int,
 ) -> Krylov:
     """A run in the complement of the orthonormal rows of ``known`` (rows of zeros: none).
 

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from sam_optax._internal import trees
+from sam_optax._internal.types import PyTree
 
 
 class Loss:
     """A scalar function of the params that is a mean over batches; a pytree, so jit takes it."""
 
-    def mean(self, f: Callable[[Callable[[Any], jax.Array]], Any]) -> Any:
+    def mean(self, f: Callable[[Callable[[PyTree], jax.Array]], PyTree]) -> PyTree:
         """The mean over batches of ``f(loss)``, with ``loss`` the batch's function of params."""
         raise NotImplementedError
 
@@ -35,10 +36,10 @@ class Loss:
 class _FunctionLoss(Loss):
     """A plain function of the params."""
 
-    def __init__(self, loss_fn: Callable[[Any], Any]) -> None:
+    def __init__(self, loss_fn: Callable[[PyTree], chex.Array]) -> None:
         self.loss_fn = loss_fn
 
-    def mean(self, f: Callable[[Callable[[Any], jax.Array]], Any]) -> Any:
+    def mean(self, f: Callable[[Callable[[PyTree], jax.Array]], PyTree]) -> PyTree:
         return f(lambda params: scalar(self.loss_fn(params)))
 
     def tree_flatten(self) -> tuple[Any, Any]:
@@ -73,7 +74,7 @@ def _value(loss: Loss, params: optax.Params) -> jax.Array:
 def _value_and_grad(loss: Loss, params: optax.Params) -> tuple[jax.Array, optax.Updates]:
     moving = trees.inexact_only(params)
 
-    def of_batch(f: Callable[[Any], jax.Array]) -> tuple[jax.Array, Any]:
+    def of_batch(f: Callable[[PyTree], jax.Array]) -> tuple[jax.Array, PyTree]:
         return jax.value_and_grad(lambda m: f(trees.merge(m, params)))(moving)
 
     value, grads = loss.mean(of_batch)
@@ -85,14 +86,14 @@ def _hvp(loss: Loss, params: optax.Params, vector: optax.Params) -> optax.Params
     moving = trees.inexact_only(params)
     tangent = jax.tree.map(lambda m, v: jnp.asarray(v).astype(jnp.result_type(m)), moving, vector)
 
-    def of_batch(f: Callable[[Any], jax.Array]) -> Any:
+    def of_batch(f: Callable[[PyTree], jax.Array]) -> PyTree:
         grad_fn = jax.grad(lambda m: f(trees.merge(m, params)))
         return jax.jvp(grad_fn, (moving,), (tangent,))[1]
 
     return loss.mean(of_batch)
 
 
-def scalar(losses: Any) -> jax.Array:
+def scalar(losses: chex.Array) -> jax.Array:
     """The scalar that a loss function returned, or the mean of its examples' losses."""
     losses = jnp.asarray(losses)
     if losses.ndim > 1:

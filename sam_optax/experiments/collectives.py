@@ -26,6 +26,7 @@ from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import versions
 from sam_optax.experiments.reporting.table import ruled
+from sam_optax.experiments.types import Function, PyTree, Record
 
 WIDTH, LAYERS, ROWS = 1024, 4, 8
 """Width and number of the MLP's square kernels, and rows of the batch per device."""
@@ -53,7 +54,7 @@ class Collectives:
 
 def run(options: Collectives) -> None:
     """Compiles the steps, writes the file and prints a table."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Record] = []
     work = {f"for {n} devices": (1.0, 1) for n in options.devices}
     with Progress(Console(stderr=True, highlight=False), work, "compiling") as progress:
         for devices in options.devices:
@@ -79,7 +80,7 @@ def run(options: Collectives) -> None:
     )
 
 
-def _in_another_process(devices: int) -> list[dict[str, Any]]:
+def _in_another_process(devices: int) -> list[Record]:
     """:func:`compile_steps` in a process with the given number of devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     program = f"from {__name__} import *; print(json.dumps(compile_steps({devices})))"
@@ -88,25 +89,25 @@ def _in_another_process(devices: int) -> list[dict[str, Any]]:
     return json.loads(printed.splitlines()[-1])
 
 
-def compile_steps(devices: int) -> list[dict[str, Any]]:
+def compile_steps(devices: int) -> list[Record]:
     """Compiles every variant for the devices of this process; one row per variant."""
     mesh = Mesh(np.array(jax.devices()[:devices]), ("batch",))
 
-    def put(leaf: Any, spec: P) -> jax.ShapeDtypeStruct:
+    def put(leaf: jax.ShapeDtypeStruct, spec: P) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(mesh, spec if leaf.ndim else P())
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    def init() -> Any:
+    def init() -> optax.Params:
         layer = {"kernel": jnp.zeros((WIDTH, WIDTH)), "bias": jnp.zeros(WIDTH)}
         return {f"layer{i}": layer for i in range(LAYERS)}
 
-    def loss(params: Any, x: jax.Array) -> jax.Array:
+    def loss(params: optax.Params, x: jax.Array) -> jax.Array:
         for layer in params.values():
             x = jnp.tanh(x @ layer["kernel"] + layer["bias"])
         return jnp.mean(x**2)
 
-    def variant(name: str, tx: Any, mapped: bool) -> dict[str, Any]:
-        def step(params: Any, state: Any, x: jax.Array) -> Any:
+    def variant(name: str, tx: optax.GradientTransformationExtraArgs, mapped: bool) -> Record:
+        def step(params: optax.Params, state: optax.OptState, x: jax.Array) -> PyTree:
             grad_fn = jax.grad(lambda p: loss(p, x))
             if name == "SGD":
                 grads = jax.lax.pmean(grad_fn(params), "batch") if mapped else grad_fn(params)
@@ -119,7 +120,7 @@ def compile_steps(devices: int) -> list[dict[str, Any]]:
         place = functools.partial(put, spec=P() if mapped else P("batch"))
         carry = jax.tree.map(place, (params, jax.eval_shape(tx.init, params)))
         x = put(jax.ShapeDtypeStruct((ROWS * devices, WIDTH), jnp.float32), P("batch"))
-        whole: Any = step
+        whole: Function = step
         if mapped:
             specs: Any = {"in_specs": (P(), P(), P("batch")), "out_specs": P()}
             whole = jax.shard_map(step, mesh=mesh, **specs, check_vma=False)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 from rich.console import Console
@@ -25,6 +25,7 @@ from sam_optax.experiments.training.task import Task, load_dataset, task_of
 from sam_optax.experiments.training.train import Outcome, Training
 from sam_optax.experiments.training.work import work
 from sam_optax.experiments.tuning import search
+from sam_optax.experiments.types import Json, Record
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.checkpoints import Checkpoints
@@ -79,7 +80,7 @@ class _Run(NamedTuple):
 
     options: Compare
     task: Task
-    description: Mapping[str, Any]
+    description: Json
     place: devices.Devices
 
     def tuned(self, out: OutputDirectory | None) -> "_Run":
@@ -113,7 +114,7 @@ class _Run(NamedTuple):
         checkpoints: "Checkpoints | None",
         live: Live | None = None,
         out: OutputDirectory | None = None,
-    ) -> tuple[dict[str, Any], dict[str, Outcome]]:
+    ) -> tuple[Record, dict[str, Outcome]]:
         """Trains, and returns the results and the outcome of each method."""
         options, task = self.options, self.task
         # A comparison without SGD still reports costs relative to SGD; a single method does not.
@@ -197,9 +198,7 @@ def _finished(run: _Run, out: Path) -> bool:
     return True
 
 
-def _files(
-    task: Task, found: Mapping[str, Any], outcomes: Mapping[str, Outcome]
-) -> dict[str, bytes]:
+def _files(task: Task, found: Json, outcomes: Mapping[str, Outcome]) -> dict[str, bytes]:
     variables = {name: of.variables for name, of in outcomes.items()}
     return {
         "params.npz": to_npz(variables, task.seeds),
@@ -208,7 +207,7 @@ def _files(
     }
 
 
-def _draw(out: OutputDirectory, found: Mapping[str, Any]) -> None:
+def _draw(out: OutputDirectory, found: Json) -> None:
     from sam_optax.experiments.reporting import figures, html  # slow to import
 
     drawn = figures.all_figures(found)

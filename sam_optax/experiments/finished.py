@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from sam_optax import analysis
 from sam_optax.experiments.data.images import Examples
@@ -22,12 +23,13 @@ from sam_optax.experiments.training.task import (
     task_of,
     values,
 )
+from sam_optax.experiments.types import PyTree, Record
 
 
 class Run(NamedTuple):
     """A finished run: its ``results``, its ``task``, and the networks in its directory."""
 
-    results: dict[str, Any]
+    results: Record
     task: Task
     directory: Path
 
@@ -62,7 +64,7 @@ class Network(NamedTuple):
         name = "params.npz" if self.last else snapshots.file_name(self.epoch)
         return self.run.directory / name
 
-    def load(self) -> Any:
+    def load(self) -> PyTree:
         """Reads its variables."""
         return load_params(self.path, f"{self.name}/{self.seed}/")[self.name][self.seed]
 
@@ -134,7 +136,7 @@ class Losses:
 
 def dataset_losses(
     task: Task, examples: Examples, group: int | None = None, train: bool = False
-) -> Callable[[np.ndarray, Any], analysis.DatasetLoss]:
+) -> Callable[[np.ndarray, PyTree], analysis.DatasetLoss]:
     """Returns ``(labels, variables) -> loss``, where ``loss`` is a function of the params.
 
     BatchNorm statistics are part of the data, so that all networks share one program.
@@ -157,13 +159,13 @@ def dataset_losses(
         index, weight = measures.in_groups(len(x), min(group, len(x)))
     images, weights = jnp.asarray(x[index]), jnp.asarray(weight)
 
-    def mean(params: Any, batch: tuple[measures.Blocks, Any]) -> jax.Array:
+    def mean(params: optax.Params, batch: tuple[measures.Blocks, PyTree]) -> jax.Array:
         block, statistics = batch
         variables, data = measures.variables(params, statistics), (block.x, block.y)
         losses, _ = measures.losses(task, variables, data, train)
         return jnp.sum(block.weight * losses) / jnp.sum(block.weight)
 
-    def of(labels: np.ndarray, variables: Any) -> analysis.DatasetLoss:
+    def of(labels: np.ndarray, variables: PyTree) -> analysis.DatasetLoss:
         statistics = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (len(index), *leaf.shape)),
             variables.get("batch_stats", {}),

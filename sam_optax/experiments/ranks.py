@@ -23,9 +23,10 @@ from sam_optax.experiments.reporting.results import number, versions
 from sam_optax.experiments.reporting.table import ruled
 from sam_optax.experiments.reporting.words import counted, data_name, named, plain
 from sam_optax.experiments.training.task import values
+from sam_optax.experiments.types import Function, Json, Record
 
 BOOTSTRAPS = 400
-MEASURES: dict[str, tuple[Any, float, tuple[float, ...]]] = {
+MEASURES: dict[str, tuple[Function, float, tuple[float, ...]]] = {
     "sharpness, p = 2": (analysis.sharpness, 2, (0.01, 0.1, 0.5)),
     "adaptive sharpness, p = 2": (analysis.adaptive_sharpness, 2, (0.01, 0.1, 1.0)),
     "sharpness, p = ∞": (analysis.sharpness, np.inf, (0.0003, 0.003, 0.01)),
@@ -155,14 +156,14 @@ def table(
     found: Mapping[tuple[str, float], np.ndarray],
     gap: np.ndarray,
     columns: Mapping[str, Sequence[Any]],
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """The rank statistics of each measure, and the advantage of adaptive sharpness."""
     names = [name for name in columns if name != "seed"]
     settings = list(zip(*(columns[name] for name in names), strict=True))
-    rows: list[dict[str, Any]] = []
+    rows: list[Record] = []
     for (name, rho), of_all in found.items():
         ranks = analysis.rank_statistics(of_all, gap, columns, hold=("seed",))
-        row: dict[str, Any] = {"measure": name, "rho": rho or None, "tau": number(ranks.tau)}
+        row: Record = {"measure": name, "rho": rho or None, "tau": number(ranks.tau)}
         row |= {"interval": interval(of_all, gap, settings)}
         row |= {name: number(ranks.psi[name]) for name in names}
         rows.append(row | {"average": number(ranks.average)})
@@ -193,7 +194,7 @@ def interval(
     return None if np.isnan(taus).any() else np.quantile(taus, [0.025, 0.975]).tolist()
 
 
-def _print(heading: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _print(heading: str, rows: Sequence[Json]) -> None:
     shown = ruled()
     shown.add_column("measure")
     # A setting that never differs alone has no coefficient.

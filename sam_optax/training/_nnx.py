@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from sam_optax._internal import slips
-from sam_optax._internal.types import Leaf, PyTree
+from sam_optax._internal.types import Function, Leaf, PyTree
 from sam_optax.training._differentiable import require_differentiable
 
 _FILTER = "Let wrt select the trained Variables, as in nnx.Optimizer(model, tx, wrt=nnx.Param)."
@@ -25,12 +25,12 @@ _FILTERS = (
 
 def nnx_grad_fn(
     model: Any,
-    loss_fn: Callable[..., Any],
+    loss_fn: Function,
     *args: Any,
     wrt: Any = nnx.Param,
     has_aux: bool = False,
     **kwargs: Any,
-) -> Callable[[Any], Any]:
+) -> Callable[[PyTree], PyTree]:
     """Makes the ``grad_fn`` of ``optimizer.update(model, grads, grad_fn=...)`` for Flax NNX.
 
     It takes the arguments of the first pass: ``nnx_grad_fn(model, loss_fn, x, y, rngs)``
@@ -149,7 +149,7 @@ def _is_filter(argument: Any) -> bool:
     return argument is ... or isinstance(argument, _FILTERS)
 
 
-def _check_arguments(model: Any, loss_fn: Any, args: Any) -> None:
+def _check_arguments(model: Any, loss_fn: Function, args: tuple[Any, ...]) -> None:
     """Raises for arguments that ``nnx.value_and_grad(loss_fn)`` would not take."""
     if not _is_object(model):
         raise TypeError(

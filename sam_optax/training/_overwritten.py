@@ -1,11 +1,10 @@
 """Flax's overwrite-with-gradient collections: in the params, but not seen by the optimizer."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
-from sam_optax._internal.types import PyTree
+from sam_optax._internal.types import Function, PyTree
 
 
 def has_overwritten(tree: PyTree) -> bool:
@@ -25,7 +24,7 @@ def with_optimized(tree: PyTree, params: PyTree) -> PyTree:
     return {"params": params, OVERWRITE_WITH_GRADIENT: tree[OVERWRITE_WITH_GRADIENT]}
 
 
-def of_optimized(grad_fn: Callable[..., Any], tree: PyTree) -> Callable[..., Any]:
+def of_optimized(grad_fn: Function, tree: PyTree) -> Function:
     """``grad_fn`` as a function of only the optimizer's part of the params ``tree``."""
     if not has_overwritten(tree):
         return grad_fn

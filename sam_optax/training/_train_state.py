@@ -1,6 +1,6 @@
 """Flax's TrainState for optimizers that need a gradient function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
@@ -11,7 +11,7 @@ from flax.training import train_state
 from sam_optax import SharpnessAwareState, StartState, pop_first_pass
 from sam_optax._internal import slips
 from sam_optax._internal.control_flow import trace_once
-from sam_optax._internal.types import PyTree
+from sam_optax._internal.types import Function, LossAndAux, PyTree
 from sam_optax.training._differentiable import require_differentiable
 from sam_optax.training._overwritten import (
     has_overwritten,
@@ -117,7 +117,7 @@ class TrainState(train_state.TrainState):
         self,
         *,
         grads: PyTree,
-        grad_fn: Callable[..., Any] | None = None,
+        grad_fn: Function | None = None,
         extra_args: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -172,8 +172,8 @@ class TrainState(train_state.TrainState):
         )
 
     def apply_loss(
-        self, loss_fn: Callable[..., Any], *args: Any, has_aux: bool = False, **extra: Any
-    ) -> tuple[Self, Any]:
+        self, loss_fn: Function, *args: Any, has_aux: bool = False, **extra: Any
+    ) -> tuple[Self, PyTree]:
         """Takes a whole training step from a loss function.
 
         The first pass is at the params, or at the random start if there is one. Its loss and
@@ -219,7 +219,7 @@ class TrainState(train_state.TrainState):
             )
         require_differentiable(self.params, _FILTER)
         loss_and_aux = slips.checked_loss(loss_fn, has_aux, _CLOSE_OVER)
-        value_and_grad: Callable[..., Any] = trace_once(
+        value_and_grad: Function = trace_once(
             jax.value_and_grad(loss_and_aux, has_aux=True), self.params
         )
         if _makes_first_pass(self.opt_state):
@@ -240,11 +240,11 @@ class TrainState(train_state.TrainState):
         return state, (loss, aux) if has_aux else loss
 
     def _apply_loss_inside(
-        self, value_and_grad: Callable[..., Any], extra: dict[str, Any]
-    ) -> tuple[Self, tuple[Any, Any]]:
+        self, value_and_grad: Function, extra: dict[str, Any]
+    ) -> tuple[Self, LossAndAux]:
         """A step whose first pass the optimizer makes."""
 
-        def value_and_grad_fn(params: PyTree, *group: Any) -> PyTree:
+        def value_and_grad_fn(params: PyTree, *group: jax.Array) -> PyTree:
             (loss, aux), grads = value_and_grad(with_optimized(self.params, params), *group)
             overwritten = {**grads, "params": None} if has_overwritten(grads) else None
             if group and overwritten is not None:

@@ -13,11 +13,12 @@ from sam_optax.experiments.analyze.measures import ADAPTIVE, UNITS, Measured, Qu
 from sam_optax.experiments.analyze.options import Analyze
 from sam_optax.experiments.finished import Run
 from sam_optax.experiments.reporting.results import versions
+from sam_optax.experiments.types import Record
 
 
 def files(runs: Sequence[Run], options: Analyze, measured: Sequence[Measured]) -> dict[str, bytes]:
     """The files, by name."""
-    networks: list[dict[str, Any]] = [
+    networks: list[Record] = [
         {
             "run": str(of.network.run.directory),
             "method": of.network.name,

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from sam_optax import analysis
 from sam_optax.experiments.analyze.options import Analyze
 from sam_optax.experiments.finished import Losses, Network
 from sam_optax.experiments.reporting.results import number
+from sam_optax.experiments.types import PyTree, Record
 
 ADAPTIVE: dict[str, Any] = {"normalization": "elementwise", "eta": 0.0, "bias_mask": None}
 """How adaptive sharpness is measured: as ASAM trains, biases not normalized, but with η = 0.
@@ -90,7 +92,7 @@ def measure(network: Network, losses: Losses, options: Analyze) -> dict[Quantity
         return losses(network, **how)(labels, variables)
 
     @functools.cache
-    def eigenvalues() -> dict[str, Any]:
+    def eigenvalues() -> Record:
         found = analysis.hessian_eigenvalues(loss(), params, k=5, steps=options.lanczos_steps)
         residual = np.max(np.abs(found.residuals)) / abs(found.values[0])
         return dict(zip(EIGENVALUES, (found.values[0], found.ratio(5), residual), strict=True))
@@ -127,19 +129,19 @@ def measure(network: Network, losses: Losses, options: Analyze) -> dict[Quantity
 
 @functools.partial(jax.jit, static_argnames=("name", "p", "steps"))
 def _mean_rise(
-    loss: analysis.DatasetLoss, params: Any, rho: jax.Array, *, name: str, **how: Any
+    loss: analysis.DatasetLoss, params: optax.Params, rho: jax.Array, *, name: str, **how: Any
 ) -> jax.Array:
     """m-sharpness, where each batch of the loss is a group of its own.
 
     (``group_size`` of the measures needs batches without padding and statistics of BatchNorm.)
     """
 
-    def of_group(batch: Any) -> jax.Array:
+    def of_group(batch: PyTree) -> jax.Array:
         return RISES[name](lambda w: loss.loss_fn(w, batch), params, rho, **how).value
 
     return jnp.average(jax.lax.map(of_group, loss.batches), weights=loss.weights)
 
 
-def all_finite(tree: Any) -> bool:
+def all_finite(tree: PyTree) -> bool:
     """Whether there is neither NaN nor infinity."""
     return all(bool(np.all(np.isfinite(leaf))) for leaf in jax.tree.leaves(tree))

@@ -6,7 +6,6 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 from rich.console import Console
@@ -18,6 +17,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import versions
+from sam_optax.experiments.types import Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ def run(options: Bench) -> None:
         chosen, rounds = {f"{options.leaves} leaves": Model(deep, 32)}, 0
     given = {**dataclasses.asdict(options), "rounds": rounds, "out": str(options.out)}
     count = len(steps.steps(options.methods))
-    results: dict[str, Any] = {}
+    results: Record = {}
     for name, model in chosen.items():
         work = {"building": (2.0, count * options.builds), "running": (1.0, count * rounds)}
         with (
@@ -96,7 +96,7 @@ def run(options: Bench) -> None:
 
 def measure_model(
     model: Model, options: Bench, rounds: int, done: Callable[[str, float], None]
-) -> dict[str, Any]:
+) -> Record:
     """Measures every step on one model; calls ``done(kind, seconds)`` after each piece of work."""
     batch_size = options.batch_size or model.batch_size
     problem = model.make(batch_size)
@@ -130,7 +130,7 @@ def measure_model(
     }
 
 
-def _environment() -> dict[str, Any]:
+def _environment() -> Record:
     device = jax.devices()[0]
     kind = device.device_kind
     name = f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind

@@ -10,6 +10,7 @@ import jax
 import optax
 
 from sam_optax.experiments.bench.handwritten import Step
+from sam_optax.experiments.types import PyTree
 
 _BLOCK_SECONDS = 0.1
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = ", re.MULTILINE)
@@ -43,7 +44,7 @@ def compiled_cost(compiled: jax.stages.Compiled) -> CompiledCost:
     )
 
 
-def state_bytes(state: Any) -> int:
+def state_bytes(state: optax.OptState) -> int:
     """Bytes of all arrays in a state."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
@@ -57,7 +58,7 @@ class Build(NamedTuple):
     compile_seconds: float
 
 
-def build(make: Callable[[], Step], params: optax.Params, batch: Any) -> Build:
+def build(make: Callable[[], Step], params: optax.Params, batch: PyTree) -> Build:
     """Builds a step from scratch, so that none of it is in JAX's caches."""
     step = make()
     state = jax.eval_shape(step.init, params)
@@ -83,7 +84,7 @@ def no_compilation_cache() -> Iterator[None]:
 class _Runner:
     """A compiled step with copies of params and state, because the step donates them."""
 
-    def __init__(self, built: Build, params: optax.Params, batch: Any):
+    def __init__(self, built: Build, params: optax.Params, batch: PyTree):
         self._compiled, self._batch = built.compiled, batch
         self._carry = jax.tree.map(lambda w: w.copy(), params), built.step.init(params)
 
@@ -104,7 +105,7 @@ class _Runner:
 def interleaved(
     builds: Mapping[str, Build],
     params: optax.Params,
-    batch: Any,
+    batch: PyTree,
     base: str,
     rounds: int,
     done: Callable[[float], None],

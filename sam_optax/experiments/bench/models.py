@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import optax
 from flax import linen as nn
 
 from sam_optax.experiments.networks.vit import VisionTransformer
+from sam_optax.experiments.types import PyTree
 
 CLASSES = 10
 IMAGE_SHAPE = (28, 28, 1)
@@ -20,10 +21,10 @@ class Problem(NamedTuple):
     """A network with its loss and one batch of random data."""
 
     params: optax.Params
-    losses: Callable[[optax.Params, Any], jax.Array]  # (params, batch) -> one loss per example
-    batch: Any
+    losses: Callable[[optax.Params, PyTree], jax.Array]  # (params, batch) -> one loss per example
+    batch: PyTree
 
-    def loss(self, params: optax.Params, batch: Any) -> jax.Array:
+    def loss(self, params: optax.Params, batch: PyTree) -> jax.Array:
         """The mean loss."""
         return jnp.mean(self.losses(params, batch))
 
@@ -45,7 +46,7 @@ def _dense(batch_size: int, width: int, layers: int) -> Problem:
         kernel = rng.standard_normal((width, width), np.float32) * (2 / width) ** 0.5
         return {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(width)}
 
-    def losses(params: optax.Params, batch: Any) -> jax.Array:
+    def losses(params: optax.Params, batch: PyTree) -> jax.Array:
         x, y = batch
         for i in range(layers):
             x = x @ params[f"layer_{i}"]["kernel"] + params[f"layer_{i}"]["bias"]
@@ -72,7 +73,7 @@ def _image_classifier(model: nn.Module, batch_size: int) -> Problem:
     images = jnp.asarray(rng.standard_normal((batch_size, *IMAGE_SHAPE), np.float32))
     labels = jnp.asarray(rng.integers(CLASSES, size=batch_size))
 
-    def losses(params: optax.Params, batch: Any) -> jax.Array:
+    def losses(params: optax.Params, batch: PyTree) -> jax.Array:
         x, y = batch
         logits = model.apply({"params": params}, x, train=True)
         return optax.softmax_cross_entropy_with_integer_labels(logits, y)

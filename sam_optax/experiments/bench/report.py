@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from rich import box
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sam_optax.experiments.bench.steps import BASE, SAM_BY_HAND
+from sam_optax.experiments.types import Json, Record
 
 LEGEND = (
     "/hand: ratio to the hand-written step of the same method; /SAM: to the hand-written SAM "
@@ -19,7 +19,7 @@ LEGEND = (
     "and temp: memory read and written, and held in addition to arguments and results; state: "
     "bytes in addition to the base optimizer's."
 )
-Measurements = Mapping[str, Any]
+Measurements = Json
 _Column = tuple[str, Callable[[Measurements], str]]
 
 
@@ -29,7 +29,7 @@ def wall_ratio(step: Measurements, reference: Measurements) -> list[float]:
     return np.quantile(found, [0.25, 0.5, 0.75]).tolist()
 
 
-def with_ratios(steps: Mapping[str, Measurements]) -> dict[str, dict[str, Any]]:
+def with_ratios(steps: Mapping[str, Measurements]) -> dict[str, Record]:
     """The measurements of all steps, with their ratios to the reference steps."""
     return {
         name: {
@@ -55,7 +55,7 @@ def _ratios(step: Measurements, reference: Measurements) -> dict[str, float | No
     return result | {key: these[key] / x if x else None for key, x in those.items()}
 
 
-def print_tables(console: Console, name: str, model: Mapping[str, Any]) -> None:
+def print_tables(console: Console, name: str, model: Json) -> None:
     """Prints times, build times and compiled counts of the steps on one model."""
     steps = model["steps"]
     title = f"{name}: {model['parameters']:,} parameters, batch {model['batch_size']}"

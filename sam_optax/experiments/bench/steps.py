@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from sam_optax.experiments.bench import handwritten
 from sam_optax.experiments.bench.handwritten import HANDWRITTEN, RHO, Loss, Step
 from sam_optax.experiments.bench.models import Problem
 from sam_optax.experiments.methods import method, registry
+from sam_optax.experiments.types import PyTree, Record
 
 BASE = "sgd"
 CONTRIB = "optax.contrib.sam"
@@ -74,7 +74,7 @@ def library(name: str) -> Callable[[Loss], Step]:
     tx = variant.transformation(method.Base(base_tx(), schedule), jax.random.key(0))
 
     def of_losses(losses: Loss) -> Step:
-        def step(params: optax.Params, state: Any, batch: Any) -> Any:
+        def step(params: optax.Params, state: optax.OptState, batch: PyTree) -> PyTree:
             def loss(p: optax.Params) -> tuple[jax.Array, None]:
                 return jnp.mean(losses(p, batch)), None
 
@@ -89,7 +89,7 @@ def library(name: str) -> Callable[[Loss], Step]:
     return of_losses
 
 
-def _hyperparameters(name: str) -> dict[str, Any]:
+def _hyperparameters(name: str) -> Record:
     """Those of the hand-written step, or else the registry's, as no cost depends on ρ."""
     if name not in HANDWRITTEN:
         return {}
@@ -105,7 +105,7 @@ def optax_contrib_step(loss: Loss) -> Step:
     adversary = optax.chain(optax.contrib.normalize(), optax.sgd(RHO))
     tx = optax.contrib.sam(base_tx(), adversary, sync_period=2, opaque_mode=True)
 
-    def step(params: optax.Params, state: Any, batch: Any) -> Any:
+    def step(params: optax.Params, state: optax.OptState, batch: PyTree) -> PyTree:
         value, grads = jax.value_and_grad(loss)(params, batch)
         grad_fn = jax.grad(lambda p, _: loss(p, batch))
         updates, state = tx.update(grads, state, params, grad_fn=grad_fn)

@@ -6,12 +6,13 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.types import Function
 
 _CENTRAL = 0.875
 """Side of the central crop relative to the shorter side of the image: 224 of 256 pixels."""
@@ -49,7 +50,7 @@ class ImageColumn:
         (image,) = self.decoded(int(self._indices[i]), 1, map)
         return crop(image.convert("RGB"), self.size, rng)
 
-    def decoded(self, start: int, count: int, map_fn: Callable[..., Any]) -> Iterator[Any]:
+    def decoded(self, start: int, count: int, map_fn: Function) -> Iterator[Any]:
         """Some rows of the column as Pillow images of their original sizes."""
         cells = self._rows[start : start + count][self._column].to_pylist()
         return map_fn(self._decode, itertools.count(start), cells)

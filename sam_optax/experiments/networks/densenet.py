@@ -1,10 +1,9 @@
 """Densely connected networks (Huang et al. 2017, arXiv 1608.06993)."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sam_optax.experiments.networks.resnet import batch_norm, conv
 
@@ -18,7 +17,7 @@ class DenseNet(nn.Module):
     classes: int
     blocks: tuple[int, ...] = (6, 12, 24, 16)
     growth: int = 32
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:

@@ -3,10 +3,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.densenet import DenseNet
@@ -68,7 +69,11 @@ ARCHITECTURES = {
 
 
 def build(
-    name: str, shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32, text: bool = False
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    dtype: DTypeLike = jnp.float32,
+    text: bool = False,
 ) -> nn.Module:
     """The network for examples of shape (features,) or (height, width, channels), or of text.
 

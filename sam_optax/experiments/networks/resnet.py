@@ -6,11 +6,11 @@ over devices under ``jit``, its statistics span all of them.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 Norm = Callable[..., Callable[[jax.Array], jax.Array]]
 
@@ -21,7 +21,7 @@ def conv(
     channels: int,
     size: int,
     stride: int = 1,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     groups: int = 1,
     bias: bool = False,
 ) -> nn.Conv:
@@ -38,7 +38,7 @@ def conv(
     )
 
 
-def batch_norm(train: bool, dtype: Any) -> Norm:
+def batch_norm(train: bool, dtype: DTypeLike) -> Norm:
     """Makes BatchNorm layers, which use batch statistics in training."""
     return partial(
         nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype
@@ -56,7 +56,7 @@ class Basic(nn.Module):
     stride: int
     projection: bool
     norm: Norm
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -105,7 +105,7 @@ class ResNet(nn.Module):
     width: int = 64
     stem: str = "cifar"
     projection: bool = True
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:

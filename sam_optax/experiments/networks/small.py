@@ -1,10 +1,9 @@
 """Two small networks that train in seconds on a CPU."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 
 class MLP(nn.Module):
@@ -12,7 +11,7 @@ class MLP(nn.Module):
 
     classes: int
     width: int = 256
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
@@ -27,7 +26,7 @@ class CNN(nn.Module):
     """Two 3×3 convolutions of 16 and 32 channels with stride 2, and a linear layer."""
 
     classes: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:

@@ -1,10 +1,9 @@
 """A transformer for text (Vaswani et al. 2017), with a decoder alone."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sam_optax.experiments.data.text import SEPARATOR
 from sam_optax.experiments.networks.vit import Block
@@ -21,7 +20,7 @@ class Transformer(nn.Module):
     width: int = 128
     depth: int = 2
     heads: int = 4
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:

@@ -1,10 +1,9 @@
 """VGG networks with BatchNorm (Simonyan & Zisserman 2015, arXiv 1409.1556) for 32×32 images."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sam_optax.experiments.networks.resnet import batch_norm, conv
 
@@ -18,7 +17,7 @@ class VGG(nn.Module):
     classes: int
     stages: tuple[int, ...]
     width: int = 64
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:

@@ -5,13 +5,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 
 class Block(nn.Module):
     """Self-attention and an MLP, each preceded by a LayerNorm and with a residual connection."""
 
     heads: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -21,7 +22,10 @@ class Block(nn.Module):
             self.heads, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform()
         )(y, y, mask=mask)
         y = nn.LayerNorm(dtype=self.dtype)(x)
-        dense = {"dtype": self.dtype, "kernel_init": nn.initializers.xavier_uniform()}
+        dense: dict[str, Any] = {
+            "dtype": self.dtype,
+            "kernel_init": nn.initializers.xavier_uniform(),
+        }
         y = nn.Dense(4 * width, **dense)(y)
         return x + nn.Dense(width, **dense)(nn.gelu(y))
 
@@ -37,7 +41,7 @@ class VisionTransformer(nn.Module):
     depth: int
     heads: int
     patch: int = 16
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:

@@ -1,10 +1,9 @@
 """Wide residual networks (Zagoruyko & Komodakis 2016, arXiv 1605.07146)."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sam_optax.experiments.networks.resnet import Norm, batch_norm, conv
 
@@ -15,7 +14,7 @@ class PreActivation(nn.Module):
     channels: int
     stride: int
     norm: Norm
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -36,7 +35,7 @@ class WideResNet(nn.Module):
     classes: int
     depth: int
     widen: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:

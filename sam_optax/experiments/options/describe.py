@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
@@ -20,6 +19,7 @@ from sam_optax.experiments.options.resolve import (
 )
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import initial
+from sam_optax.experiments.types import Record
 
 _OF_OPTIONS = ("scale", "dtype", "seeds", "seed_offset")
 _WHERE_GIVEN = (
@@ -43,7 +43,7 @@ def shared_settings(options: Compare, resolved: Resolved) -> dict[str, Setting]:
 
 def describe(
     options: Compare, resolved: Resolved, dataset: Dataset, full: Mapping[str, int], devices: int
-) -> dict[str, Any]:
+) -> Record:
     """The run as data, on the examples in use; ``full`` counts those before ``--scale``.
 
     Raises:

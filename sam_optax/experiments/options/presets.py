@@ -12,6 +12,7 @@ al. 2022, F-SAM is the supplement of Li et al. 2024, whose main text we could no
 from typing import Any
 
 from sam_optax.experiments.options.preset import Preset
+from sam_optax.experiments.types import Record
 
 _TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet2012": "ImageNet"}
 _COSINE_SGD = {"optimizer": "sgd", "lr": 0.1, "schedule": "cosine", "momentum": 0.9}
@@ -24,7 +25,7 @@ def _asam(
     title: str, data: str, model: str, sam: float, asam: float, *differs: str, **changes: Any
 ) -> Preset:
     """ASAM's section 5.2, in which SGD is trained twice as long as the others."""
-    printed: dict[str, Any] = {
+    printed: Record = {
         **_COSINE_SGD,
         **_SMOOTHED,
         "batch_size": 128,
@@ -165,7 +166,7 @@ def _rsam_vit(model: str, title: str, rho: float) -> Preset:
 
 
 _FSAM_SHARP = ("sam", "fsam", "sam_full", "sam_db", "sam_noise", "sam_batches")
-_FSAM_CHOSEN: dict[str, Any] = {"fsam": {"sigma": 1.0, "lmbda": 0.9}, "sam_batches": {"batches": 2}}
+_FSAM_CHOSEN: Record = {"fsam": {"sigma": 1.0, "lmbda": 0.9}, "sam_batches": {"batches": 2}}
 
 
 def _fsam(data: str, rho: float) -> Preset:

@@ -17,6 +17,7 @@ from sam_optax.experiments.options.preset import Preset
 from sam_optax.experiments.options.presets import PRESETS
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training.task import Recipe
+from sam_optax.experiments.types import Json
 
 RECIPE = tuple(field.name for field in dataclasses.fields(Recipe))
 SHARED = ("dataset", "model", "label_noise", "image_size", "sharpness_rho")
@@ -144,7 +145,7 @@ def _setting(name: str, options: Compare, preset: Preset | None, method: str) ->
     return Setting(UNMENTIONED[name], "not mentioned; default")
 
 
-def _given(name: str, printed: Mapping[str, Any]) -> str:
+def _given(name: str, printed: Json) -> str:
     if name not in printed:
         return "given"
     paper = "the whole batch" if printed[name] is None else printed[name]

@@ -14,6 +14,7 @@ from sam_optax.experiments.reporting import sweep, tuning, words
 from sam_optax.experiments.reporting.axes import errorbars, legend, png, tidy
 from sam_optax.experiments.reporting.frontier import GOAL_COST, GOAL_SHARE, Point, points
 from sam_optax.experiments.reporting.palette import Style, style, styles
+from sam_optax.experiments.types import Json
 
 CAPTIONS = {
     "curves.png": "After each epoch; bands are ± one standard deviation of the seeds.",
@@ -34,7 +35,7 @@ _STEPS = {
 _RADII = (0.2, 0.5, 1, 2, 5, 10)
 
 
-def all_figures(results: Mapping[str, Any]) -> dict[str, bytes]:
+def all_figures(results: Json) -> dict[str, bytes]:
     """The figures applicable to a run, by file name."""
     found = {"tune.png": tuning.tune(results)} if words.setting(results, "tune") else {}
     if words.setting(results, "frontier"):
@@ -49,17 +50,17 @@ def all_figures(results: Mapping[str, Any]) -> dict[str, bytes]:
     return found
 
 
-def curves(results: Mapping[str, Any]) -> bytes:
+def curves(results: Json) -> bytes:
     """Test accuracy and training loss after each epoch; bands are ± one deviation."""
     return over_epochs(results["methods"], _CURVES, (10, 4.2), _title(results))
 
 
-def steps(results: Mapping[str, Any]) -> bytes:
+def steps(results: Json) -> bytes:
     """Diagnostics of a step after each epoch: cosine, gradient norms, rise of the loss."""
     return over_epochs(results["methods"], _STEPS, (10, 6.4), _title(results))
 
 
-def bars(results: Mapping[str, Any]) -> bytes:
+def bars(results: Json) -> bytes:
     """Final test accuracy, sharpness and step cost; dots are the seeds."""
     rho = words.setting(results, "sharpness_rho")
     names = [method["name"] for method in results["methods"]]
@@ -82,7 +83,7 @@ def bars(results: Mapping[str, Any]) -> bytes:
     return png(figure, _title(results))
 
 
-def frontier(results: Mapping[str, Any]) -> bytes:
+def frontier(results: Json) -> bytes:
     """Test accuracy against step cost, and against the radius."""
     found = [p for p in points(results) if not math.isnan(p.accuracy)]
     swept = not words.setting(results, "tune")  # else tune.png shows the radii
@@ -113,7 +114,7 @@ def frontier(results: Mapping[str, Any]) -> bytes:
 
 
 def over_epochs(
-    methods: Sequence[Mapping[str, Any]],
+    methods: Sequence[Json],
     labels: Mapping[str, str],
     size: tuple[float, float],
     title: str,
@@ -135,7 +136,7 @@ def over_epochs(
     return png(figure, title)
 
 
-def _curve(axes: Axes, method: Mapping[str, Any], key: str, look: Style, i: int) -> None:
+def _curve(axes: Axes, method: Json, key: str, look: Style, i: int) -> None:
     values = np.array([run["curves"][key] for run in method["seeds"]], float) * _scale(key)
     finite = np.ma.masked_invalid(values)
     epochs = 1 + np.flatnonzero(finite.count(0))
@@ -146,7 +147,7 @@ def _curve(axes: Axes, method: Mapping[str, Any], key: str, look: Style, i: int)
     axes.fill_between(epochs, mean - deviation, mean + deviation, color=look.color, alpha=0.15)
 
 
-def _bar(axes: Axes, i: int, look: Style, method: Mapping[str, Any], key: str, digits: str) -> None:
+def _bar(axes: Axes, i: int, look: Style, method: Json, key: str, digits: str) -> None:
     """A bar of a measure; the step cost is a single number, not one per seed."""
     summary = method["summary"].get(key, {"mean": method.get(key), "std": None})
     runs = [run.get(key) for run in method["seeds"] if not run["diverged"]]
@@ -186,10 +187,10 @@ def _goal(axes: Axes, found: list[Point]) -> None:
         axes.axhline(100 * goal, color="0.5", linestyle="--", linewidth=1, label=label)
 
 
-def _styled(methods: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Style]]:
+def _styled(methods: Sequence[Json]) -> list[tuple[Json, Style]]:
     return list(zip(methods, styles([m["method"] for m in methods]), strict=True))
 
 
-def _title(results: Mapping[str, Any]) -> str:
+def _title(results: Json) -> str:
     seeds = words.counted(len(results["seeds"]), "seed")
     return f"{words.task(results)}; mean and standard deviation of {seeds}"

@@ -1,9 +1,10 @@
 """The share of SAM's gain that cheap methods keep, and their cost."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from sam_optax.experiments.types import Json
 
 GOAL_SHARE, GOAL_COST = 0.95, 1.15
 """The share of SAM's gain to keep, and the maximum cost of a step, in steps of SGD."""
@@ -13,14 +14,14 @@ class Point(NamedTuple):
     """A method with one radius; unknown values are NaN."""
 
     method: str
-    hyperparameters: Mapping[str, Any]
+    hyperparameters: Json
     cost: float  # time of a step, in steps of SGD
     accuracy: float  # mean test accuracy, in [0, 1]
     interval: float  # half the width of its confidence interval
     share: float  # of SAM's gain over SGD that it keeps
 
 
-def points(results: Mapping[str, Any]) -> list[Point]:
+def points(results: Json) -> list[Point]:
     """The methods of a run, with their share of the gain of the best SAM."""
     found = []
     for method in results["methods"]:

@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 
 from sam_optax.experiments.reporting import figures, table, words
+from sam_optax.experiments.types import Json
 
 _COST = {"name": "method", "epochs": "epochs", "steps_per_epoch": "steps\nper epoch"}
 _COST |= {"batch_size": "batch\nsize", "gradients": "gradients\nper step"}
@@ -14,7 +15,7 @@ _COST |= {"epoch_seconds": "seconds\nper epoch", "examples_per_second": "example
 _COST |= {"compile_seconds": "seconds of\ncompilation"}
 
 
-def html_page(results: Mapping[str, Any], drawn: Mapping[str, bytes]) -> bytes:
+def html_page(results: Json, drawn: Mapping[str, bytes]) -> bytes:
     """The page, with figures from :func:`~sam_optax.experiments.reporting.figures.all_figures`."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sam_optax.experiments.reporting"),
@@ -51,7 +52,7 @@ def _printable(value: Any) -> Any:
     return "\n".join(map(words.printable, value.split("\n")))
 
 
-def _title(results: Mapping[str, Any]) -> str:
+def _title(results: Json) -> str:
     methods = results["methods"]
     what = methods[0]["title"] if len(methods) == 1 else f"{len(methods)} methods"
     if words.setting(results, "frontier"):
@@ -59,7 +60,7 @@ def _title(results: Mapping[str, Any]) -> str:
     return f"{what}: {words.setting(results, 'model')} on {words.data_name(results)}"
 
 
-def _headline(results: Mapping[str, Any]) -> str:
+def _headline(results: Json) -> str:
     """The outcome in a sentence."""
     known = [m for m in results["methods"] if m["summary"]["test_accuracy"]["mean"] is not None]
     if not known:
@@ -71,7 +72,7 @@ def _headline(results: Mapping[str, Any]) -> str:
     return f"Test accuracy after the last epoch: {', '.join(texts)} ({seeds})."
 
 
-def _own_settings(method: Mapping[str, Any]) -> list[list[Any]]:
+def _own_settings(method: Json) -> list[list[Any]]:
     """The settings of a method: name, value and source."""
     values, sources = method["hyperparameters"].items(), method["sources"]
     rows = [[words.symbol(name), value, sources.get(name)] for name, value in values]

@@ -2,12 +2,13 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting.results import number
+from sam_optax.experiments.types import Json, Record
 
 
 class Live:
@@ -38,19 +39,19 @@ class Live:
         if not self._path.stat().st_size:
             self._path.unlink()  # interrupted before the first epoch: leave nothing
 
-    def add(self, method: str, seed: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+    def add(self, method: str, seed: int, epoch: int, metrics: Json) -> None:
         """Writes the numbers of an epoch (counted from 1), with null for non-finite values."""
         numbers = {name: number(value) for name, value in metrics.items()}
         with self._writable():
             self._write({"method": method, "seed": seed, "epoch": epoch, **numbers})
 
-    def _read(self) -> Iterator[dict[str, Any]]:
+    def _read(self) -> Iterator[Record]:
         """The lines of an earlier process; the last one may be incomplete after a kill."""
         for line in self._path.read_bytes().splitlines() if self._path.exists() else ():
             with contextlib.suppress(ValueError):
                 yield json.loads(line)
 
-    def _write(self, point: Mapping[str, Any]) -> None:
+    def _write(self, point: Json) -> None:
         with self._path.open("ab") as file:
             file.write(json.dumps(point).encode() + b"\n")
         if self._logs is None:

@@ -14,12 +14,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting.units import UNITS
+from sam_optax.experiments.types import Json, PyTree, Record
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.train import Outcome
@@ -47,7 +48,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """A number that JSON can hold: the shortest decimal of a float32; ``None`` if not finite."""
     value = float(str(value))
     return value if math.isfinite(value) else None
@@ -68,7 +69,7 @@ def summary(values: np.ndarray) -> dict[str, float | None]:
     return {"mean": number(wide.mean()), "std": number(std), "interval": number(half)}
 
 
-def differences(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def differences(method: Json, methods: Sequence[Json]) -> Record:
     """The gain of a method over each of ``BASES``, in the seeds in which neither diverged.
 
     Of a base that is trained at several radii, the one with the best mean test accuracy counts.
@@ -95,9 +96,7 @@ def differences(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]])
     return found
 
 
-def collect(
-    description: Mapping[str, Any], parameters: int, outcomes: Mapping[str, "Outcome"]
-) -> dict[str, Any]:
+def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"]) -> Record:
     """The results of a run from the outcomes of its methods; NaN becomes ``None``.
 
     A seed has diverged if its final training loss is not finite; summaries are over the others.
@@ -118,7 +117,7 @@ def collect(
     }
 
 
-def _of_method(method: Mapping[str, Any], seeds: list[int], outcome: "Outcome") -> dict[str, Any]:
+def _of_method(method: Json, seeds: list[int], outcome: "Outcome") -> Record:
     accuracy = outcome.curves["test_accuracy"]
     known = {name: outcome.curves[name] for name in ACCURACIES if name in outcome.curves}
     finals = {
@@ -156,13 +155,13 @@ def _of_method(method: Mapping[str, Any], seeds: list[int], outcome: "Outcome") 
     }
 
 
-def to_json(results: Mapping[str, Any]) -> bytes:
+def to_json(results: Json) -> bytes:
     """All results as JSON; undecodable bytes of a path are escaped."""
     text = json.dumps(results, indent=1, allow_nan=False, ensure_ascii=False)
     return (text + "\n").encode(errors="backslashreplace")
 
 
-def from_json(path: Path) -> dict[str, Any] | None:
+def from_json(path: Path) -> Record | None:
     """Reads the output of :func:`to_json`, if any; another version raises :class:`UserError`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -181,7 +180,7 @@ def from_json(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def to_csv(results: Mapping[str, Any]) -> bytes:
+def to_csv(results: Json) -> bytes:
     """One line per method and seed; fields of non-finite numbers are empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -195,7 +194,7 @@ def to_csv(results: Mapping[str, Any]) -> bytes:
     return file.getvalue().encode()
 
 
-def params_to_npz(params: Mapping[str, Mapping[int, Any]]) -> bytes:
+def params_to_npz(params: Mapping[str, Mapping[int, PyTree]]) -> bytes:
     """Trained variables, by method and seed: arrays named ``method/seed/collection/path``."""
     import flax.traverse_util
 
@@ -210,14 +209,14 @@ def params_to_npz(params: Mapping[str, Mapping[int, Any]]) -> bytes:
     return file.getvalue()
 
 
-def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, Any]]:
+def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, PyTree]]:
     """Reads the arrays whose names begin with ``start`` from the output of :func:`params_to_npz`.
 
     A damaged file raises :class:`UserError`.
     """
     import flax.traverse_util
 
-    methods: dict[str, dict[int, dict[str, Any]]] = {}
+    methods: dict[str, dict[int, dict[str, np.ndarray]]] = {}
     try:
         with open(path, "rb") as file, np.load(file) as archive:
             for key in (key for key in archive.files if key.startswith(start)):

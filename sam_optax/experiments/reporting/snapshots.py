@@ -1,12 +1,13 @@
 """The networks of a run before its end, in files like ``params.npz``."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from sam_optax.experiments.reporting import results
 from sam_optax.experiments.reporting.output import OutputDirectory
+from sam_optax.experiments.types import PyTree
 
 
 def file_name(epoch: int) -> str:
@@ -20,7 +21,7 @@ def epochs(every: int, last: int) -> Iterator[int]:
     yield last
 
 
-def to_npz(variables: Mapping[str, Any], seeds: tuple[int, ...]) -> bytes:
+def to_npz(variables: Mapping[str, PyTree], seeds: tuple[int, ...]) -> bytes:
     """The file of the variables of each method, which have an axis of seeds in front."""
     return results.params_to_npz(
         {
@@ -39,6 +40,6 @@ class Snapshots(NamedTuple):
     every: int
     seeds: tuple[int, ...]
 
-    def save(self, epoch: int, variables: Mapping[str, Any]) -> None:
+    def save(self, epoch: int, variables: Mapping[str, PyTree]) -> None:
         """Writes the variables of each method, an axis of seeds in front of every leaf."""
         self.out.write({file_name(epoch): to_npz(variables, self.seeds)})

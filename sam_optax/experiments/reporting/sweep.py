@@ -1,6 +1,5 @@
 """Accuracy over hyperparameters with several values."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -9,11 +8,12 @@ from matplotlib.figure import Figure
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.axes import errorbars, png, tidy
 from sam_optax.experiments.reporting.palette import style
+from sam_optax.experiments.types import Json
 
-Rows = list[Mapping[str, Any]]
+Rows = list[Json]
 
 
-def varied(results: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
+def varied(results: Json) -> dict[str, dict[str, list[Any]]]:
     """The values of each hyperparameter that has several, by method; empty for other methods."""
     methods: dict[str, dict[str, list[Any]]] = {}
     for row in results["methods"]:
@@ -26,7 +26,7 @@ def varied(results: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
     }
 
 
-def options(results: Mapping[str, Any]) -> list[str]:
+def options(results: Json) -> list[str]:
     """The hyperparameters for the axis of a figure: those with several numbers in one method."""
     found = [
         option
@@ -37,7 +37,7 @@ def options(results: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def sweep(results: Mapping[str, Any]) -> bytes:
+def sweep(results: Json) -> bytes:
     """Test accuracy over each hyperparameter with several values, in panels."""
     names = options(results)
     figure = Figure(figsize=(1 + 5.5 * len(names), 5), layout="constrained")
@@ -50,7 +50,7 @@ def sweep(results: Mapping[str, Any]) -> bytes:
     return png(figure, f"{words.task(results)}; mean of {seeds} with 95 % confidence intervals")
 
 
-def over(axes: Axes, results: Mapping[str, Any], option: str) -> None:
+def over(axes: Axes, results: Json, option: str) -> None:
     """Draws a line per method and setting of other hyperparameters; bands if none vary."""
     ticks = set()
     for method, several in varied(results).items():
@@ -84,7 +84,7 @@ def over(axes: Axes, results: Mapping[str, Any], option: str) -> None:
     tidy(axes)
 
 
-def _band(axes: Axes, row: Mapping[str, Any]) -> None:
+def _band(axes: Axes, row: Json) -> None:
     accuracy, color = row["summary"]["test_accuracy"], style(row["method"]).color
     mean, half = 100 * accuracy["mean"], 100 * (accuracy["interval"] or 0)
     axes.axhline(mean, color=color, linewidth=1, label=row["method"])

@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
 """The table of a run, for the terminal and for the page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from rich.text import Text
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.frontier import GOAL_COST, GOAL_SHARE, points
 from sam_optax.experiments.reporting.results import BASES, CONFIDENCE
+from sam_optax.experiments.types import Json
 
 _COST = "time of a training step relative to SGD's, median over interleaved epochs"
 _ACCURACIES = (  # with the half widths of their intervals
@@ -41,14 +42,14 @@ class Summary(NamedTuple):
     legend: dict[str, str]  # heading -> what it is
 
 
-def summarize(results: Mapping[str, Any], without: Sequence[str] = ()) -> Summary:
+def summarize(results: Json, without: Sequence[str] = ()) -> Summary:
     """The table of a run, without some columns of a comparison."""
     if words.setting(results, "frontier"):
         return _frontier(results)
     return _comparison(results, without)
 
 
-def print_results(console: Console, results: Mapping[str, Any]) -> None:
+def print_results(console: Console, results: Json) -> None:
     """Prints the task, one line per method, and the meaning of the columns."""
     console.print(Text("\n" + "\n".join(words.heading(results)) + "\n"), soft_wrap=True)
     summary = summarize(results, _IN_FULL)
@@ -85,7 +86,7 @@ def _width(console: Console, table: Table) -> int:
     return console.measure(table, options=console.options.update(max_width=1000)).minimum
 
 
-def print_settings(console: Console, description: Mapping[str, Any]) -> None:
+def print_settings(console: Console, description: Json) -> None:
     """Prints what would be trained, the source of each value, and the notes."""
     table = ruled("setting", "value", "from")
     rows = [("", name, setting) for name, setting in description["settings"].items()]
@@ -110,7 +111,7 @@ def ruled(*columns: str) -> Table:
     return Table(*columns, **look, padding=(0, 1, 0, 0))
 
 
-def _comparison(results: Mapping[str, Any], without: Sequence[str]) -> Summary:
+def _comparison(results: Json, without: Sequence[str]) -> Summary:
     seeds = len(results["seeds"])
     rho, examples = (words.setting(results, f"sharpness_{of}") for of in ("rho", "examples"))
     on = words.counted(examples, "training example") if examples else "the training set"
@@ -146,7 +147,7 @@ def _comparison(results: Mapping[str, Any], without: Sequence[str]) -> Summary:
     )
 
 
-def _cells(method: Mapping[str, Any], seeds: int) -> dict[str, str]:
+def _cells(method: Json, seeds: int) -> dict[str, str]:
     """The row of a method, by heading."""
     summary, none = method["summary"], {"mean": None, "interval": None}
     row = {"method": method["method"], "with": words.trained_with(method)}
@@ -171,7 +172,7 @@ def _fixed(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _frontier(results: Mapping[str, Any]) -> Summary:
+def _frontier(results: Json) -> Summary:
     columns = {"method": "", "with": "", "test accuracy": "%", "gain kept": "%"}
     columns |= {"cost": "× SGD", "goal": ""}
     rows = [

@@ -1,7 +1,6 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
 """Held-out accuracy over the values that ``--tune`` has tried."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,17 @@ from matplotlib.ticker import LogLocator
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.axes import png, tidy
 from sam_optax.experiments.reporting.palette import styles
+from sam_optax.experiments.types import Json
 
 _LABELS = {False: "radius ρ, or what scales it", True: "weight decay"}
 
 
-def tune(results: Mapping[str, Any]) -> bytes:
+def tune(results: Json) -> bytes:
     """The figure as a file."""
     return png(draw(results), words.task(results))
 
 
-def draw(results: Mapping[str, Any]) -> Figure:
+def draw(results: Json) -> Figure:
     """A line for each method with its choice, in a panel for radii and one for weight decays."""
     methods = results["methods"]
     looks = zip(methods, styles([m["method"] for m in methods]), strict=True)

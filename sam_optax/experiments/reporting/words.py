@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sam_optax.experiments.types import Json
+
 SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
 SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ", "theta": "θ"}
 _OPTIMIZERS = {"sgd": "SGD", "rmsprop": "RMSProp", "adam": "Adam", "adamw": "AdamW"}
@@ -55,7 +57,7 @@ def named(setting: str) -> str:
     return setting.replace("_", " ")
 
 
-def trained_with(method: Mapping[str, Any]) -> str:
+def trained_with(method: Json) -> str:
     """The hyperparameters of a method, and its settings that differ between methods."""
     own = [f"{named(name)} {plain(s['value'])}" for name, s in method["settings"].items()]
     values = method["hyperparameters"].items()
@@ -67,19 +69,19 @@ def symbol(hyperparameter: str) -> str:
     return SYMBOLS.get(hyperparameter, named(hyperparameter))
 
 
-def setting(results: Mapping[str, Any], name: str, default: Any = None) -> Any:
+def setting(results: Json, name: str, default: Any = None) -> Any:
     """The value of a shared setting, or the default if there is none."""
     value = results["settings"].get(name, {}).get("value")
     return default if value is None else value
 
 
-def data_name(results: Mapping[str, Any], longest: int = 48) -> str:
+def data_name(results: Json, longest: int = 48) -> str:
     """The name of the data set, its end if it is long."""
     name = printable(results["dataset"]["name"])
     return name if len(name) <= longest else "…" + name[1 - longest :]
 
 
-def task(results: Mapping[str, Any]) -> str:
+def task(results: Json) -> str:
     """The task in a few words."""
     noise, model = setting(results, "label_noise", 0), setting(results, "model")
     if results["dataset"].get("text"):
@@ -88,7 +90,7 @@ def task(results: Mapping[str, Any]) -> str:
     return f"{data_name(results)}, {labels}, {model}"
 
 
-def heading(results: Mapping[str, Any]) -> list[str]:
+def heading(results: Json) -> list[str]:
     """Data, duration and base optimizer of the training, one line each."""
     dataset, noise = results["dataset"], setting(results, "label_noise", 0)
     labels = f"{100 * noise:g} % of the training labels are wrong; " if noise else "clean labels; "
@@ -110,7 +112,7 @@ def heading(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _extent(results: Mapping[str, Any]) -> str:
+def _extent(results: Json) -> str:
     kinds = ("epochs", "steps_per_epoch", "batch_size")
     epochs, steps, batch = ({method[kind] for method in results["methods"]} for kind in kinds)
     text = counted(epochs.pop(), "epoch") if len(epochs) == 1 else "epochs as below"
@@ -119,7 +121,7 @@ def _extent(results: Mapping[str, Any]) -> str:
     return f"{text} with batches of {batch.pop()}" if len(batch) == 1 else text
 
 
-def _optimizer(results: Mapping[str, Any]) -> str:
+def _optimizer(results: Json) -> str:
     kind = setting(results, "optimizer", "sgd")
     adam = kind in ("adam", "adamw")
     momentum = "Nesterov momentum" if setting(results, "nesterov") else "momentum"

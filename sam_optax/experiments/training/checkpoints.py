@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.training import identity
+from sam_optax.experiments.types import Json, PyTree, Record
 
 FORMAT = "sam_optax.checkpoint"
 FORMAT_VERSION = 2
@@ -46,12 +47,10 @@ class Checkpoints:
     between two checkpoints.
     """
 
-    def __init__(
-        self, path: Path, every: int, run: Mapping[str, Any], versions: Mapping[str, str]
-    ) -> None:
+    def __init__(self, path: Path, every: int, run: Json, versions: Mapping[str, str]) -> None:
         self.path, self.every, self.epoch = path.absolute(), every, 0
         self._run, self._versions = run, versions
-        self._found: dict[str, Any] = {}
+        self._found: Record = {}
 
     @functools.cached_property
     def _manager(self) -> ocp.CheckpointManager:
@@ -105,7 +104,7 @@ class Checkpoints:
         )
         return note if changed else None
 
-    def restore(self, like: Any) -> tuple[dict[str, Any], Any]:
+    def restore(self, like: PyTree) -> tuple[Record, PyTree]:
         """Record and arrays of the checkpoint found by :meth:`find`.
 
         The arrays must have the structure, shapes and dtypes of ``like``, and get its shardings.
@@ -126,7 +125,7 @@ class Checkpoints:
         arrays = jax.tree.unflatten(structure, map(_as, leaves, flat))
         return self._found["record"], arrays
 
-    def _compare(self, stored: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    def _compare(self, stored: Json, expected: Json) -> None:
         for name in stored.keys() ^ expected.keys():
             where = "only in the checkpoint" if name in stored else "not in the checkpoint"
             raise self._unusable(f"{name} is {where}")
@@ -139,7 +138,7 @@ class Checkpoints:
                 )
 
     @_quietly()
-    def save(self, epoch: int, record: dict[str, Any], arrays: Any) -> None:
+    def save(self, epoch: int, record: Record, arrays: PyTree) -> None:
         """Writes a checkpoint (arrays and plain data) that replaces the previous one.
 
         Raises:
@@ -198,7 +197,7 @@ def _sha256(*parts: Any) -> str:
     return digest.hexdigest()
 
 
-def _by_path(tree: Any) -> dict[str, jax.Array]:
+def _by_path(tree: PyTree) -> dict[str, jax.Array]:
     """The leaves by path, with typed keys as their integer data."""
     return {
         jax.tree_util.keystr(path): jax.random.key_data(leaf) if _is_key(leaf) else leaf

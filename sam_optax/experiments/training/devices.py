@@ -2,14 +2,13 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.types import Function, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +32,14 @@ class Devices:
         share = batch_size // jax.process_count()
         return slice(jax.process_index() * share, (jax.process_index() + 1) * share)
 
-    def put(self, tree: Any, axis: int | None = None) -> Any:
+    def put(self, tree: PyTree, axis: int | None = None) -> PyTree:
         """Places arrays that every process has on the devices: see :meth:`sharding`."""
         if self.count == 1:
             return jax.device_put(tree, self.mesh.devices.flat[0])
         make, sharding = jax.make_array_from_process_local_data, self.sharding(axis)
         return jax.tree.map(lambda leaf: make(sharding, leaf, leaf.shape), tree)
 
-    def put_rows(self, rows: Any) -> Any:
+    def put_rows(self, rows: PyTree) -> PyTree:
         """Places arrays of which this process has its :meth:`rows`."""
         return jax.make_array_from_process_local_data(self.sharding(0), rows)
 
@@ -75,7 +74,7 @@ def choose(count: int | None) -> Devices:
     return Devices(Mesh(np.array(devices), ("batch",)))
 
 
-def over_seeds(f: Callable[..., Any], count: int) -> Callable[..., Any]:
+def over_seeds(f: Function, count: int) -> Function:
     """``f`` for ``count`` seeds, with a leading axis on every argument.
 
     Accelerators are faster with batched seeds. On a CPU, batched matrix products gain nothing, and

@@ -1,18 +1,19 @@
 """Loss, accuracy and sharpness of the networks of a run, compiled once for all methods."""
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import sam_optax
 from sam_optax.experiments.training import feed, measures
 from sam_optax.experiments.training.devices import Devices, over_seeds
 from sam_optax.experiments.training.measures import BLOCK, Blocks
 from sam_optax.experiments.training.task import Task, noisy_labels
+from sam_optax.experiments.types import Function, PyTree
 
 
 class Evaluation:
@@ -28,21 +29,21 @@ class Evaluation:
             self._test = self._blocks(test.x, test.y)
         sam = sam_optax.sam(task.sharpness_rho)
 
-        def gradient(variables: Any, block: Blocks) -> Any:
-            def loss(params: Any) -> jax.Array:
+        def gradient(variables: PyTree, block: Blocks) -> PyTree:
+            def loss(params: optax.Params) -> jax.Array:
                 return measures.total_loss(task, {**variables, "params": params}, block)
 
             return jax.value_and_grad(loss)(variables["params"])
 
-        def perturbed(variables: Any, grads: Any) -> Any:
+        def perturbed(variables: PyTree, grads: optax.Updates) -> PyTree:
             params = variables["params"]
             moved, _ = sam.perturb_fn(params, grads, sam.init(params))
             return {**variables, "params": moved}
 
-        def program(f: Callable[..., Any]) -> Any:
+        def program(f: Function) -> Function:
             """``f(variables, block)`` of all seeds, which may have different labels."""
 
-            def of_block(variables: Any, block: Blocks) -> Any:
+            def of_block(variables: PyTree, block: Blocks) -> PyTree:
                 y = jnp.broadcast_to(block.y, (count, *block.y.shape[-task.dataset.train.y.ndim :]))
                 one = over_seeds(lambda v, y: f(v, block._replace(y=y)), count)
                 return one(variables, y)
@@ -86,10 +87,10 @@ class Evaluation:
         batches = feed.test_batches(self._task.dataset.test, size, self._place.rows(size))
         return (Blocks(*self._place.put_rows(batch)) for batch in batches)
 
-    def _total(self, f: Callable[..., Any], variables: Any, blocks: Iterable[Blocks]) -> Any:
+    def _total(self, f: Function, variables: PyTree, blocks: Iterable[Blocks]) -> PyTree:
         return functools.reduce(self._add, (f(variables, block) for block in blocks))
 
-    def after_epoch(self, variables: Any, seeds: tuple[int, ...]) -> dict[str, np.ndarray]:
+    def after_epoch(self, variables: PyTree, seeds: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Mean training loss in nats and test accuracy in [0, 1], one of each for each seed."""
         train, test = len(self._examples), len(self._task.dataset.test.y)
         loss = self._total(self._loss, variables, self._labelled(seeds))
@@ -98,7 +99,7 @@ class Evaluation:
         shares = {name: count / np.float32(test) for name, count in hits.items()}
         return {"train_loss": loss / np.float32(train), **shares}
 
-    def sharpness(self, variables: Any, seeds: tuple[int, ...]) -> np.ndarray:
+    def sharpness(self, variables: PyTree, seeds: tuple[int, ...]) -> np.ndarray:
         """L(w + ε) − L(w) in nats per seed, with SAM's ε for the full gradient.
 
         One gradient step of length ρ gives a lower bound of the largest rise within ρ. It sees

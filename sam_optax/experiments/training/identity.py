@@ -1,13 +1,11 @@
 """The identity of a run: all user choices that the results depend on."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.training.task import values
+from sam_optax.experiments.types import Json, Record
 
 
-def of(description: Mapping[str, Any]) -> dict[str, Any]:
+def of(description: Json) -> Record:
     """The identity of a run, from its description or results, as plain data.
 
     What ``--tune`` has chosen is not a choice of the user's, but what its search starts at is.
@@ -26,13 +24,13 @@ def of(description: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str, remedy: str) -> None:
+def check(theirs: Json, ours: Json, what: str, remedy: str) -> None:
     """Raises :class:`UserError` if ``what`` belongs to another run than the requested one."""
     if found := differences(theirs, ours):
         raise UserError(f"--resume: {what} a run with other settings: {found}. {remedy}")
 
 
-def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+def differences(theirs: Json, ours: Json) -> str:
     """Options in which two runs differ, with both values, such as ``--epochs 60 (now 80)``.
 
     Data are equal if their contents are, wherever they are stored.

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import flax.traverse_util
 import jax
@@ -18,6 +17,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.reporting.results import load_params
 from sam_optax.experiments.training.task import Task
+from sam_optax.experiments.types import PyTree
 
 _POSITIONS = "params/positions"
 _ATTENTION = "MultiHeadDotProductAttention_0"
@@ -90,7 +90,7 @@ def load(spec: str, task: Task) -> tuple[dict[str, np.ndarray], list[str]]:
     return kept, [name for name in ours if name not in kept]
 
 
-def start(initial: Mapping[str, np.ndarray], variables: Any) -> Any:
+def start(initial: Mapping[str, np.ndarray], variables: PyTree) -> PyTree:
     """Variables with an axis of seeds in front, with the initial ones in their places."""
     own = flax.traverse_util.flatten_dict(variables, sep="/")
     own |= {
@@ -108,7 +108,7 @@ def _split(spec: str) -> tuple[Path, str]:
     return Path(path).expanduser(), network
 
 
-def _arrays(task: Task, classes: int) -> dict[str, Any]:
+def _arrays(task: Task, classes: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The variables of the task's network, without values, by path."""
     init = partial(task.model.clone(classes=classes).init, train=False)
     found = jax.eval_shape(init, jax.random.key(0), task.example)
@@ -137,7 +137,9 @@ def _of_run(path: Path, network: str) -> dict[str, np.ndarray]:
     return flax.traverse_util.flatten_dict(networks[network], sep="/")
 
 
-def _vision_transformer(path: Path, like: Mapping[str, Any], task: Task) -> dict[str, np.ndarray]:
+def _vision_transformer(
+    path: Path, like: Mapping[str, jax.ShapeDtypeStruct], task: Task
+) -> dict[str, np.ndarray]:
     """The tensors of a ViT or DeiT as ours; those with unknown names keep these."""
     if not isinstance(task.model, VisionTransformer):
         raise UserError("safetensors are read for the vision transformers; use --model vit_s16.")

@@ -1,6 +1,6 @@
 """Measures of a network: cross entropies and correct predictions, and on how many examples."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import optax
 from sam_optax.experiments.data.dataset import Dataset, Examples
 from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.training.task import Task
+from sam_optax.experiments.types import PyTree
 
 BLOCK = 500
 """Number of examples evaluated at once, to bound memory."""
@@ -22,9 +23,9 @@ _MEMORY = 2**28
 class Blocks(NamedTuple):
     """Examples in blocks of equal size, the last one padded with examples of weight 0."""
 
-    x: Any  # (blocks, size, …)
-    y: Any  # int32, (blocks, size) or (seeds, blocks, size)
-    weight: Any  # float32, (blocks, size)
+    x: jax.Array  # (blocks, size, …)
+    y: jax.Array  # int32, (blocks, size) or (seeds, blocks, size)
+    weight: jax.Array  # float32, (blocks, size)
 
 
 def in_blocks(n: int, devices: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -61,7 +62,7 @@ def measured(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([x.image(int(i), None) for i in index]), index
 
 
-def variables(params: Any, batch_stats: Any) -> dict[str, Any]:
+def variables(params: optax.Params, batch_stats: PyTree) -> dict[str, PyTree]:
     """The variables to apply a network with."""
     return {"params": params, **({"batch_stats": batch_stats} if batch_stats else {})}
 
@@ -74,8 +75,8 @@ def ready(dataset: Dataset, x: jax.Array) -> jax.Array:
 
 
 def losses(
-    task: Task, variables: Any, batch: tuple[Any, Any], train: bool = False
-) -> tuple[jax.Array, Any]:
+    task: Task, variables: PyTree, batch: tuple[jax.Array, jax.Array], train: bool = False
+) -> tuple[jax.Array, PyTree]:
     """Cross entropies in nats, and BatchNorm statistics after the pass.
 
     Labels are (n,), or distributions (n, classes); of text (n, length) or (n, length, classes).
@@ -94,9 +95,11 @@ def _of_examples(values: jax.Array, labelled: jax.Array) -> jax.Array:
     return values if values.ndim == 1 else jnp.mean(values, axis=1, where=labelled)
 
 
-def _logits(task: Task, variables: Any, x: jax.Array, train: bool = False) -> tuple[Any, Any]:
+def _logits(
+    task: Task, variables: PyTree, x: jax.Array, train: bool = False
+) -> tuple[jax.Array, PyTree]:
     x = ready(task.dataset, x)
-    new: Any = {}
+    new: PyTree = {}
     if train and "batch_stats" in variables:
         logits, new = task.model.apply(variables, x, train=True, mutable=["batch_stats"])
     else:
@@ -105,12 +108,12 @@ def _logits(task: Task, variables: Any, x: jax.Array, train: bool = False) -> tu
     return wide, new.get("batch_stats", {})
 
 
-def total_loss(task: Task, variables: Any, block: Blocks) -> jax.Array:
+def total_loss(task: Task, variables: PyTree, block: Blocks) -> jax.Array:
     """The weighted sum of the cross entropies of a block, in nats."""
     return jnp.sum(block.weight * losses(task, variables, (block.x, block.y))[0])
 
 
-def hits(task: Task, variables: Any, block: Blocks) -> dict[str, jax.Array]:
+def hits(task: Task, variables: PyTree, block: Blocks) -> dict[str, jax.Array]:
     """How many examples of a block are classified correctly, also by the first five of many.
 
     Of text, each example counts by the share of its tokens.

@@ -13,6 +13,7 @@ from sam_optax.experiments.training import feed, measures
 from sam_optax.experiments.training.devices import Devices, over_seeds
 from sam_optax.experiments.training.step import MethodStep, State
 from sam_optax.experiments.training.task import EPOCHS, METHOD, Entry, Task, key, noisy_labels
+from sam_optax.experiments.types import Function, PyTree, Record
 
 STRETCH = 2.0
 """Approximate seconds of training between two readings of the clock."""
@@ -33,11 +34,11 @@ class Source:
         if self.resident:
             self._x, self._labels = place.put((task.dataset.train.x, self._labels))
 
-    def labels(self, group: int) -> Any:
+    def labels(self, group: int) -> PyTree:
         """Labels (seeds, examples) on the devices; ``None`` if they come with the batches."""
         return self._labels[group] if self.resident else None
 
-    def epoch(self, group: int, batch_size: int, epoch: int) -> tuple[Iterator[Any], Any]:
+    def epoch(self, group: int, batch_size: int, epoch: int) -> tuple[Iterator[PyTree], PyTree]:
         """The input of each call of a step: all examples again, or a batch with its labels.
 
         In the former case with the indices of the examples, (seeds, steps, batch_size).
@@ -67,16 +68,16 @@ class Runner:
         self.program: Any = None
         self._look_program: Any = None
         self._seeds = source.place.put([np.array(seeds, np.int32) for seeds in source.groups])
-        self._values: list[dict[str, Any]] = [{} for _ in source.groups]
+        self._values: list[Record] = [{} for _ in source.groups]
         self._count = len(source.groups[0])
 
-        def first(seed: jax.Array, variables: Any) -> State:
+        def first(seed: jax.Array, variables: PyTree) -> State:
             return MethodStep(source.task, entry).init(key(seed, METHOD), variables)
 
         self._init = self._jit(over_seeds(first, self._count))
 
     @property
-    def variables(self) -> list[dict[str, Any]]:
+    def variables(self) -> list[PyTree]:
         """The variables of the networks of each group."""
         return [measures.variables(state.params, state.batch_stats) for state in self.states]
 
@@ -85,7 +86,7 @@ class Runner:
         """Whether all seeds have diverged."""
         return bool(self.curve) and bool(np.isnan(self.curve[-1]["train_loss"]).all())
 
-    def start(self, variables: list[Any], values: list[Any] | None = None) -> None:
+    def start(self, variables: list[PyTree], values: list[PyTree] | None = None) -> None:
         """Takes the initial variables of each group, for a training from the beginning.
 
         ``values`` of each group are those of :attr:`Entry.tuned`, one for each seed. The program
@@ -158,19 +159,23 @@ class Runner:
             return max(1, int(STRETCH * self.steps * len(self.states) / self.seconds[-1]))
         return 1
 
-    def _jit(self, f: Callable[..., Any], **options: Any) -> Any:
+    def _jit(self, f: Function, **options: Any) -> Any:
         place = self._source.place
         whole = place.sharding() if place.count > 1 else None
         return jax.jit(f, out_shardings=whole, **options)
 
-    def _steps(self, x: Any, start: Any, stop: Any, epoch: Any, *per_seed: Any) -> State:
+    def _steps(
+        self, x: PyTree, start: jax.Array, stop: jax.Array, epoch: jax.Array, *per_seed: PyTree
+    ) -> State:
         """Steps ``start`` to ``stop`` of an epoch, both traced, so that one program serves all."""
 
-        def one(state: State, seed: Any, values: Any, labels: Any, indices: Any) -> State:
+        def one(
+            state: State, seed: jax.Array, values: PyTree, labels: PyTree, indices: PyTree
+        ) -> State:
             method_key, epoch_key = key(seed, METHOD), key(seed, EPOCHS + epoch)
             step = MethodStep(self._source.task, self.entry.at(values))
 
-            def body(i: Any, state: State) -> State:
+            def body(i: jax.Array, state: State) -> State:
                 batch = x if indices is None else (x[indices[i]], labels[indices[i]])
                 step_key = jax.random.fold_in(epoch_key, i)
                 return step.take(method_key, state, batch, step_key, self._data(x, labels))
@@ -181,8 +186,10 @@ class Runner:
 
         return over_seeds(one, self._count)(*per_seed)
 
-    def _look(self, x: Any, epoch: Any, *per_seed: Any) -> dict[str, jax.Array]:
-        def one(state: Any, seed: Any, values: Any, labels: Any, indices: Any) -> dict[str, Any]:
+    def _look(self, x: PyTree, epoch: jax.Array, *per_seed: PyTree) -> dict[str, jax.Array]:
+        def one(
+            state: State, seed: jax.Array, values: PyTree, labels: PyTree, indices: PyTree
+        ) -> Record:
             method_key, epoch_key = key(seed, METHOD), key(seed, EPOCHS + epoch)
             batch = x[indices[0]], labels[indices[0]]
             step = MethodStep(self._source.task, self.entry.at(values))
@@ -190,5 +197,5 @@ class Runner:
 
         return over_seeds(one, self._count)(*per_seed)
 
-    def _data(self, x: Any, labels: Any) -> Any:
+    def _data(self, x: PyTree, labels: PyTree) -> PyTree:
         return (x, labels) if self.entry.variant.method.needs_data else None

@@ -1,22 +1,24 @@
 """The training step of one seed, ``(state, batch) -> state``, and its diagnostics."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from sam_optax.experiments.methods.method import Step
 from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.training import measures
 from sam_optax.experiments.training.task import Entry, Task
+from sam_optax.experiments.types import PyTree
 
 
 class State(NamedTuple):
     """State of training between two steps; without BatchNorm ``batch_stats`` is empty."""
 
-    params: Any
-    opt_state: Any
-    batch_stats: Any
+    params: optax.Params
+    opt_state: optax.OptState
+    batch_stats: PyTree
 
 
 class MethodStep:
@@ -29,14 +31,14 @@ class MethodStep:
         self._task, self._recipe, self._variant = task, entry.recipe, entry.variant
         self._base = task.base(entry.recipe)
 
-    def init(self, key: jax.Array, variables: Any) -> State:
+    def init(self, key: jax.Array, variables: PyTree) -> State:
         """The state before the first step, given the network's initial variables."""
         tx = self._variant.transformation(self._base, key)
         params = variables["params"]
         return State(params, tx.init(params), variables.get("batch_stats", {}))
 
     def take(
-        self, key: jax.Array, state: State, batch: Any, step_key: jax.Array, data: Any
+        self, key: jax.Array, state: State, batch: PyTree, step_key: jax.Array, data: PyTree
     ) -> State:
         """The state after a step.
 
@@ -51,7 +53,7 @@ class MethodStep:
         return State(params, opt_state, state.batch_stats if first is None else first[1])
 
     def look(
-        self, key: jax.Array, state: State, batch: Any, step_key: jax.Array, data: Any
+        self, key: jax.Array, state: State, batch: PyTree, step_key: jax.Array, data: PyTree
     ) -> dict[str, jax.Array]:
         """The fields of :class:`sam_optax.StepInfo` for a step whose update is discarded.
 
@@ -65,20 +67,22 @@ class MethodStep:
         known = found.pop("loss_known")
         return {**found, "loss_rise": jnp.where(known, seen.loss_rise, jnp.nan)}
 
-    def _step(self, state: State, batch: Any, step_key: jax.Array, data: Any) -> Step:
+    def _step(self, state: State, batch: PyTree, step_key: jax.Array, data: PyTree) -> Step:
         batch = self._augmented(jax.random.fold_in(step_key, 1), batch)
 
-        def losses_fn(params: Any, some: Any) -> jax.Array:
+        def losses_fn(params: optax.Params, some: PyTree) -> jax.Array:
             variables = measures.variables(params, state.batch_stats)
             return measures.losses(self._task, variables, some, train=True)[0]
 
-        def loss(params: Any, *group: Any) -> tuple[jax.Array, Any]:
+        def loss(params: optax.Params, *group: jax.Array) -> tuple[jax.Array, PyTree]:
             return self._loss(state, batch, params, *group)
 
         value_and_grad_fn = jax.value_and_grad(loss, has_aux=True)
         return Step(losses_fn, value_and_grad_fn, state.params, batch, step_key, data)
 
-    def _loss(self, state: State, batch: Any, params: Any, *group: Any) -> tuple[jax.Array, Any]:
+    def _loss(
+        self, state: State, batch: PyTree, params: optax.Params, *group: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
         """The mean loss of a batch, or of one of its groups, and the new running statistics.
 
         With several groups, each is normalized by its own statistics, and the running statistics
@@ -90,7 +94,7 @@ class MethodStep:
         losses, batch_stats = measures.losses(self._task, variables, batch, train=True)
         return jnp.mean(losses), batch_stats
 
-    def _augmented(self, key: jax.Array, batch: Any) -> Any:
+    def _augmented(self, key: jax.Array, batch: PyTree) -> PyTree:
         """Examples as the network receives them, and their labels or label distributions."""
         (x, y), recipe, dataset = batch, self._recipe, self._task.dataset
         keys = jax.random.split(key, 4)
@@ -104,7 +108,7 @@ class MethodStep:
         return augmentation.mixup(keys[3], x, y, recipe.mixup)
 
 
-def _group(batch: Any, groups: int, i: Any) -> Any:
+def _group(batch: PyTree, groups: int, i: jax.Array) -> PyTree:
     """One of equal parts of a batch: every ``groups``-th example, from the i-th on.
 
     If the batch is split over devices, this is an equal share of each device's part, and the same

@@ -2,8 +2,8 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.methods.method import Base, Variant
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import registry
+from sam_optax.experiments.types import Json, PyTree, Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Entry:
             return {"weight_decay": self.recipe.weight_decay}
         return {name: self.variant.hyperparameters[name] for name in names}
 
-    def at(self, values: Mapping[str, Any]) -> "Entry":
+    def at(self, values: Json) -> "Entry":
         """With other values of what :attr:`tuned` has, which may be traced."""
         if not self.variant.method.radius:
             return dataclasses.replace(self, recipe=dataclasses.replace(self.recipe, **values))
@@ -140,7 +141,7 @@ def noisy_labels(task: Task, seeds: tuple[int, ...], held_out: bool = False) -> 
 INITIALIZATION, METHOD, EPOCHS = range(3)
 
 
-def key(seed: Any, purpose: Any) -> jax.Array:
+def key(seed: chex.Numeric, purpose: chex.Numeric) -> jax.Array:
     """A seed's key for its initialization, its method's draws, or the steps of an epoch.
 
     ``purpose`` is ``EPOCHS`` + i for the steps of epoch i (from 0).
@@ -148,23 +149,23 @@ def key(seed: Any, purpose: Any) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), purpose)
 
 
-def initial_variables(task: Task, seed: Any) -> Any:
+def initial_variables(task: Task, seed: chex.Numeric) -> PyTree:
     """The variables of a seed's network before training."""
     return task.model.init(key(seed, INITIALIZATION), task.example, train=False)
 
 
-def load_dataset(settings: Mapping[str, Any]) -> Dataset:
+def load_dataset(settings: Json) -> Dataset:
     """All examples of the data set that settings (values by name) describe."""
     options = ("image_column", "label_column", "test_split", "image_size", "length")
     return load(settings["dataset"], **{name: settings.get(name) for name in options})
 
 
-def values(settings: Mapping[str, Any]) -> dict[str, Any]:
+def values(settings: Json) -> Record:
     """Settings as in the results, without their sources."""
     return {name: found["value"] for name, found in settings.items()}
 
 
-def task_of(description: Mapping[str, Any], dataset: Dataset) -> Task:
+def task_of(description: Json, dataset: Dataset) -> Task:
     """The task that the description of a run defines, on the examples in use."""
     settings = values(description["settings"])
     dtype = jnp.dtype(settings["dtype"])

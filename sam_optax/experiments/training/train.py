@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from sam_optax.experiments.training.devices import Devices, over_seeds
 from sam_optax.experiments.training.evaluation import Evaluation
 from sam_optax.experiments.training.runner import Runner, Source
 from sam_optax.experiments.training.task import Entry, Task, initial_variables
+from sam_optax.experiments.types import PyTree, Record
 
 if TYPE_CHECKING:
     from sam_optax.experiments.reporting.live import Live
@@ -39,7 +40,7 @@ class Outcome:
     """
 
     entry: Entry
-    variables: Any  # of the trained networks, a leading seed axis on every leaf
+    variables: PyTree  # of the trained networks, a leading seed axis on every leaf
     curves: dict[str, np.ndarray]  # after each epoch, (epochs, seeds)
     sharpness: np.ndarray  # nats, (seeds,)
     seconds: list[float]  # of the training steps per timed epoch, all seeds
@@ -133,7 +134,7 @@ class Training:
             self._run_epoch(runner, epoch, lambda s, share: tick(s, share / epochs), None)
         return self._curves(runner)
 
-    def _initial_variables(self) -> list[Any]:
+    def _initial_variables(self) -> list[PyTree]:
         seeds = [np.array(group, np.int32) for group in self._groups]
         made = (self._init(group) for group in seeds)
         return [self._place.put(initial.start(self.task.initial, found)) for found in made]
@@ -201,11 +202,11 @@ class Training:
             for field in runner.curve[0]
         }
 
-    def _arrays(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, PyTree]:
         """The state of every runner, on its devices."""
         return {runner.name: runner.states for runner in self.runners}
 
-    def _record(self) -> dict[str, Any]:
+    def _record(self) -> Record:
         """The measurements of every runner, as plain data."""
         return {
             runner.name: {
@@ -215,7 +216,7 @@ class Training:
             for runner in self.runners
         }
 
-    def _resume(self, record: dict[str, Any], arrays: dict[str, Any]) -> None:
+    def _resume(self, record: Record, arrays: dict[str, PyTree]) -> None:
         for runner in self.runners:
             runner.states = arrays[runner.name]
             runner.seconds = record[runner.name]["seconds"]
@@ -225,12 +226,12 @@ class Training:
             ]
 
 
-def _variables(runner: Runner) -> dict[str, Any]:
+def _variables(runner: Runner) -> dict[str, PyTree]:
     """What all networks of a method are applied with, an axis of seeds in front of every leaf."""
     return _joined(jax.device_get(runner.variables))
 
 
-def _joined(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _joined(groups: Sequence[Mapping[str, PyTree]]) -> dict[str, PyTree]:
     """Concatenates the arrays of all groups of seeds, by name."""
     return {
         name: jax.tree.map(lambda *leaves: np.concatenate(leaves), *(g[name] for g in groups))

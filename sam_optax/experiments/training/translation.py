@@ -9,11 +9,12 @@ import numpy as np
 from sam_optax.experiments.data.text import END, SEPARATOR, decoded
 from sam_optax.experiments.training import measures
 from sam_optax.experiments.training.task import Task
+from sam_optax.experiments.types import PyTree
 
 State: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def bleu(task: Task, variables: Any) -> np.ndarray:
+def bleu(task: Task, variables: PyTree) -> np.ndarray:
     """Sacrebleu's BLEU / 100 on the test pairs; variables have an axis of seeds in front."""
     import sacrebleu  # an extra
 
@@ -32,7 +33,7 @@ def bleu(task: Task, variables: Any) -> np.ndarray:
     return np.array(found)
 
 
-def translations(task: Task, variables: Any, x: jax.Array) -> jax.Array:
+def translations(task: Task, variables: PyTree, x: jax.Array) -> jax.Array:
     """The likeliest byte after the source, then after that one, and so on, in the place of targets.
 
     They end with ``END``, or where the longest example does.

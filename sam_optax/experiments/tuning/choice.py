@@ -1,13 +1,14 @@
 """Which values a search tries, and which it chooses; trials are plain data, as in the results."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from sam_optax.experiments.reporting.results import number
+from sam_optax.experiments.types import Json, Record
 
-Trial: TypeAlias = Mapping[str, Any]
+Trial: TypeAlias = Json
 """A method trained at one value: see :func:`trial`."""
 FACTOR, DECAY_FACTOR = 2.0, 3.0
 """Ratio of neighbouring radii, and of neighbouring weight decays."""
@@ -57,7 +58,7 @@ def missing(trials: Sequence[Trial], start: int = START, reach: int = REACH) -> 
     return [n for n in (edge - 1, edge + 1) if n not in tried and abs(n) <= reach]
 
 
-def choose(trials: Sequence[Trial]) -> dict[str, Any]:
+def choose(trials: Sequence[Trial]) -> Record:
     """The trials of a method in order, with the value and the epoch that they choose."""
     found = best(trials)
     return {

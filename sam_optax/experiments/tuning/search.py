@@ -3,9 +3,8 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,6 +24,7 @@ from sam_optax.experiments.training.task import Entry, Task, noisy_labels
 from sam_optax.experiments.training.train import Training, in_one_call
 from sam_optax.experiments.tuning import choice
 from sam_optax.experiments.tuning.choice import Trial
+from sam_optax.experiments.types import Json, Record
 
 FILE = "tune.json"
 """The trials of an unfinished run, in the directory of --out."""
@@ -78,7 +78,7 @@ def search(
     trials: dict[str, list[Trial]],
     keep: Callable[[], None],
     console: Console,
-) -> dict[str, Any]:
+) -> Record:
     """What is chosen for each method of a :func:`held_out` task, with all trials.
 
     Args:
@@ -160,7 +160,7 @@ def _values(entry: Entry, exponent: int) -> dict[str, float]:
     return {option: float(f"{x:.3g}") for option, x in scaled.items()} if exponent else scaled
 
 
-def load(path: Path, run: Mapping[str, Any]) -> dict[str, list[Trial]]:
+def load(path: Path, run: Json) -> dict[str, list[Trial]]:
     """The trials of an earlier process, by method; none without a file of them.
 
     Raises:
@@ -175,7 +175,7 @@ def load(path: Path, run: Mapping[str, Any]) -> dict[str, list[Trial]]:
     return found["trials"]
 
 
-def settled(description: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def settled(description: Json, found: Json) -> Record:
     """The description of a run with what was chosen for its methods, and the whole search."""
     methods = []
     for method in description["methods"]:
@@ -194,7 +194,7 @@ def settled(description: Mapping[str, Any], found: Mapping[str, Any]) -> dict[st
     return {**description, "methods": methods, "notes": [*description["notes"], *notes(found)]}
 
 
-def notes(found: Mapping[str, Any]) -> list[str]:
+def notes(found: Json) -> list[str]:
     """Where the best value is the last that was tried, or none is good."""
     lines = []
     for name, of in found.items():
