@@ -19,7 +19,9 @@ KEY = jax.random.key(3)
 X = jax.random.normal(jax.random.key(1), (40, 3))
 Y = jax.random.randint(jax.random.key(2), (40,), 0, 2)
 PARAMS = {"kernel": jnp.array([[0.5, -1.0], [1.0, 0.3], [-0.2, 0.1]]), "bias": jnp.zeros(2)}
-BASE = Base(optax.sgd(0.5, momentum=0.9), optax.constant_schedule(0.5))
+BASE = Base(
+    optax.sgd(0.5, momentum=0.9), optax.constant_schedule(0.5), weight_decay=0.1, examples=40
+)
 STEPS = 3
 
 
@@ -97,6 +99,59 @@ def several(grad, i):
     return {"grad_fn": grad(batch(i)), "ascent_grad_fn": mean}
 
 
+def polyak_loop():
+    """SAM-Polyak's step in plain arithmetic."""
+    params = PARAMS
+    for i in range(STEPS):
+        loss = lambda p, i=i: losses_fn(p, batch(i)).mean()
+        flat, unravel = jax.flatten_util.ravel_pytree(params)
+        g = jax.flatten_util.ravel_pytree(jax.grad(loss)(params))[0]
+        eps = 0.5 * g / jnp.linalg.norm(g)
+        value, sharp = jax.value_and_grad(loss)(unravel(flat + eps))
+        sharp = jax.flatten_util.ravel_pytree(sharp)[0]
+        size = jnp.maximum(value - sharp @ eps, 0) / (sharp @ sharp)
+        params = unravel(flat - jnp.minimum(size, 0.2) * sharp)
+    return params
+
+
+def leading(grad_fn, params):
+    """The Hessian's fifth power times the gradient."""
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    flat_grad = lambda w: jax.flatten_util.ravel_pytree(grad_fn(unravel(w)))[0]
+    v = jnp.linalg.matrix_power(jax.jacobian(flat_grad)(flat), 5) @ flat_grad(flat)
+    return unravel(v / jnp.linalg.norm(v))
+
+
+def x_sam_loop():
+    perturbation = sam_optax.away_from_eigenvector(0.8)
+    tx = sharp(SAM, optax.chain(perturbation, BASE.tx))
+    params, state = PARAMS, tx.init(PARAMS)
+    for i in range(STEPS):
+        grad_fn = jax.grad(lambda p, i=i: losses_fn(p, batch(i)).mean())
+        v = leading(grad_fn, params)
+        updates, state = tx.update(None, state, params, grad_fn=grad_fn, eigenvector=v)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def gam_loop():
+    """GAM, in plain arithmetic but for the gradient's norm."""
+    params, momentum = PARAMS, jax.tree.map(jnp.zeros_like, PARAMS)
+    for i in range(STEPS):
+        grad_fn = jax.grad(lambda p, i=i: losses_fn(p, batch(i)).mean())
+        steepness = jax.grad(lambda p, f=grad_fn: optax.tree.norm(f(p)))
+        f = steepness(params)
+        point = jax.tree.map(lambda w, x, f=f: w + 0.5 * x / optax.tree.norm(f), params, f)
+        total = jax.tree.map(lambda g, x: g + 0.7 * 0.5 * x, grad_fn(params), steepness(point))
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, total)
+        params = jax.tree.map(lambda w, m: w - 0.5 * m, params, momentum)
+    return params
+
+
+def decayed(tx, weight_decay=0.1):
+    return optax.chain(optax.add_decayed_weights(weight_decay), tx)
+
+
 # As a user would write them; those that the library's own tests cover in this form are left out.
 BY_HAND = {
     "gsam": lambda: loop(
@@ -134,6 +189,27 @@ BY_HAND = {
         },
     ),
     "ae_sam": lambda: loop(sharp(SAM, when=sam_optax.above_average(1.0, 0.5))),
+    "ada_sam": lambda: loop(sharp(SAM, decayed(optax.amsgrad(0.01)))),
+    "light_sam": lambda: loop(
+        sharp(
+            optax.chain(optax.scale_by_rss(1e-8, 0.0), optax.scale(0.01)),
+            decayed(optax.adagrad(0.01, 1e-8, eps=0.0)),
+        )
+    ),
+    "bsam": lambda: loop(
+        sharp(
+            sam_optax.bsam(0.02, data_size=40, weight_decay=0.1, decay=0.9, key=KEY),
+            decayed(
+                optax.chain(
+                    optax.ema(0.8, debias=False), sam_optax.scale_by_precision(), optax.scale(-0.5)
+                )
+            ),
+        )
+    ),
+    "sampa": lambda: loop(sam_optax.simultaneous(BASE.tx, SAM, 0.4)),
+    "sam_polyak": polyak_loop,
+    "x_sam": x_sam_loop,
+    "gam": gam_loop,
     "f_asam": lambda: loop(
         sharp(optax.chain(sam_optax.remove_full_gradient(1.0, 0.9), sam_optax.asam(2.0, 0.01)))
     ),
@@ -144,6 +220,13 @@ HYPER = {
     "gsam": {"lr_max": 0.5},
     "ae_sam": {"c": 1.0, "decay": 0.5},
     "zsharp": {"quantile": 0.5},
+    "ada_sam": {"lr": 0.02},
+    "light_sam": {"rho": 0.01, "lr": 0.02},
+    "bsam": {"rho": 0.02, "lr": 1.0, "beta1": 0.8, "beta2": 0.9},
+    "sampa": {"lmbda": 0.4},
+    "sam_polyak": {"largest": 0.2},
+    "x_sam": {"alpha": 0.8},
+    "gam": {"alpha": 0.7},
 }
 
 
@@ -217,6 +300,7 @@ def test_the_wrong_method_is_told_apart(trained):
         ("wsam", {"gamma": 1.0}, r"--wsam\.gamma must be in \[0, 1\), got 1\.0"),
         ("gsam", {"rho_max": 0.1}, r"--gsam\.rho_max must be in \[0\.2, inf\), got 0\.1"),
         ("low_pass", {"samples": 0}, r"--low-pass\.samples must be at least 1, got 0"),
+        ("x_sam", {"iterations": 0}, r"--x-sam\.iterations must be at least 1, got 0"),
     ],
 )
 def test_what_the_library_refuses_names_the_option(name, wrong, message):
@@ -251,14 +335,15 @@ def test_sam_in_numbers():
     np.testing.assert_allclose(seen.loss_rise, rise, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "sgd"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("sgd", "sampa")])
 def test_every_method_can_be_watched(name):
     seen = jax.eval_shape(lambda: look(name))
     assert {leaf.shape for leaf in seen} == {()}
 
 
-def test_the_base_optimizer_has_nothing_to_show():
-    assert look("sgd") is None
+@pytest.mark.parametrize("name", ["sgd", "sampa"])
+def test_the_base_optimizer_and_sampa_have_nothing_to_show(name):
+    assert look(name) is None
 
 
 def test_the_full_gradient_is_that_of_all_examples_in_one_block_or_many(monkeypatch):

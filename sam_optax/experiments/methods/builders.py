@@ -1,14 +1,12 @@
-"""Builders of the methods in the registry, and further arguments of their steps."""
+"""Builders of the methods in the registry."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import optax
 
 import sam_optax
-from sam_optax.experiments.methods.method import Base, Step
+from sam_optax.experiments.methods.method import Base
 
 Perturbation: TypeAlias = optax.GradientTransformation
 Optimizer: TypeAlias = optax.GradientTransformation
@@ -115,16 +113,45 @@ def xsam(base: Base, key: Any, rho: float, every: int) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), sam_optax.toward_maximum(rho, every))
 
 
-def value(step: Step, **_: Any) -> dict[str, Any]:
-    """The loss on the batch."""
-    return {"value_fn": lambda params: jnp.mean(step.losses_fn(params, step.batch))}
+def ada_sam(base: Base, key: Any, rho: float, lr: float) -> Optimizer:
+    """AdaSAM: AMSGrad as the base optimizer."""
+    return base.replaced(optax.amsgrad, lr).sharp(sam_optax.sam(rho))
 
 
-def lookbehind(step: Step, rho: float, k: int) -> dict[str, Any]:
-    """The mean gradient along the ascent."""
-    grad_fn = step.grad_fn(step.batch)
-    mean = sam_optax.lookbehind(grad_fn, sam_optax.sam(rho), k)
-    return {"grad_fn": mean, "ascent_grad_fn": grad_fn}
+def light_sam(base: Base, key: Any, rho: float, lr: float) -> Optimizer:
+    """LightSAM: AdaGrad, and ε divided by AdaGrad's accumulator of the ascent gradients."""
+    adagrad = base.replaced(lambda rate: optax.adagrad(rate, _START_OF_SUM, eps=0.0), lr)
+    return adagrad.sharp(optax.chain(optax.scale_by_rss(_START_OF_SUM, 0.0), optax.scale(rho)))
+
+
+_START_OF_SUM = 1e-8
+
+
+def b_sam(base: Base, key: Any, rho: float, lr: float, beta1: float, beta2: float) -> Optimizer:
+    """bSAM, whose base optimizer divides by the precision of its perturbation."""
+
+    def descent(rate: optax.Schedule) -> Optimizer:
+        average = optax.ema(beta1, debias=False)
+        scale = optax.scale_by_learning_rate(rate)
+        return optax.chain(average, sam_optax.scale_by_precision(), scale)
+
+    how = {"data_size": base.examples, "weight_decay": base.weight_decay}
+    return base.replaced(descent, lr).sharp(sam_optax.bsam(rho, **how, decay=beta2, key=key))
+
+
+def sampa(base: Base, key: Any, rho: float, lmbda: float) -> Optimizer:
+    """SAMPa, on one device."""
+    return sam_optax.simultaneous(base.tx, sam_optax.sam(rho), lmbda)
+
+
+def polyak(base: Base, key: Any, rho: float, largest: float) -> Optimizer:
+    """SAM with Polyak's step size, in place of the base optimizer."""
+    return base._replace(tx=optax.polyak_sgd(largest)).sharp(sam_optax.sam(rho))
+
+
+def away(base: Base, key: Any, rho: float, alpha: float, **_: Any) -> Optimizer:
+    """X-SAM; :func:`eigenvector` is its other half."""
+    return base.sharp(sam_optax.sam(rho), sam_optax.away_from_eigenvector(alpha))
 
 
 def wsam(base: Base, key: Any, rho: float, gamma: float) -> Optimizer:
@@ -147,62 +174,3 @@ def _odds(gamma: float) -> float:
 def esam(base: Base, key: Any, rho: float, beta: float, fraction: float) -> Optimizer:
     """ESAM's random mask; :func:`rising` is its other half."""
     return base.sharp(optax.chain(sam_optax.sam(rho), sam_optax.random_mask(beta, key=key)))
-
-
-def rising(step: Step, fraction: float, **_: Any) -> dict[str, Any]:
-    """The sharp gradient on the examples whose loss rises most."""
-    rising = sam_optax.rising_samples(step.losses_fn, step.params, step.batch, fraction)
-    return {"grad_fn": rising, "ascent_grad_fn": step.grad_fn(step.batch)}
-
-
-def reweighted(step: Step, **_: Any) -> dict[str, Any]:
-    """The ascent gradient of δ-SAM."""
-    ascent = sam_optax.reweighted_ascent(step.losses_fn, step.batch, key=step.key)
-    return {"ascent_grad_fn": ascent}
-
-
-def part(step: Step, fraction: float, **_: Any) -> dict[str, Any]:
-    """The ascent gradient on part of the batch."""
-    return {"ascent_grad_fn": step.grad_fn(sam_optax.part_of_batch(step.batch, fraction))}
-
-
-def whole(step: Step, **_: Any) -> dict[str, Any]:
-    """The ascent gradient on all data."""
-    return {"ascent_grad_fn": step.full_grad_fn}
-
-
-def another_batch(step: Step, **_: Any) -> dict[str, Any]:
-    """The ascent gradient on a batch of other examples, which are not augmented."""
-    examples, size = len(step.data[1]), len(step.batch[1])
-    index = jax.random.choice(step.key, examples, (size,), replace=False)
-    batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], step.data)
-    return {"ascent_grad_fn": step.grad_fn(batch)}
-
-
-def several_batches(step: Step, batches: int, **_: Any) -> dict[str, Any]:
-    """The ascent gradient on the batch and on others, which are not augmented; at most all data."""
-    if batches < 1:
-        raise ValueError(f"batches must be at least 1, got {batches!r}.")
-    examples, size = len(step.data[1]), len(step.batch[1])
-    if batches == 1:
-        return {}
-    if batches * size >= examples:
-        return whole(step)
-    index = jax.random.choice(step.key, examples, (batches - 1, size), replace=False)
-
-    def of_another(params: Any, i: jax.Array) -> Any:
-        batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index[i]], step.data)
-        return step.grad_fn(batch)(params)
-
-    others = sam_optax.accumulate(of_another, batches - 1)
-
-    def mean(params: Any) -> Any:
-        grads = step.grad_fn(step.batch)(params), others(params)
-        return jax.tree.map(lambda g, rest: (g + (batches - 1) * rest) / batches, *grads)
-
-    return {"ascent_grad_fn": mean}
-
-
-def full_gradient(step: Step, **_: Any) -> dict[str, Any]:
-    """The gradient on all data."""
-    return {"full_grads": step.full_grad_fn(step.params)}

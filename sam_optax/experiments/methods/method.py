@@ -33,6 +33,21 @@ class Base(NamedTuple):
     learning_rate: optax.Schedule  # of tx
     info: bool = False  # whether states keep diagnostics of the last step
     groups: int | None = None  # of the batch, each with a separate perturbation
+    weight_decay: float = 0.0  # of tx
+    examples: int = 1  # to train on
+
+    def replaced(
+        self, make: Callable[[optax.Schedule], optax.GradientTransformation], lr: float
+    ) -> "Base":
+        """With the base optimizer ``make(rate)`` of a method that prescribes it, and this decay.
+
+        ``rate`` is the learning rate, ``lr`` times that of ``tx``.
+        """
+        pieces = (
+            optax.add_decayed_weights(self.weight_decay),
+            make(lambda step: lr * self.learning_rate(step)),
+        )
+        return self._replace(tx=optax.chain(*pieces))
 
     def sharp(
         self,
@@ -134,16 +149,16 @@ class Variant(NamedTuple):
         Loss and aux are those of the first pass, or ``None`` if a method computes its own
         gradients.
         """
-        if not isinstance(state, sam_optax.SharpnessAwareState):
+        if not isinstance(state, sam_optax.SharpnessAwareState | sam_optax.SimultaneousState):
             first, grads = step.value_and_grad_fn(step.params)
             updates, state = tx.update(grads, state, step.params)
             return optax.apply_updates(step.params, updates), state, first
         arguments, own = self._arguments(step)
         updates, state = tx.update(None, state, step.params, **arguments)
         first = None
-        if not own:
+        if "value_and_grad_fn" in arguments:
             state, first = sam_optax.pop_first_pass(state)
-        return optax.apply_updates(step.params, updates), state, first
+        return optax.apply_updates(step.params, updates), state, None if own else first
 
     def look(self, base: Base, key: jax.Array, state: optax.OptState, step: Step) -> Any:
         """The :class:`sam_optax.StepInfo` of a step whose update is discarded, or ``None``."""
@@ -163,7 +178,7 @@ class Variant(NamedTuple):
     def _arguments(self, step: Step) -> tuple[dict[str, Any], str | None]:
         """The arguments of ``update``, and which gradients the method computes itself, if any."""
         arguments = self.method.arguments(step, **self.hyperparameters)
-        if "grad_fn" in arguments:
+        if {"grad_fn", "value_and_grad_fn"} & set(arguments):
             return arguments, "sharp"
         if "ascent_grad_fn" in arguments:
             return {"grad_fn": step.grad_fn(step.batch), **arguments}, "ascent"

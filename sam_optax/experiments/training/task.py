@@ -67,7 +67,8 @@ class Recipe:
                 "adam": optax.adam(rate, **betas),
             }
             pieces.append(chosen[self.optimizer])
-        return Base(optax.chain(*pieces), rate, groups=self.groups if self.groups > 1 else None)
+        groups = self.groups if self.groups > 1 else None
+        return Base(optax.chain(*pieces), rate, groups=groups, weight_decay=self.weight_decay)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +128,8 @@ class Task:
 
     def base(self, recipe: Recipe) -> Base:
         """The base optimizer of a recipe."""
-        return recipe.base(recipe.epochs * self.steps_per_epoch(recipe))
+        base = recipe.base(recipe.epochs * self.steps_per_epoch(recipe))
+        return base._replace(examples=len(self.dataset.train.y))
 
 
 def noisy_labels(task: Task, seeds: tuple[int, ...], held_out: bool = False) -> np.ndarray:
