@@ -121,6 +121,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "skip_nonfinite": {"skip_nonfinite": True},
     "every": {"when": sam_optax.every(2)},
     "bernoulli": {"when": sam_optax.bernoulli(0.5, key=KEY)},
+    "above_average": {"when": sam_optax.above_average(0.5)},
     "ascent_steps": {"ascent_steps": 2},
     "groups": {"groups": 2},
 }
@@ -135,6 +136,48 @@ def build(name: str, rho: Any = RHO, **options: Any) -> optax.GradientTransforma
 def make(name: str, rho: Any = RHO, **options: Any) -> sam_optax.Perturbation:
     """The method, one instance for all tests, so that what it compiles is shared."""
     return sam_optax.as_perturbation(build(name, rho, **options))
+
+
+def _along(params: optax.Params) -> optax.Params:
+    """A unit vector, in place of an eigenvector."""
+    squares = [(leaf * leaf).sum() for leaf in jax.tree.leaves(params)]
+    return jax.tree.map(lambda leaf: leaf / sum(squares) ** 0.5, params)
+
+
+# Catalogued methods that are more than a perturbation around any base optimizer. Each step's
+# further arguments are functions of the params.
+WHOLE: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
+    "stable_sam": lambda base: sam_optax.sharpness_aware(
+        optax.chain(sam_optax.match_ascent_norm(), base), sam_optax.sam(RHO)
+    ),
+    "x_sam": lambda base: _given(
+        sam_optax.sharpness_aware(
+            optax.chain(sam_optax.away_from_eigenvector(0.5), base), sam_optax.sam(RHO)
+        ),
+        lambda params: {"eigenvector": _along(params)},
+    ),
+    "xsam": lambda base: _given(
+        sam_optax.sharpness_aware(
+            optax.chain(sam_optax.toward_maximum(RHO, every=2), base), sam_optax.sam(RHO)
+        ),
+        lambda params: {"value_fn": lambda p: sum((x**4).sum() for x in jax.tree.leaves(p))},
+    ),
+    "bsam": lambda base: sam_optax.sharpness_aware(
+        optax.chain(sam_optax.scale_by_precision(), base), build("bsam", 0.01)
+    ),
+    "sampa": lambda base: sam_optax.simultaneous(base, sam_optax.sam(RHO)),
+}
+
+
+def _given(
+    tx: optax.GradientTransformationExtraArgs, arguments: Callable[[optax.Params], dict[str, Any]]
+) -> optax.GradientTransformationExtraArgs:
+    """Adds arguments to each step."""
+
+    def update(updates: Any, state: Any, params: Any, **extra: Any) -> Any:
+        return tx.update(updates, state, params, **extra, **arguments(params))
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import optax
 import pytest
 from helpers import Compilations, assert_close
 from jax.experimental import checkify
-from methods import KINDS, OPTIONS, make
+from methods import KINDS, OPTIONS, WHOLE, make
 
 import sam_optax
 
@@ -19,6 +19,7 @@ PARAMS = {"bias": jnp.array([0.5, -1.0]), "kernel": jnp.array([[1.0, 0.2], [-0.3
 BASE = optax.sgd(0.05, momentum=0.9)
 CASES = [(name, "plain") for name in KINDS]
 CASES += [("sam", option) for option in OPTIONS if option != "plain"]
+CASES += [(name, "whole") for name in WHOLE]
 
 
 def loss(params, group=0.5):
@@ -32,6 +33,8 @@ grad_fn = jax.grad(loss)
 
 @functools.cache
 def optimizer(name, option):
+    if option == "whole":
+        return WHOLE[name](BASE)
     return sam_optax.sharpness_aware(BASE, make(name), **OPTIONS[option])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_close, signature
-from methods import KINDS, OPTIONS, make
+from methods import KINDS, OPTIONS, WHOLE, make
 
 import sam_optax
 
@@ -29,7 +29,8 @@ CASES = [
 ]
 TOGETHER = [pytest.param(name, "all") for name in KINDS]
 TOGETHER += [pytest.param(name, "alternating") for name in KINDS if name != "low_pass_samples"]
-CASES += [case for case in TOGETHER if "alternating" in case.values]
+TOGETHER += [pytest.param(name, "whole") for name in WHOLE]
+CASES += [case for case in TOGETHER if "all" not in case.values]
 
 
 def gradient(params, scale, group=0.0):
@@ -44,6 +45,8 @@ def subject(name, option):
     base = optax.sgd(0.1, momentum=0.9)
     if option == "alternating":
         tx = sam_optax.alternating(base, make(name))
+    elif option == "whole":
+        tx = WHOLE[name](base)
     else:
         options = ALL if option == "all" else OPTIONS[option]
         tx = sam_optax.sharpness_aware(base, make(name), **options)

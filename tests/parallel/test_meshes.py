@@ -11,7 +11,7 @@ import pytest
 from helpers import assert_close
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from methods import FOUR, KINDS, NAMES, make
+from methods import FOUR, KINDS, NAMES, WHOLE, make
 
 import sam_optax
 
@@ -34,6 +34,7 @@ OPTIONS = {
     "info": {"info": True},
     "every": {"when": sam_optax.every(2)},
     "bernoulli": {"when": sam_optax.bernoulli(0.5, key=KEY)},
+    "above_average": {"when": sam_optax.above_average(0.5)},
     "steps": {"ascent_steps": 3},
     "dtype": {"perturb_dtype": jnp.float32},
     "groups": {"groups": 2, "info": True, "skip_nonfinite": True},
@@ -169,6 +170,18 @@ def with_base(name):
 @pytest.mark.slow
 def test_pieces_of_the_base(base):
     check(with_base(base), "explicit", "columns")
+
+
+@functools.cache
+def whole(name):
+    return lambda: WHOLE[name](BASE)
+
+
+@explicit_only
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.slow
+def test_methods_that_are_more_than_a_perturbation(name):
+    check(whole(name), "explicit", "columns")
 
 
 @explicit_only
