@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import jax
 import optax
 
 import sam_optax
@@ -98,9 +99,13 @@ def stable_sam(base: Base, key: Any, rho: float) -> Optimizer:
 
 
 def gc_sam(base: Base, key: Any, rho: float) -> Optimizer:
-    """Both gradients without their means."""
-    perturbation = optax.chain(optax.centralize(), sam_optax.sam(rho))
-    return base.sharp(perturbation, optax.centralize())
+    """Both gradients without their means over the inputs of each output, in Flax's layout."""
+
+    def centred(x: jax.Array) -> jax.Array:
+        return x - x.mean(range(x.ndim - 1), keepdims=True) if x.ndim > 1 else x
+
+    centralize = optax.stateless(lambda g, _: jax.tree.map(centred, g))
+    return base.sharp(optax.chain(centralize, sam_optax.sam(rho)), centralize)
 
 
 def ae_sam(base: Base, key: Any, rho: float, c: float, decay: float) -> Optimizer:

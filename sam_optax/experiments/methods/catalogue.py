@@ -78,15 +78,15 @@ CATALOGUE: dict[str, Method] = {
     "sam_polyak": WHOLE(
         "SAM-Polyak",
         build=build.polyak,
-        options=options(rho=0.5, largest=(1.0, "Largest learning rate γ_b.")),
+        options=options(rho=0.5, largest=(0.3, "Largest learning rate γ_b.")),
         arguments=arguments.linearized_back,
     ),
     "bsam": Method(
         "bSAM",
         build.b_sam,
         options(
-            rho=0.01,
-            lr=5.0,
+            rho=0.08,
+            lr=1.0,
             beta1=(0.9, "Decay β₁ of the average of gradients."),
             beta2=(0.999, "Decay β₂ of the precision."),
         ),
