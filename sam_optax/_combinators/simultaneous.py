@@ -128,13 +128,11 @@ def simultaneous(
                 "ascent_grad_fn cannot be used with axis_name: pass each one's grad_fn."
             )
         loss = evaluations(params, grad_fn, None, ascent_grad_fn, extra, axis_name is not None)
-
         g = trees.merge(state.ahead_grads, jax.tree.map(trees.zeros_like, params))
         given = {"training_step": state.step, **extra}
         point, moved = perturbed_params(method, params, g, state.perturbation_state, None, given)
         of_base = extra_args.for_base({}, extra)
         ahead = trees.add(params, base.update(g, state.base_state, params, **of_base)[0])
-
         if axis_name is None:
             sharp, seen = loss.sharp(point).grads, loss.ascent(ahead).grads
         else:

@@ -516,7 +516,8 @@ def test_every_kind_of_network_is_trained(model, name):
 def test_methods_without_groups_are_those_that_would_perturb_them_alike():
     """What looks at the whole batch, along past gradients or at several of one step's."""
     assert {name for name, method in METHODS.items() if not method.groups} == {
-        *("sgd", "momentum", "msam", "m_asam", "ae_sam", "lookbehind", "xsam"),
+        *("sgd", "momentum", "msam", "m_asam", "ae_sam", "lookbehind", "xsam", "x_sam"),
+        *("gam", "sampa", "sam_polyak"),
         *("delta_sam", "sam_full", "sam_db", "sam_batches", "sam_noise", "esam", "part"),
     }
 
