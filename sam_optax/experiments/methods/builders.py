@@ -31,14 +31,14 @@ def keyed(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
 def friendly(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
     """A perturbation along the gradient without its full-gradient component."""
 
-    def build(key: Any, sigma: float, lmbda: float, **options: Any) -> Perturbation:
+    def build(key: jax.Array, sigma: float, lmbda: float, **options: Any) -> Perturbation:
         return optax.chain(sam_optax.remove_full_gradient(sigma, lmbda), make(**options))
 
     return build
 
 
 def asam(
-    key: Any,
+    key: jax.Array,
     rho: float,
     eta: float,
     p: float | str = 2,
@@ -50,7 +50,7 @@ def asam(
     return sam_optax.asam(rho, eta, p=float(p), normalization=normalization, bias_mask=biases)
 
 
-def sparse(key: Any, **options: Any) -> Perturbation:
+def sparse(key: jax.Array, **options: Any) -> Perturbation:
     """SSAM's mask; the dynamic one if ``drop`` is given."""
     choice: Any = "dynamic" if "drop" in options else "fisher"
     return sam_optax.sparsify(**options, choice=choice, key=key)
@@ -61,44 +61,44 @@ def ahead(perturbation: Perturbation, decay: float) -> Perturbation:
     return sam_optax.momentum_start(optax.chain(perturbation, optax.scale(-1.0)), decay)
 
 
-def sam(base: Base, key: Any, rho: float, **_: Any) -> Optimizer:
+def sam(base: Base, key: jax.Array, rho: float, **_: Any) -> Optimizer:
     """SAM, also for steps with a separate ascent gradient."""
     return base.sharp(sam_optax.sam(rho))
 
 
-def gsam(base: Base, key: Any, alpha: float, lr_max: float, **rho: float) -> Optimizer:
+def gsam(base: Base, key: jax.Array, alpha: float, lr_max: float, **rho: float) -> Optimizer:
     """GSAM, with a radius that follows the learning rate."""
     radius = sam_optax.rho_from_learning_rate(base.learning_rate, lr_min=0, lr_max=lr_max, **rho)
     return base.sharp(sam_optax.sam(radius), sam_optax.surrogate_gap(alpha))
 
 
-def rgsam(base: Base, key: Any, alpha: float, **options: Any) -> Optimizer:
+def rgsam(base: Base, key: jax.Array, alpha: float, **options: Any) -> Optimizer:
     """GSAM from a random start."""
     return base.sharp(sam_optax.rsam(**options, key=key), sam_optax.surrogate_gap(alpha))
 
 
-def looksam(base: Base, key: Any, rho: float, k: int, alpha: float) -> Optimizer:
+def looksam(base: Base, key: jax.Array, rho: float, k: int, alpha: float) -> Optimizer:
     """LookSAM."""
     reuse = sam_optax.reuse_orthogonal(alpha)
     return base.sharp(sam_optax.sam(rho), reuse, when=sam_optax.every(k))
 
 
-def every(base: Base, key: Any, rho: float, k: int) -> Optimizer:
+def every(base: Base, key: jax.Array, rho: float, k: int) -> Optimizer:
     """SAM at every k-th step."""
     return base.sharp(sam_optax.sam(rho), when=sam_optax.every(k))
 
 
-def ss_sam(base: Base, key: Any, rho: float, p: float) -> Optimizer:
+def ss_sam(base: Base, key: jax.Array, rho: float, p: float) -> Optimizer:
     """SAM at random steps."""
     return base.sharp(sam_optax.sam(rho), when=sam_optax.bernoulli(p, key=key))
 
 
-def stable_sam(base: Base, key: Any, rho: float) -> Optimizer:
+def stable_sam(base: Base, key: jax.Array, rho: float) -> Optimizer:
     """The sharp gradient at the length of the ascent gradient."""
     return base.sharp(sam_optax.sam(rho), sam_optax.match_ascent_norm())
 
 
-def gc_sam(base: Base, key: Any, rho: float) -> Optimizer:
+def gc_sam(base: Base, key: jax.Array, rho: float) -> Optimizer:
     """Both gradients without their means over the inputs of each output, in Flax's layout."""
 
     def centred(x: jax.Array) -> jax.Array:
@@ -108,22 +108,22 @@ def gc_sam(base: Base, key: Any, rho: float) -> Optimizer:
     return base.sharp(optax.chain(centralize, sam_optax.sam(rho)), centralize)
 
 
-def ae_sam(base: Base, key: Any, rho: float, c: float, decay: float) -> Optimizer:
+def ae_sam(base: Base, key: jax.Array, rho: float, c: float, decay: float) -> Optimizer:
     """SAM at steps with a large gradient."""
     return base.sharp(sam_optax.sam(rho), when=sam_optax.above_average(c, decay))
 
 
-def xsam(base: Base, key: Any, rho: float, every: int) -> Optimizer:
+def xsam(base: Base, key: jax.Array, rho: float, every: int) -> Optimizer:
     """XSAM, whose search has the radius of the perturbation."""
     return base.sharp(sam_optax.sam(rho), sam_optax.toward_maximum(rho, every))
 
 
-def ada_sam(base: Base, key: Any, rho: float, lr: float) -> Optimizer:
+def ada_sam(base: Base, key: jax.Array, rho: float, lr: float) -> Optimizer:
     """AdaSAM: AMSGrad as the base optimizer."""
     return base.replaced(optax.amsgrad, lr).sharp(sam_optax.sam(rho))
 
 
-def light_sam(base: Base, key: Any, rho: float, lr: float) -> Optimizer:
+def light_sam(base: Base, key: jax.Array, rho: float, lr: float) -> Optimizer:
     """LightSAM: AdaGrad, and ε divided by AdaGrad's accumulator of the ascent gradients."""
     adagrad = base.replaced(lambda rate: optax.adagrad(rate, _START_OF_SUM, eps=0.0), lr)
     return adagrad.sharp(optax.chain(optax.scale_by_rss(_START_OF_SUM, 0.0), optax.scale(rho)))
@@ -132,7 +132,9 @@ def light_sam(base: Base, key: Any, rho: float, lr: float) -> Optimizer:
 _START_OF_SUM = 1e-8
 
 
-def b_sam(base: Base, key: Any, rho: float, lr: float, beta1: float, beta2: float) -> Optimizer:
+def b_sam(
+    base: Base, key: jax.Array, rho: float, lr: float, beta1: float, beta2: float
+) -> Optimizer:
     """bSAM, whose base optimizer divides by the precision of its perturbation."""
 
     def descent(rate: optax.Schedule) -> Optimizer:
@@ -144,27 +146,27 @@ def b_sam(base: Base, key: Any, rho: float, lr: float, beta1: float, beta2: floa
     return base.replaced(descent, lr).sharp(sam_optax.bsam(rho, **how, decay=beta2, key=key))
 
 
-def sampa(base: Base, key: Any, rho: float, lmbda: float) -> Optimizer:
+def sampa(base: Base, key: jax.Array, rho: float, lmbda: float) -> Optimizer:
     """SAMPa, on one device."""
     return sam_optax.simultaneous(base.tx, sam_optax.sam(rho), lmbda)
 
 
-def polyak(base: Base, key: Any, rho: float, largest: float) -> Optimizer:
+def polyak(base: Base, key: jax.Array, rho: float, largest: float) -> Optimizer:
     """SAM with Polyak's step size, in place of the base optimizer."""
     return base._replace(tx=optax.polyak_sgd(largest)).sharp(sam_optax.sam(rho))
 
 
-def away(base: Base, key: Any, rho: float, alpha: float, **_: Any) -> Optimizer:
+def away(base: Base, key: jax.Array, rho: float, alpha: float, **_: Any) -> Optimizer:
     """X-SAM; :func:`eigenvector` is its other half."""
     return base.sharp(sam_optax.sam(rho), sam_optax.away_from_eigenvector(alpha))
 
 
-def wsam(base: Base, key: Any, rho: float, gamma: float) -> Optimizer:
+def wsam(base: Base, key: jax.Array, rho: float, gamma: float) -> Optimizer:
     """WSAM, coupled."""
     return base.sharp(sam_optax.sam(rho), sam_optax.mix_gradients(_odds(gamma)))
 
 
-def wsam_decoupled(base: Base, key: Any, rho: float, gamma: float) -> Optimizer:
+def wsam_decoupled(base: Base, key: jax.Array, rho: float, gamma: float) -> Optimizer:
     """WSAM, decoupled."""
     tx = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, _odds(gamma))
     return base._replace(tx=tx).sharp(sam_optax.sam(rho))
@@ -176,6 +178,6 @@ def _odds(gamma: float) -> float:
     return gamma / (1 - gamma)
 
 
-def esam(base: Base, key: Any, rho: float, beta: float, fraction: float) -> Optimizer:
+def esam(base: Base, key: jax.Array, rho: float, beta: float, fraction: float) -> Optimizer:
     """ESAM's random mask; :func:`rising` is its other half."""
     return base.sharp(optax.chain(sam_optax.sam(rho), sam_optax.random_mask(beta, key=key)))

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,10 @@ import optax
 
 import sam_optax
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.types import PyTree
 
+Arguments: TypeAlias = dict[str, Any]
+"""Of a call of ``update``."""
 BLOCK = 500
 """Examples per microbatch of a gradient over the whole training set, to bound its memory."""
 
@@ -70,18 +73,20 @@ class Step:
     ``(params, i)``, on one of them.
     """
 
-    losses_fn: Callable[[Any, Any], jax.Array]  # (params, batch) -> one loss per example
+    losses_fn: Callable[
+        [optax.Params, PyTree], jax.Array
+    ]  # (params, batch) -> one loss per example
     value_and_grad_fn: Callable[..., Any]
-    params: Any
-    batch: Any  # examples and labels, as the network receives them
+    params: optax.Params
+    batch: PyTree  # examples and labels, as the network receives them
     key: jax.Array
-    data: Any  # the training set, not augmented
+    data: PyTree  # the training set, not augmented
 
-    def grad_fn(self, batch: Any) -> Callable[[Any], Any]:
+    def grad_fn(self, batch: PyTree) -> Callable[[optax.Params], optax.Updates]:
         """The gradient of the mean loss of the given examples."""
         return jax.grad(lambda params: jnp.mean(self.losses_fn(params, batch)))
 
-    def full_grad_fn(self, params: Any) -> Any:
+    def full_grad_fn(self, params: optax.Params) -> optax.Updates:
         """The gradient of the mean loss of all examples."""
         n = len(self.data[1])
         if n <= 8 * BLOCK:
@@ -89,7 +94,7 @@ class Step:
         count = -(-n // BLOCK)
         index = jnp.arange(count * BLOCK).reshape(count, BLOCK)
 
-        def add(total: Any, block: jax.Array) -> tuple[Any, None]:
+        def add(total: PyTree, block: jax.Array) -> tuple[PyTree, None]:
             batch = jax.tree.map(lambda leaf: leaf[jnp.minimum(block, n - 1)], self.data)
             grads = jax.grad(lambda p: jnp.sum((block < n) * self.losses_fn(p, batch)) / n)(params)
             return jax.tree.map(jnp.add, total, grads), None
@@ -111,7 +116,7 @@ class Method:
     options: Mapping[str, Option]  # NAME is --METHOD.NAME on the command line
     # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
     gradients: float | Callable[..., float] = 2.0
-    arguments: Callable[..., dict[str, Any]] = lambda step, **options: {}
+    arguments: Callable[..., Arguments] = lambda step, **options: {}
     needs_data: bool = False  # whether a step needs all training examples in memory
     # Whether groups of a batch can have separate perturbations: not for methods that use the whole
     # batch or past gradients.
@@ -175,7 +180,7 @@ class Variant(NamedTuple):
             state, _ = sam_optax.pop_first_pass(state)
         return state.info
 
-    def _arguments(self, step: Step) -> tuple[dict[str, Any], str | None]:
+    def _arguments(self, step: Step) -> tuple[Arguments, str | None]:
         """The arguments of ``update``, and which gradients the method computes itself, if any."""
         arguments = self.method.arguments(step, **self.hyperparameters)
         if {"grad_fn", "value_and_grad_fn"} & set(arguments):
@@ -192,7 +197,7 @@ def check(name: str, variant: Variant) -> None:
         batch = jnp.ones((10, 2)), jnp.zeros(10, jnp.int32)
         params, key = jnp.ones(2), jax.random.key(0)
 
-        def losses_fn(params: jax.Array, batch: Any) -> jax.Array:
+        def losses_fn(params: jax.Array, batch: PyTree) -> jax.Array:
             return batch[0] @ params
 
         def loss(params: jax.Array) -> tuple[jax.Array, None]:
