@@ -15,6 +15,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 html_theme = "furo"
 html_title = f"sam_optax {version}"
 html_copy_source = False
+html_static_path, html_css_files = ["_static"], ["tables.css"]
 pygments_style = "tango"
 
 # The repository's address is named in one place, pyproject.toml. Until it is, pages have no links

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Collectives:
     devices: tuple[int, ...] = (8,)
     """Numbers of devices to compile for."""
     out: Path | None = None
-    """JSON file to write the table to."""
+    """JSON file to write the table to, with a figure beside it (.png)."""
 
     def __post_init__(self) -> None:
         if not self.devices or min(self.devices) < 1 or WIDTH % math.lcm(*self.devices):
@@ -63,6 +64,7 @@ def run(options: Collectives) -> None:
             progress.done(f"for {devices} devices", time.perf_counter() - start)
     if options.out is not None:
         output.write_json(options.out, {"versions": versions(), "steps": rows})
+        output.replace_files({options.out.with_suffix(".png"): draw(rows)})
     table = ruled()
     sent = [key for key in rows[0] if any(row[key] != 0 for row in rows)]
     for i, heading in enumerate(sent):
@@ -78,6 +80,32 @@ def run(options: Collectives) -> None:
         "none of other kinds",
         style="dim",
     )
+
+
+def draw(rows: Sequence[Record]) -> bytes:
+    """Bars of what a device sends and receives in each step, a panel for each kind of params."""
+    from matplotlib.figure import Figure
+
+    from sam_optax.experiments.reporting.axes import legend, png, tidy
+
+    kinds = [kind for kind in [*rows[0]][4:] if max(row[kind] for row in rows) >= 0.5]
+    placements = {row["params"]: [r for r in rows if r["params"] == row["params"]] for row in rows}
+    figure = Figure(figsize=(10, 1.6 + 0.25 * max(map(len, placements.values()))))
+    figure.set_layout_engine("constrained")
+    for axes, (params, shown) in zip(
+        figure.subplots(1, len(placements), sharex=True), placements.items(), strict=True
+    ):
+        end = np.zeros(len(shown))
+        for kind in kinds:
+            sent = np.array([row[kind] for row in shown])
+            names = [f"{row['step']}, {row['devices']} devices" for row in shown]
+            axes.barh(names, sent, left=end, label=kind)
+            end += sent
+        axes.invert_yaxis()
+        axes.set(title=f"params {params}", xlabel="MiB on one device, per step")
+        tidy(axes, "x")
+    legend(figure, axes)
+    return png(figure)
 
 
 def _in_another_process(devices: int) -> list[Record]:
