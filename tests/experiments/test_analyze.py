@@ -254,7 +254,7 @@ def test_tables_of_several_runs_fit_the_terminal(studied, run_dir, kept):
     value = found["cosine", None, 0.1, 0.3]
     assert re.search(rf"^{name} +sam +2 +0\.3 .* {value:.3f} ", printed, re.MULTILINE)
     text = " ".join(printed.split())
-    assert "not shown, for want of width: " in text
+    assert "not shown, for lack of width: " in text
     assert "within ‖ε‖ ≤ ρ, p = 2, ∞, ρ = 0.1, 0.4, mean of groups of 16 examples" in text
 
 

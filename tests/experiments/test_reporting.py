@@ -179,7 +179,7 @@ def test_differences_are_seed_by_seed_and_to_the_best_sam():
     assert asam["sam"]["test_accuracy"]["mean"] == pytest.approx(0.05)  # of two seeds
     text = printed(found)
     assert "+20.00 ± 24.84" in rows(text)["asam"]
-    assert "over the best one where there are several" in text
+    assert "of several radii, that of the best one" in text
 
 
 def test_csv_has_a_line_for_every_run(found):
@@ -237,10 +237,10 @@ def test_the_table_says_what_was_trained_on_and_what_came_out(found):
 def test_a_narrow_terminal_is_told_what_it_does_not_show(found):
     assert "not shown" not in printed(found)
     text = printed(found, width=100)
-    assert max(map(len, text.split("last epoch:")[0].splitlines())) <= 100
-    assert "not shown:     sharpness, for want of width" in text
+    assert max(map(len, text.split("accuracy:")[0].splitlines())) <= 100
+    assert "not shown:     sharpness, for lack of width" in text
     narrow = printed(found, width=40)
-    assert "not shown:     sharpness, 95 %, best epoch," in narrow
+    assert "not shown:     sharpness, ± 95 %, best epoch," in narrow
     expected = ["sgd", "75.00", "±", "25.00", "–", "+0.00", "±", "0.00", "1.88"]
     assert rows(narrow)["sgd"].split() == expected  # numbers are not wrapped
 
@@ -266,7 +266,7 @@ def test_settings_that_differ_are_with_the_method():
     assert "AdamW: learning rate 0.1 (cosine to 0 after 9 steps of warm-up), weight decay" in text
     assert "scaled down (--scale 0.1)" in text
     assert "epochs 8" in rows(text)["sgd"]
-    assert "±" not in text.split("last epoch:")[0]
+    assert "±" not in text.split("accuracy:")[0]
     text = printed(of_run(sgd, **{**clean, "optimizer": "rmsprop", "momentum": 0.8}))
     assert "RMSProp: learning rate 0.1 (cosine to 0 after 9 steps of warm-up), momentum 0.8" in text
 

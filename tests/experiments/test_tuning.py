@@ -373,7 +373,7 @@ def test_all_methods_are_trained_with_what_was_chosen(command, trials, trainer, 
     assert radii == [0.125, 0.25, 0.5, 1.0, 2.0, 4.0]
     assert "chosen on a fifth of the training examples, held out with the labels" in errors
     assert re.search(r"^sam +ρ 2 +50\.00 ± 0\.00 +± 0\.00 +4: 50\.00 ± 0\.00 ", table, re.M)
-    assert "best epoch" not in table.split("last epoch:")[0]
+    assert "best epoch" not in table.split("accuracy:")[0]
     found = results.from_json(tmp_path / "out" / "results.json")
     assert found["settings"]["tune"] == {"value": True, "source": "given"}
     sam = found["methods"][1]

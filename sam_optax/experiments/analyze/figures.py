@@ -108,6 +108,8 @@ def _radii(panels: Sequence[tuple[str, float, Sequence[float]]], last: Sequence[
         kind = f"{words.named(measure)} (nats), p = {short(p)}"
         axes.set(xlabel=f"radius ρ, {unit} the weights", ylabel=kind)
         axes.set(xscale="log", yscale="log")
+        axes.set_xticks(sorted(radii), map(short, sorted(radii)))
+        axes.set_xticks([], minor=True)
         tidy(axes)
     legend(figure, grid[0])
     text = "after the last epoch; mean and standard deviation of the seeds"

@@ -43,7 +43,7 @@ def print_tables(console: Console, options: Analyze, measured: Sequence[Measured
         left_out += _print(console, groups, given, options.gamma)
     if left_out:
         texts = ", ".join(" ".join(text.removesuffix("nats").split()) for text in left_out)
-        console.print(Text(f"\nnot shown, for want of width: {texts}; they are in the files"))
+        console.print(Text(f"\nnot shown, for lack of width: {texts}; they are in the files"))
     console.print(Text("\n" + "\n".join(_legend(options, measured, groups))), style="dim")
 
 

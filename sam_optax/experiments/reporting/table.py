@@ -17,7 +17,7 @@ from sam_optax.experiments.types import Json
 
 _COST = "time of a training step relative to SGD's, median over interleaved epochs"
 _ACCURACIES = (  # with the half widths of their intervals
-    ("last epoch", "test_accuracy", "95 %"),
+    ("accuracy", "test_accuracy", "± 95 %"),
     ("chosen epoch", "tuned_test_accuracy", "chosen 95 %"),
     ("best epoch", "best_test_accuracy", "best 95 %"),
     ("top-5", "test_top5_accuracy", "top-5 95 %"),
@@ -29,7 +29,7 @@ _IN_FULL = (
     *("best 95 %", "chosen 95 %", "top-5", "top-5 95 %", "best top-5", "best top-5 95 %"),
     *("BLEU 95 %", "train loss"),
 )
-_NARROW = ("sharpness", "95 %", "best epoch", "chosen epoch")
+_NARROW = ("sharpness", "± 95 %", "best epoch", "chosen epoch")
 """Columns that a narrow terminal omits, in this order."""
 _UNITS = {"method": "", "with": "", "train loss": "nats", "sharpness": "nats", "cost": "× SGD"}
 
@@ -63,9 +63,8 @@ def print_results(console: Console, results: Json) -> None:
     console.print(table, crop=False)
     lines = [f"{name + ':':14} {text}" for name, text in summary.legend.items()]
     if left_out:
-        lines.append(
-            f"{'not shown:':14} {', '.join(left_out)}, for want of width; with --out in the report"
-        )
+        names = ", ".join(left_out)
+        lines.append(f"{'not shown:':14} {names}, for lack of width; see the report of --out")
     console.print(Text("\n" + "\n".join(lines)), style="dim", soft_wrap=True)
 
 
@@ -115,17 +114,16 @@ def _comparison(results: Json, without: Sequence[str]) -> Summary:
     seeds = len(results["seeds"])
     rho, examples = (words.setting(results, f"sharpness_{of}") for of in ("rho", "examples"))
     on = words.counted(examples, "training example") if examples else "the training set"
-    gain = "seed by seed, after the last epoch: mean ± 95 % confidence interval"
     text = results["dataset"].get("text")
-    accuracy = "share of the test bytes" if text else "test accuracy, on clean labels"
+    accuracy = "share of the test bytes predicted" if text else "on clean test examples"
     legend = {
-        "last epoch": f"{accuracy}; mean ± deviation of seeds",
-        "95 %": "half the width of the mean's confidence interval, Student's t",
+        "accuracy": f"{accuracy} after the last epoch; mean ± standard deviation of seeds",
+        "± 95 %": "confidence interval of the mean, by Student's t",
         "chosen epoch": "the best epoch on held-out examples, and the test accuracy after it",
-        "best epoch": "the highest test accuracy after an epoch: chosen on the test examples",
+        "best epoch": "the highest accuracy of any epoch, chosen on the test examples: optimistic",
         "top-5": "after the last epoch; the label is among the five likeliest",
-        "− SGD": f"gain over SGD {gain}",
-        "− SAM": "the same over SAM, over the best one where there are several",
+        "over SGD": "accuracy minus SGD's, seed by seed; mean ± 95 % confidence interval",
+        "over SAM": "accuracy minus SAM's, likewise; of several radii, that of the best one",
         "BLEU": "of greedy translations of the test pairs, by sacrebleu",
         "train loss": f"mean over the training {'bytes' if text else 'set'}, with the labels "
         "trained on",
@@ -158,11 +156,11 @@ def _cells(method: Json, seeds: int) -> dict[str, str]:
     if "tune" in method:
         row["chosen epoch"] = f"{method['tune']['epoch']}: {row['chosen epoch']}"
     if 0 < method["diverged"] < seeds:
-        row["last epoch"] += f"\n{method['diverged']} of {seeds} diverged"
+        row["accuracy"] += f"\n{method['diverged']} of {seeds} diverged"
     for base in BASES:
         gain = method["differences"].get(base, {}).get("test_accuracy", none)
         known = gain["mean"] is not None
-        row[f"− {base.upper()}"] = words.percent(gain, "interval", "+") if known else "–"
+        row[f"over {base.upper()}"] = words.percent(gain, "interval", "+") if known else "–"
     row["train loss"] = _fixed(summary["train_loss"]["mean"], 3)
     row["sharpness"] = _fixed(summary["sharpness"]["mean"], 4)
     return row | {"cost": _fixed(method["step_cost"], 2)}
