@@ -112,6 +112,12 @@ def test_pages_say_first_whom_they_are_for(page):
     assert re.search(r"\b[Ff]or (those|readers|anyone)\b", first), first
 
 
+def test_the_example_of_the_readme_learns(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    assert float(capsys.readouterr().out) < 0.1
+
+
 def test_links_of_the_readme_lead_somewhere():
     """Their targets are files, and what follows # is a heading of the page."""
     targets = re.findall(r"\]\(([^):]+)\)", (ROOT / "README.md").read_text())
