@@ -1,7 +1,9 @@
 """The options of the methods: ``--sam.rho``, ``--asam.eta``, ...."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from sam_optax.experiments.methods.method import Method
 from sam_optax.experiments.methods.registry import METHODS
@@ -23,8 +25,13 @@ def _group(name: str, method: Method) -> type:
 if TYPE_CHECKING:
     Hyperparameters = Any
 else:
+    # A group has no help of its own. tyro would look for it in this file, once per group.
     _GROUPS = [
-        (name, group := _group(name, method), dataclasses.field(default_factory=group))
+        (
+            name,
+            Annotated[group := _group(name, method), tyro.conf.arg(help="")],
+            dataclasses.field(default_factory=group),
+        )
         for name, method in METHODS.items()
         if method.options
     ]
