@@ -107,9 +107,9 @@ def test_a_step_lowers_the_loss(name):
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
         return loss, new.get("batch_stats", {})
 
-    jitted = jax.jit(loss_fn)
-    state, (before, new_stats) = jax.jit(lambda s: s.apply_loss(loss_fn, has_aux=True))(state)
-    after, _ = jitted(state.params)
+    step = jax.jit(lambda state: state.apply_loss(loss_fn, has_aux=True))
+    state, (before, new_stats) = step(state)
+    _, (after, _) = step(state)  # each step returns the loss before it
     assert after < before
     moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), stats, new_stats)
     assert all(jax.tree.leaves(moved))
@@ -142,11 +142,12 @@ def test_a_shortcut_without_params_is_every_other_pixel_and_zero_channels():
     np.testing.assert_array_equal(y, expected)
 
 
-@pytest.mark.parametrize("shape", [(6,), (32, 32, 1), (32, 16, 5)])
+@pytest.mark.parametrize("shape", [(6,), (32, 32, 1), (32, 16, 5)], ids=["6", "grey", "oblong"])
 @pytest.mark.parametrize(
     "name",
     ["mlp", "cnn", "tiny", "resnext29_32x4d", "densenet121", "vgg16_bn", "wrn16_8", "vit_s16"],
 )
+@pytest.mark.sample("*-6", "*-oblong", "mlp-*", "cnn-*", "tiny-*")  # the others trace for a second
 def test_one_logit_per_class_for_examples_of_any_shape(name, shape):
     if len(shape) == 1 and name != "mlp":
         with pytest.raises(UserError, match=f"--model {name}: .*6 features.*use --model mlp"):
@@ -229,14 +230,15 @@ def test_cutout_is_a_square_that_may_reach_over_the_edge(images):
 
 def test_mixup_mixes_images_and_labels_alike(images):
     labels = jnp.eye(64)
-    x, y = augmentation.mixup(jax.random.key(3), images, labels, 0.4)
+    mixup = jax.jit(augmentation.mixup, static_argnums=3)
+    x, y = mixup(jax.random.key(3), images, labels, 0.4)
     share = float(y[0, 0])
     assert 0 < share < 1
     np.testing.assert_allclose(np.diag(y), share, rtol=1e-6)
     np.testing.assert_allclose(y.sum(1), 1, rtol=1e-6)
     expected = share * images + (1 - share) * jnp.roll(images, 1, 0)
     np.testing.assert_allclose(x, expected, rtol=1e-5)
-    again, _ = augmentation.mixup(jax.random.key(3), images, labels, 0.4)
+    again, _ = mixup(jax.random.key(3), images, labels, 0.4)
     np.testing.assert_array_equal(x, again)
     unchanged = augmentation.mixup(jax.random.key(3), images, labels, 0.0)
     assert unchanged[0] is images
@@ -246,7 +248,8 @@ def test_mixup_mixes_images_and_labels_alike(images):
 def test_shares_of_mixup_are_beta_distributed():
     keys = jax.random.split(jax.random.key(0), 2000)
     eye, x = jnp.eye(2), jnp.zeros((2, 1, 1, 1))
-    shares = jax.vmap(lambda key: augmentation.mixup(key, x, eye, 0.5)[1][0, 0])(keys)
+    share = jax.jit(jax.vmap(lambda key: augmentation.mixup(key, x, eye, 0.5)[1][0, 0]))
+    shares = np.asarray(share(keys))
     # Beta(α, α) has mean 1/2 and variance 1 / (4 (2 α + 1)).
     assert abs(float(shares.mean()) - 0.5) < 0.03
     np.testing.assert_allclose(float(shares.var()), 1 / 8, rtol=0.1)
