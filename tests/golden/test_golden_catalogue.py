@@ -130,9 +130,14 @@ def test_other_options_of_bsam_do_not_follow_it(changed):
         tx = bsam(hyper, **changed)
         params = tree(data, "init")
         state = tx.init(params)
-        for i in range(2):
-            grad_fn = lambda p, i=i: jax.grad(loss)(p, data["x"][i], data["y"][i])
+
+        @jax.jit
+        def step(params, state, x, y):
+            grad_fn = lambda p: jax.grad(loss)(p, x, y)
             updates, state = tx.update(None, state, params, grad_fn=grad_fn)
-            params = optax.apply_updates(params, updates)
+            return optax.apply_updates(params, updates), state
+
+        for i in range(2):
+            params, state = step(params, state, data["x"][i], data["y"][i])
         with pytest.raises(AssertionError):
             assert_within(state.perturbation_state.precision, tree(data, "precision", 1), 1e-5)
