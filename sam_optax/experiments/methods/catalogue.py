@@ -1,5 +1,9 @@
 # ruff: noqa: RUF001 (the papers' Greek letters, in help texts)
-"""Methods of the registry that are known by their paper's name alone."""
+"""Methods of the registry that are known by their paper's name alone.
+
+Their radii are those of ``compare --tune`` on digits with 40 % wrong labels. The learning rates of
+those with their own base optimizer had the highest accuracy on held-out examples among four.
+"""
 
 import optax
 
@@ -14,7 +18,7 @@ CATALOGUE: dict[str, Method] = {
     "le_sam": Method(
         "LE-SAM",
         built(lambda key, rho, tau: sam_optax.limit_rise(sam_optax.sam(rho), tau)),
-        options(rho=0.5, tau=(0.1, "Budget τ for the rise of the loss.")),
+        options(rho=1.0, tau=(0.2, "Budget τ for the rise of the loss.")),
         radius=("rho", "tau"),
     ),
     "stable_sam": Method("Stable SAM", build.stable_sam, options(rho=0.5)),
@@ -54,7 +58,7 @@ CATALOGUE: dict[str, Method] = {
         "X-SAM",
         build=build.away,
         options=options(
-            rho=0.5,
+            rho=0.25,
             alpha=(0.5, "Share α of the sharp gradient that is removed along the eigenvector."),
             iterations=(5, "Power iterations for the eigenvector, at every step."),
         ),
@@ -70,7 +74,7 @@ CATALOGUE: dict[str, Method] = {
     "sampa": WHOLE(
         "SAMPa",
         build=build.sampa,
-        options=options(rho=0.5, lmbda=(0.2, "Share λ of the gradient at the step ahead.")),
+        options=options(rho=1.0, lmbda=(0.2, "Share λ of the gradient at the step ahead.")),
         arguments=arguments.gradient,
     ),
     "ada_sam": Method("AdaSAM", build.ada_sam, options(rho=0.5, lr=0.03)),
@@ -78,7 +82,7 @@ CATALOGUE: dict[str, Method] = {
     "sam_polyak": WHOLE(
         "SAM-Polyak",
         build=build.polyak,
-        options=options(rho=0.5, largest=(0.3, "Largest learning rate γ_b.")),
+        options=options(rho=0.25, largest=(0.3, "Largest learning rate γ_b.")),
         arguments=arguments.linearized_back,
     ),
     "bsam": Method(
