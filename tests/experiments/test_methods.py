@@ -220,13 +220,13 @@ HYPER = {
     "gsam": {"lr_max": 0.5},
     "ae_sam": {"c": 1.0, "decay": 0.5},
     "zsharp": {"quantile": 0.5},
-    "ada_sam": {"lr": 0.02},
+    "ada_sam": {"rho": 0.5, "lr": 0.02},
     "light_sam": {"rho": 0.01, "lr": 0.02},
     "bsam": {"rho": 0.02, "lr": 1.0, "beta1": 0.8, "beta2": 0.9},
-    "sampa": {"lmbda": 0.4},
-    "sam_polyak": {"largest": 0.2},
-    "x_sam": {"alpha": 0.8},
-    "gam": {"alpha": 0.7},
+    "sampa": {"rho": 0.5, "lmbda": 0.4},
+    "sam_polyak": {"rho": 0.5, "largest": 0.2},
+    "x_sam": {"rho": 0.5, "alpha": 0.8},
+    "gam": {"rho": 0.5, "alpha": 0.7},
 }
 
 
