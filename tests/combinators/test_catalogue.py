@@ -122,7 +122,7 @@ def rows():
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| ["):
-            codes = [cell.strip("`") for cell in cells[1:] if re.fullmatch("`.*`", cell)]
+            codes = [code.strip("`") for code in cells[1].split("<br>")]
             default = "None, state, params, grad_fn=grad_fn"
             found[re.match(r"\[(.*?)\]", cells[0])[1]] = [*codes, default][:2]
     return found
