@@ -58,7 +58,7 @@ def _resident_bytes() -> float:
 
 
 _finished_modules: list[str] = []
-_limit: float = 1.5 * 2**30
+_limit: float = 2.5 * 2**30
 
 
 @pytest.fixture(autouse=True, scope="module")

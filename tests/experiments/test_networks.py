@@ -91,6 +91,7 @@ TINY = {
 
 # (Basic blocks are trained in the tests of the command.)
 @pytest.mark.parametrize("name", ["bottleneck", "grouped", "dense", "vgg", "wide", "vit"])
+@pytest.mark.fast("grouped", "dense", "vgg", "vit")  # the others take longest to compile
 def test_a_step_lowers_the_loss(name):
     make, size = TINY[name]
     model = make(classes=3)
