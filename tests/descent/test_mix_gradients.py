@@ -76,21 +76,13 @@ def test_both_forms_agree_for_plain_sgd():
 
 @pytest.mark.slow
 def test_limits():
-    sam = run(sam_optax.sharpness_aware(BASE, sam_optax.sam(RHO)), 4)[0]
-    base = plain(steps=4)
-    # Two programs, which the compiler may round differently; the gradients are exact, below.
-    assert gap(trained(coupled, 0.0)[:4], base) < 1e-15
-    assert gap(trained(coupled, 1.0)[:4], sam) < 1e-15
-    assert gap(run(decoupled(0.0), 4)[0], base) < 1e-15
+    with jax.disable_jit():  # or the compiler may round two programs differently
+        sam = run(sam_optax.sharpness_aware(BASE, sam_optax.sam(RHO)), 4)[0]
+        base = plain(steps=4)
+        assert gap(run(coupled(0.0), 4)[0], base) == 0
+        assert gap(run(coupled(1.0), 4)[0], sam) == 0
+        assert gap(run(decoupled(0.0), 4)[0], base) < 1e-15
     assert gap(sam, base) > 1e-2
-
-
-def test_at_the_limits_a_gradient_is_handed_on_as_it_is():
-    g, g_s = jnp.array([1.0, -0.3, 0.1]), jnp.array([0.7, 0.2, -1e-9])
-    for weight, expected in ((0.0, g), (1.0, g_s)):
-        tx = sam_optax.mix_gradients(weight)
-        mixed = jax.jit(lambda a, tx=tx: tx.update(g_s, tx.init(g), g, ascent_grads=a)[0])(g)
-        assert_same(mixed, expected)
 
 
 @pytest.mark.parametrize("make", [coupled, decoupled])

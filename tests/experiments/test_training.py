@@ -513,6 +513,13 @@ def test_every_kind_of_network_is_trained(model, name):
     traced(tasks.make(tasks.images(), name, model=model), name)
 
 
+def test_a_method_with_its_own_base_optimizer_is_told_of_the_task(arrays):
+    """The weight decay and the number of examples to train on, as bSAM's prior needs them."""
+    task = tasks.make(tasks.vectors(arrays), "bsam", weight_decay=0.02)
+    base = task.base(task.entries["bsam"].recipe)
+    assert (base.weight_decay, base.examples) == (0.02, len(task.dataset.train.y))
+
+
 def test_methods_without_groups_are_those_that_would_perturb_them_alike():
     """What looks at the whole batch, along past gradients or at several of one step's."""
     assert {name for name, method in METHODS.items() if not method.groups} == {

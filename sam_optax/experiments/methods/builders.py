@@ -28,6 +28,11 @@ def keyed(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
     return lambda key, **options: make(**options, key=key)
 
 
+def before_sam(make: Callable[..., Perturbation]) -> Callable[..., Optimizer]:
+    """SAM along what the piece ``make(**hyperparameters)`` makes of the gradient."""
+    return built(lambda key, rho, **options: optax.chain(make(**options), sam_optax.sam(rho)))
+
+
 def friendly(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
     """A perturbation along the gradient without its full-gradient component."""
 

@@ -5,8 +5,6 @@ Their radii are those of ``compare --tune`` on digits with 40 % wrong labels. Th
 those with their own base optimizer had the highest accuracy on held-out examples among four.
 """
 
-import optax
-
 import sam_optax
 from sam_optax.experiments.methods import arguments
 from sam_optax.experiments.methods import builders as build
@@ -25,11 +23,7 @@ CATALOGUE: dict[str, Method] = {
     "gc_sam": Method("GC-SAM", build.gc_sam, options(rho=0.5)),
     "zsharp": Method(
         "ZSharp",
-        built(
-            lambda key, rho, quantile: optax.chain(
-                sam_optax.zscore_filter(quantile), sam_optax.sam(rho)
-            )
-        ),
+        build.before_sam(sam_optax.zscore_filter),
         options(rho=0.5, quantile=(0.95, "Share of a layer that does not lead the ascent.")),
     ),
     "ae_sam": Method(  # at most 2 gradients

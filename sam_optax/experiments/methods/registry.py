@@ -81,11 +81,7 @@ METHODS: dict[str, Method] = {
     "wsam_decoupled": Method("WSAM, decoupled", build.wsam_decoupled, options(rho=0.5, gamma=0.9)),
     "vasso": Method(
         "VaSSO",
-        built(
-            lambda key, rho, theta: optax.chain(
-                sam_optax.smooth_gradient(theta), sam_optax.sam(rho)
-            )
-        ),
+        build.before_sam(sam_optax.smooth_gradient),
         options(rho=0.5, theta=(0.4, "Weight θ of the new gradient in the average.")),
     ),
     "ssam_f": Method("SSAM with a Fisher mask", _SSAM(), options(rho=0.5) | _MASK),
@@ -122,7 +118,7 @@ METHODS: dict[str, Method] = {
     ),
     "sam_noise": WHOLE(
         "SAM orthogonal to the full gradient",
-        build=built(lambda key, rho: optax.chain(sam_optax.project_out(), sam_optax.sam(rho))),
+        build=build.before_sam(sam_optax.project_out),
         options=options(rho=0.5),
         gradients=lambda batches, **_: 2 + batches,
         arguments=arguments.full_gradient,
