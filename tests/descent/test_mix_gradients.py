@@ -85,6 +85,14 @@ def test_limits():
     assert gap(sam, base) > 1e-2
 
 
+@pytest.mark.parametrize(
+    ("weight", "expected"), [(0.0, [1.0, -0.3, 0.1]), (1.0, [0.7, 0.2, -1e-9])]
+)
+def test_at_the_limits_a_gradient_is_handed_on_as_it_is(weight, expected):
+    g, g_s = jnp.array([1.0, -0.3, 0.1]), jnp.array([0.7, 0.2, -1e-9])
+    assert_same(apply(weight, g, g_s), jnp.array(expected))
+
+
 @pytest.mark.parametrize("make", [coupled, decoupled])
 @pytest.mark.slow
 def test_steps_that_do_not_perturb_are_the_base_optimizers(make):
