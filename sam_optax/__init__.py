@@ -3,7 +3,6 @@
 from sam_optax._combinators.alternating import AlternatingState, alternating
 from sam_optax._combinators.eval_params import eval_params
 from sam_optax._combinators.first_pass import FirstPassState, pop_first_pass
-from sam_optax._combinators.looksam import looksam
 from sam_optax._combinators.repeat_batches import repeat_batches
 from sam_optax._combinators.sharpness_aware import SharpnessAwareState, sharpness_aware
 from sam_optax._combinators.simultaneous import SimultaneousState, simultaneous
@@ -60,7 +59,6 @@ __all__ = [  # noqa: RUF022
     # Combinators and their companions.
     "alternating",
     "eval_params",
-    "looksam",
     "pop_first_pass",
     "repeat_batches",
     "sharpness_aware",
@@ -89,7 +87,7 @@ __all__ = [  # noqa: RUF022
     "sparsify",
     "stochastic_rounding",
     "zscore_filter",
-    # Transformations for the base optimizer's chain, which receive both gradients.
+    # Transformations of the sharp gradient, for descent=.
     "away_from_eigenvector",
     "decoupled_sharpness",
     "match_ascent_norm",

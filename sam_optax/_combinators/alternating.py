@@ -1,5 +1,6 @@
 """The combinator for loops that cannot pass ``grad_fn``: one gradient per call, two per step."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -9,12 +10,13 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sam_optax._combinators.checks import check_copied, check_grads
+from sam_optax._combinators import checks
 from sam_optax._combinators.skip_nonfinite import all_finite
-from sam_optax._internal import control_flow, extra_args, states, trees
-from sam_optax._internal.hyperparameters import check_transformation
+from sam_optax._internal import control_flow, roles, trees
+from sam_optax._internal.checks import require_gradient
+from sam_optax._internal.hyperparameters import saturating_sum
 from sam_optax._internal.types import ExtraArgs, PyTree
-from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
+from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
 from sam_optax._schedules.when import GradNormWhen, When, check_when, decide_before, init_when
 
 # Which gradient the next call takes; the last two do not always occur.
@@ -31,12 +33,12 @@ class AlternatingState(NamedTuple):
         gradient, at the perturbed params; 2: the gradient of a step that does not perturb; 3: a
         gradient that is ignored, because the params have yet to move to the first random start.
       params: an exact copy of the unperturbed params w, with ``None`` in place of non-float leaves.
-      ascent_grads: with ``keep_ascent_grads``, the last ascent gradient, with the structure and
-        dtypes of w, else ``optax.EmptyState``.
+      ascent_grads: with a descent, the last ascent gradient, with the structure and dtypes of w,
+        else ``optax.EmptyState``.
       perturbation_state: state of the perturbation.
-      other_perturbation_state: with ``skip_nonfinite``, in phase 1 the perturbation's state before
-        this step, else ``optax.EmptyState``.
-      base_state: state of the base optimizer.
+      other_perturbation_state: with ``skip_nonfinite`` or a descent, in phase 1 the perturbation's
+        state before this step, else ``optax.EmptyState``.
+      base_state: state of the base optimizer; with a descent the pair ``(descent's, base's)``.
       when_state: raw uint32 key of :func:`sam_optax.bernoulli`, else ``optax.EmptyState``.
     """
 
@@ -59,9 +61,9 @@ def alternating(
     base_tx: optax.GradientTransformation,
     perturbation: optax.GradientTransformation,
     *,
+    descent: optax.GradientTransformation | None = None,
     when: When | None = None,
     skip_nonfinite: bool = False,
-    keep_ascent_grads: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SAM for training loops that cannot pass ``grad_fn``: two ordinary calls per training step.
 
@@ -90,11 +92,16 @@ def alternating(
 
     * Use every batch for two consecutive calls (the first batch for three with a random start, the
       batch of a step that does not perturb for one). A different batch for the sharp gradient would
-      be a different algorithm. BatchNorm statistics, if the loop keeps them, see both passes.
+      be a different algorithm. BatchNorm statistics, if the loop keeps them, see both passes. Where
+      the data depend on the params (adversarial examples, a GAN's other network), make them once
+      per step, at ``eval_params(params, state)``. A loop that draws batches inside and takes an
+      optimizer cannot be used; if it takes the loss, use :func:`sharp_loss`.
     * Nothing may change the updates after this transformation, because they move the params between
-      two points. Weight decay and clipping belong inside ``base_tx``, where they act on w and on
-      the sharp gradient. So do ``schedule_free``, ``mechanize`` and ``lookahead``, which rewrite
-      the updates of the transformation they wrap; outside, their changes would go unnoticed.
+      two points. Weight decay, clipping and frozen leaves belong inside ``base_tx``, where they act
+      on w and on the sharp gradient. So do ``schedule_free`` and ``mechanize``, which rewrite the
+      updates of the transformation they wrap. :func:`eval_params` raises an error for what it can
+      see in the state: a later part of an ``optax.chain``, and these wrappers. ``optax.lookahead``
+      works neither inside nor around it.
     * ``optax.MultiSteps(alternating(...), k)`` averages both gradients over ``k`` microbatches.
     * ``when`` and the schedules in ``base_tx`` and ``perturbation`` count training steps. Wrappers
       outside, such as ``optax.inject_hyperparams``, count calls.
@@ -102,18 +109,18 @@ def alternating(
     Args:
       base_tx: the base optimizer, any optax transformation.
       perturbation: maps the ascent gradient to ε, as in :func:`sharpness_aware`.
+      descent: as in :func:`sharpness_aware`. Costs one copy of the gradient, which is kept from the
+        first call to the second, and one of the perturbation's state.
       when: as in :func:`sharpness_aware`. A step that does not perturb takes one call.
       skip_nonfinite: whether to drop a step whose perturbed params or sharp gradient are not
         finite: the params return to w, and all state except ``state.skipped`` is restored to its
         value before the step. Costs a second copy of the perturbation's state.
-      keep_ascent_grads: whether ``base_tx`` receives ``ascent_grads``, as it does from
-        ``sharpness_aware``. Costs one copy of the gradient.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with an :class:`AlternatingState`, which holds a
       copy of the params and the states of its parts. Updates have the dtypes of the params;
-      non-float leaves do not change. Further keyword arguments of a call go to the perturbation or
-      to ``base_tx``, whichever asks for them.
+      non-float leaves do not change. Further keyword arguments of a call go to the perturbation,
+      the descent and ``base_tx``.
 
     Raises:
       TypeError: an argument is not a gradient transformation, or has the wrong type.
@@ -132,9 +139,7 @@ def alternating(
       4.0 3.0
       2.0 2.0
     """
-    check_transformation("base_tx", base_tx)
-    base = extra_args.only_asked(base_tx, extra_args.FOR_BASE)
-    method = as_perturbation(perturbation)
+    method, optimizer = checks.roles_of(base_tx, perturbation, descent)
     if method.samples > 1:
         raise ValueError(
             "alternating takes one gradient per call, but the perturbation averages over "
@@ -146,138 +151,77 @@ def alternating(
             "when sees the gradient's norm (above_average), and alternating decides before there "
             "is a gradient: use sharpness_aware, or every, after or bernoulli."
         )
+    step = _Step(method, optimizer, when, skip_nonfinite)
+    return optax.GradientTransformationExtraArgs(step.init, step.update)
 
-    def first_point(
-        w: optax.Params, perturbation_state: optax.OptState, when_state: PyTree, step: chex.Array
-    ) -> tuple[optax.Params, chex.Array]:
-        """Where a training step takes its first gradient, and the phase of that gradient."""
 
-        def start() -> optax.Params:
-            return method.start_fn(w, perturbation_state, training_step=step)
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A training step of one or two calls; the attributes are arguments of :func:`alternating`."""
 
-        perturbed = decide_before(when, step, when_state)
-        point = control_flow.cond(perturbed, start, lambda: w) if method.has_start else w
-        return point, jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
+    method: Perturbation
+    optimizer: roles.Descend
+    when: When | None
+    skip_nonfinite: bool
 
-    def init_fn(params: optax.Params) -> AlternatingState:
-        check_copied(params)
+    @property
+    def keeps_ascent_grads(self) -> bool:
+        """Whether a call needs the gradient of the call before."""
+        return self.optimizer.descent is not None and not self.method.single_pass
+
+    @property
+    def keeps_perturbation_state(self) -> bool:
+        """Whether a call needs the perturbation's state from before the call before."""
+        return self.optimizer.descent is not None or self.skip_nonfinite
+
+    def init(self, params: optax.Params) -> AlternatingState:
+        """The state before the first call."""
+        checks.check_copied(params)
         step = jnp.zeros((), jnp.int32)
-        first = _UNUSED if method.has_start else _ASCENT
         w = jax.tree.map(jnp.copy, trees.inexact_only(params))
         none = optax.EmptyState()
-        when_state = init_when(when)
+        when_state = init_when(self.when)
+        first = _UNUSED if self.method.has_start else _ASCENT
+        perturbed = decide_before(self.when, step, when_state)
         return AlternatingState(
             step=step,
             skipped=jnp.zeros((), jnp.int32),
-            phase=jnp.where(decide_before(when, step, when_state), first, _PLAIN).astype(jnp.int32),
+            phase=jnp.where(perturbed, first, _PLAIN).astype(jnp.int32),
             params=w,
-            ascent_grads=jax.tree.map(jnp.zeros_like, w) if keep_ascent_grads else none,
-            perturbation_state=method.init(params),
-            other_perturbation_state=method.init(params) if skip_nonfinite else none,
-            base_state=base.init(params),
+            ascent_grads=jax.tree.map(jnp.zeros_like, w) if self.keeps_ascent_grads else none,
+            perturbation_state=self.method.init(params),
+            other_perturbation_state=(
+                self.method.init(params) if self.keeps_perturbation_state else none
+            ),
+            base_state=self.optimizer.init(params),
             when_state=when_state,
         )
 
-    def update_fn(
+    def update(
+        self,
         updates: optax.Updates,
         state: AlternatingState,
         params: optax.Params | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, AlternatingState]:
+    ) -> Moved:
+        """One call: the move that the phase prescribes, from ``params``."""
         if updates is None or params is None:
             raise ValueError(
                 "alternating needs a gradient and the params that it was taken at: call "
                 f"update(grads, state, params). Got grads={'...' if updates is not None else None}"
                 f", params={'...' if params is not None else None}."
             )
-        states.require("state", state, AlternatingState)
-        check_grads(updates, params)
-        step = state.step + state.skipped
-        w = trees.merge(state.params, params)
-
-        def perturb(grads: optax.Updates) -> tuple[optax.Params, optax.OptState]:
-            extra_of_step = {"training_step": step, **extra}
-            return perturbed_params(method, w, grads, state.perturbation_state, None, extra_of_step)
-
-        def to(point: optax.Params, new_state: AlternatingState) -> Moved:
-            return trees.displacement(updates, params, point), new_state
-
-        def unless_nonfinite(
-            tree: PyTree, proceed: Callable[[], Moved], back: AlternatingState
-        ) -> Moved:
-            def skip() -> Moved:
-                point, phase = first_point(w, back.perturbation_state, state.when_state, step + 1)
-                skipped = optax.safe_increment(state.skipped)
-                return to(point, back._replace(skipped=skipped, phase=phase))
-
-            if not skip_nonfinite:
-                return proceed()
-            return control_flow.cond(all_finite(tree), proceed, skip)
-
-        def ascend() -> Moved:
-            point, perturbation_state = perturb(updates)
-            changes = {"phase": jnp.asarray(_SHARP, jnp.int32)}
-            if keep_ascent_grads:
-                changes["ascent_grads"] = trees.cast_tree_like(updates, state.ascent_grads)
-            if skip_nonfinite:
-                changes["other_perturbation_state"] = state.perturbation_state
-            new_state = state._replace(perturbation_state=perturbation_state, **changes)
-            return unless_nonfinite(point, lambda: to(point, new_state), state)
-
-        def descend(
-            ascent_grads: optax.Updates, perturbation_state: optax.OptState, perturbed: bool
-        ) -> Moved:
-            added: ExtraArgs = {"perturbed": perturbed}
-            if keep_ascent_grads:
-                added["ascent_grads"] = ascent_grads
-            base_updates, base_state = base.update(
-                updates, state.base_state, w, **extra_args.for_base(added, extra)
-            )
-            new_w = trees.add(w, base_updates)
-            point, phase = first_point(new_w, perturbation_state, state.when_state, step + 1)
-            new_state = state._replace(
-                step=optax.safe_increment(state.step),
-                phase=phase,
-                params=trees.inexact_only(new_w),
-                perturbation_state=perturbation_state,
-                # Gradients wider than the params would widen the state, but branches must agree in
-                # dtype.
-                base_state=jax.tree.map(trees.cast_state_like, base_state, state.base_state),
-            )
-            return to(point, new_state)
-
-        def single_pass() -> Moved:
-            """Ascent and descent with the gradient at the start."""
-            _, perturbation_state = perturb(updates)
-            return unless_nonfinite(
-                (updates, perturbation_state),
-                lambda: descend(updates, perturbation_state, True),
-                state,
-            )
-
-        def sharp() -> Moved:
-            # The two states of the perturbation are swapped, so that they never share a buffer.
-            undone = state._replace(
-                perturbation_state=state.other_perturbation_state,
-                other_perturbation_state=state.perturbation_state,
-            )
-            ascent_grads = trees.merge(state.ascent_grads, updates) if keep_ascent_grads else None
-            return unless_nonfinite(
-                updates, lambda: descend(ascent_grads, state.perturbation_state, True), undone
-            )
-
-        def plain() -> Moved:
-            return unless_nonfinite(
-                updates, lambda: descend(updates, state.perturbation_state, False), state
-            )
-
-        def move_to_start() -> Moved:
-            point, phase = first_point(w, state.perturbation_state, state.when_state, step)
-            return to(point, state._replace(phase=phase))
-
-        branches = [single_pass if method.single_pass else ascend, sharp, plain, move_to_start]
-        if not method.has_start:
-            branches = branches[:2] if when is None else branches[:3]
+        checks.check_state(state, AlternatingState)
+        require_gradient("grads", updates, params)
+        call = _Call(self, updates, params, state, extra)
+        branches = [
+            call.single_pass if self.method.single_pass else call.ascend,
+            call.sharp,
+            call.plain,
+            call.move_to_start,
+        ]
+        if not self.method.has_start:
+            branches = branches[:2] if self.when is None else branches[:3]
         if control_flow.is_traced(state.phase):
             moves, new_state = lax.switch(state.phase, branches)
         else:
@@ -285,4 +229,138 @@ def alternating(
         # Non-float leaves stay out of the branches, which cannot return every kind of leaf.
         return trees.merge(moves, jax.tree.map(trees.zeros_like, updates)), new_state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """One call of a step, with its gradient, its params and the state before it."""
+
+    of: _Step
+    grads: optax.Updates
+    params: optax.Params
+    state: AlternatingState
+    extra: ExtraArgs
+
+    @property
+    def step(self) -> jax.Array:
+        """The training step, skipped ones included."""
+        return saturating_sum(self.state.step, self.state.skipped)
+
+    @property
+    def w(self) -> optax.Params:
+        """The unperturbed params."""
+        return trees.merge(self.state.params, self.params)
+
+    def ascend(self) -> Moved:
+        """From w to w + ε."""
+        point, perturbation_state = self._perturb()
+        changes: dict[str, Any] = {"phase": jnp.asarray(_SHARP, jnp.int32)}
+        if self.of.keeps_ascent_grads:
+            changes["ascent_grads"] = trees.cast_tree_like(self.grads, self.state.ascent_grads)
+        if self.of.keeps_perturbation_state:
+            changes["other_perturbation_state"] = self.state.perturbation_state
+        state = self.state._replace(perturbation_state=perturbation_state, **changes)
+        return self._unless_nonfinite(point, lambda: (self._to(point), state), self.state)
+
+    def sharp(self) -> Moved:
+        """From w + ε to the next step."""
+        ascent_grads = None
+        if self.of.keeps_ascent_grads:
+            ascent_grads = trees.merge(self.state.ascent_grads, self.grads)
+        before, now = self.state.other_perturbation_state, self.state.perturbation_state
+        # The two states of the perturbation are swapped, so that they never share a buffer.
+        undone = self.state._replace(perturbation_state=before, other_perturbation_state=now)
+        return self._unless_nonfinite(
+            self.grads, lambda: self._descend(ascent_grads, before, now, True), undone
+        )
+
+    def single_pass(self) -> Moved:
+        """From the start, which is w + ε, to the next step."""
+        before = self.state.perturbation_state
+        _, now = self._perturb()
+        return self._unless_nonfinite(
+            (self.grads, now), lambda: self._descend(self.grads, before, now, True), self.state
+        )
+
+    def plain(self) -> Moved:
+        """From w to the next step, without a perturbation."""
+        before = self.state.perturbation_state
+        return self._unless_nonfinite(
+            self.grads, lambda: self._descend(self.grads, before, before, False), self.state
+        )
+
+    def move_to_start(self) -> Moved:
+        """From w to the first start."""
+        point, phase = self._first_point(self.w, self.state, self.step)
+        return self._to(point), self.state._replace(phase=phase)
+
+    def _arguments(self, base_state: optax.OptState, step: jax.Array) -> ExtraArgs:
+        """The arguments of the perturbation."""
+        own = self.of.optimizer.base_state(base_state)
+        return roles.for_perturbation(self.extra, training_step=step, base_state=own)
+
+    def _perturb(self) -> tuple[optax.Params, optax.OptState]:
+        """``w + ε`` and the perturbation's new state."""
+        arguments = self._arguments(self.state.base_state, self.step)
+        before = self.state.perturbation_state
+        given = {**arguments, "ascent_grads": self.grads}
+        return perturbed_params(self.of.method, self.w, self.grads, before, None, given)
+
+    def _descend(
+        self,
+        ascent_grads: optax.Updates | None,
+        before: optax.OptState,
+        now: optax.OptState,
+        perturbed: bool,
+    ) -> Moved:
+        """The step from w; ``before`` and ``now`` are the perturbation's states around it."""
+        added = {
+            "ascent_grads": ascent_grads,
+            "perturbation_state": before,
+            "perturbed": perturbed,
+            "training_step": self.step,
+        }
+        updates, base_state = self.of.optimizer.update(
+            self.grads, self.state.base_state, self.w, added, self.extra
+        )
+        new_w = trees.add(self.w, updates)
+        state = self.state._replace(
+            step=optax.safe_increment(self.state.step),
+            params=trees.inexact_only(new_w),
+            perturbation_state=now,
+            # Gradients wider than the params would widen the state, but branches must agree in
+            # dtype.
+            base_state=jax.tree.map(trees.cast_state_like, base_state, self.state.base_state),
+        )
+        point, phase = self._first_point(new_w, state, optax.safe_increment(self.step))
+        return self._to(point), state._replace(phase=phase)
+
+    def _first_point(
+        self, w: optax.Params, state: AlternatingState, step: jax.Array
+    ) -> tuple[optax.Params, jax.Array]:
+        """Where a training step takes its first gradient, and the phase of that gradient."""
+
+        def start() -> optax.Params:
+            arguments = self._arguments(state.base_state, step)
+            return self.of.method.start_fn(w, state.perturbation_state, **arguments)
+
+        perturbed = decide_before(self.of.when, step, state.when_state)
+        point = control_flow.cond(perturbed, start, lambda: w) if self.of.method.has_start else w
+        return point, jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
+
+    def _to(self, point: optax.Params) -> optax.Updates:
+        """The updates that move the params to a point."""
+        return trees.displacement(self.grads, self.params, point)
+
+    def _unless_nonfinite(
+        self, tree: PyTree, proceed: Callable[[], Moved], back: AlternatingState
+    ) -> Moved:
+        """``proceed()``, or back to w in the state ``back`` if the tree is not finite."""
+
+        def skip() -> Moved:
+            point, phase = self._first_point(self.w, back, optax.safe_increment(self.step))
+            skipped = optax.safe_increment(self.state.skipped)
+            return self._to(point), back._replace(skipped=skipped, phase=phase)
+
+        if not self.of.skip_nonfinite:
+            return proceed()
+        return control_flow.cond(all_finite(tree), proceed, skip)

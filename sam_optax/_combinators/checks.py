@@ -4,12 +4,42 @@ import jax
 import optax
 
 from sam_optax._combinators.first_pass import FirstPassState
-from sam_optax._internal import slips, states, tree_checks
+from sam_optax._internal import checks, roles
 from sam_optax._internal.devices import AxisName
-from sam_optax._internal.hyperparameters import check_integer
+from sam_optax._internal.hyperparameters import check_integer, check_transformation
 from sam_optax._internal.types import Function
-from sam_optax._perturbations.perturbation import Perturbation
+from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 from sam_optax._schedules.when import GradNormWhen, When, check_when
+
+
+def roles_of(
+    base_tx: optax.GradientTransformation,
+    perturbation: optax.GradientTransformation,
+    descent: optax.GradientTransformation | None,
+) -> tuple[Perturbation, roles.Descend]:
+    """The arguments of a combinator in their roles.
+
+    Raises:
+      TypeError: an argument is not a gradient transformation, or is a perturbation in the place of
+        another role.
+    """
+    check_transformation("base_tx", base_tx)
+    if isinstance(base_tx, Perturbation):
+        raise TypeError(
+            "base_tx is a Perturbation, such as sam_optax.sam() returns: a base optimizer is an "
+            "optax optimizer that descends. Exchange the arguments: the base optimizer comes "
+            "first, then the perturbation, as in sharpness_aware(optax.sgd(0.1), sam_optax.sam())."
+        )
+    if descent is not None:
+        check_transformation("descent", descent)
+    if isinstance(descent, Perturbation):
+        raise TypeError(
+            "descent is a Perturbation, such as sam_optax.sam() returns: pass it as perturbation, "
+            "the second argument. A descent transforms the sharp gradient, as "
+            "sam_optax.surrogate_gap() does."
+        )
+    inner = None if descent is None else roles.open_to_arguments(descent)
+    return as_perturbation(perturbation), roles.Descend(inner, roles.open_to_arguments(base_tx))
 
 
 def check_options(
@@ -38,19 +68,23 @@ def check_options(
         )
     if groups is not None:
         check_integer("groups", groups, lower=1)
-    if norm_axis_name is not None and method.has_start:
+    if norm_axis_name and method.has_start:
         raise ValueError(
             f"norm_axis_name={norm_axis_name!r} cannot be used with a random start, whose noise is "
             "scaled by the norms of whole kernels. Shard the params under jit instead."
         )
-    if sync_perturbation and axis_name is None:
+    if sync_perturbation and not axis_name:
         raise ValueError("sync_perturbation=True needs axis_name, the axis to synchronize over.")
 
 
-def check_params(params: optax.Params) -> None:
-    """Raises for params that are incomplete or that do not belong to the model."""
-    _refuse_lookahead("sharpness_aware", params)
-    tree_checks.require_arrays(params)
+def check_params(params: optax.Params | None, name: str = "sharpness_aware") -> None:
+    """Raises for params that are missing, or that are not arrays."""
+    if params is None:
+        raise ValueError(
+            f"{name} needs the params: call update(grads, state, params, grad_fn=grad_fn)."
+        )
+    _refuse_lookahead(name, params)
+    checks.require_arrays(params)
 
 
 def check_copied(params: optax.Params) -> None:
@@ -61,7 +95,7 @@ def check_copied(params: optax.Params) -> None:
             "alternating keeps a copy of the params, but got shapes instead of arrays: for the "
             "state's shapes call jax.eval_shape(tx.init, params)."
         )
-    tree_checks.require_arrays(params)
+    checks.require_arrays(params)
 
 
 def _refuse_lookahead(name: str, params: optax.Params) -> None:
@@ -73,12 +107,6 @@ def _refuse_lookahead(name: str, params: optax.Params) -> None:
         )
 
 
-def check_grads(grads: optax.Updates, params: optax.Params) -> None:
-    """Raises unless ``grads`` is a gradient with the structure of the params."""
-    slips.check_gradient("grads", grads, params)
-    tree_checks.require_gradient("grads", grads, params)
-
-
 def check_state(state: optax.OptState, expected: type) -> None:
     """Raises for another method's state, and for a state that still holds a first pass."""
     if isinstance(state, FirstPassState):
@@ -86,7 +114,7 @@ def check_state(state: optax.OptState, expected: type) -> None:
             "the state still holds the first pass of the last step: take it out with "
             "state, (loss, aux) = sam_optax.pop_first_pass(state)."
         )
-    states.require("state", state, expected)
+    checks.require_state("state", state, expected)
 
 
 def check_functions(

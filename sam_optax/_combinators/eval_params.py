@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import optax
+import optax.contrib
 
 from sam_optax._combinators.alternating import AlternatingState
 
@@ -23,7 +24,8 @@ def eval_params(params: optax.Params, state: optax.OptState) -> optax.Params:
 
     Raises:
       ValueError: ``state`` does not contain an :class:`AlternatingState`, contains two for the same
-        leaf, or belongs to other params.
+        leaf, or belongs to other params; or something follows or surrounds ``alternating`` that
+        changes its updates.
 
     Example:
       >>> import jax.numpy as jnp, optax, sam_optax
@@ -62,13 +64,50 @@ def alternating_states(state: optax.OptState) -> list[AlternatingState]:
     """The states of :func:`sam_optax.alternating` in an optimizer's state, at least one.
 
     Raises:
-      ValueError: no such state is found.
+      ValueError: no such state is found, or something around it changes the updates.
     """
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AlternatingState))
-    found = [node for node in nodes if isinstance(node, AlternatingState)]
+    found: list[AlternatingState] = []
+    for node in _nodes(state):
+        if isinstance(node, AlternatingState):
+            found.append(node)
+        elif isinstance(node, _REWRITING) and any(map(_is_alternating, _nodes(node))):
+            raise ValueError(
+                f"alternating(...) lies inside a wrapper that rewrites its updates, whose state is "
+                f"{type(node).__name__}: the params have not moved to the points where alternating "
+                f"takes its gradients. {_REMEDY}"
+            )
+        elif type(node) is tuple and any(map(_is_alternating, node[:-1])):
+            raise ValueError(
+                "alternating(...) is followed by another transformation in optax.chain, which may "
+                f"change its updates: alternating must be the last. {_REMEDY}"
+            )
     if not found:
         raise ValueError(
-            "the state must be that of an optimizer that contains alternating(...), which was "
-            f"found 0 times in {jax.tree.structure(state)}."
+            "the state must be that of an optimizer that contains alternating(...), got "
+            f"{type(state).__name__}. sharpness_aware and other optimizers leave the params "
+            "unperturbed: use these themselves."
         )
     return found
+
+
+_REMEDY = (
+    "Put what follows or surrounds it inside, alternating(optax.chain(base_tx, ...), "
+    "perturbation), and choose what is perturbed with sam_optax.perturb_only. optax.lookahead cannot be used."
+)
+_REWRITING = (
+    optax.LookaheadState,
+    optax.contrib.MechanicState,
+    optax.contrib.ScheduleFreeState,
+)
+
+
+def _is_alternating(node: Any) -> bool:
+    return isinstance(node, AlternatingState)
+
+
+def _nodes(tree: Any) -> list[Any]:
+    """The tree and the nodes inside it, down to the states of ``alternating``."""
+    if _is_alternating(tree) or jax.tree_util.all_leaves([tree]):
+        return [tree]
+    children = jax.tree.leaves(tree, is_leaf=lambda node: node is not tree)
+    return [tree, *(node for child in children for node in _nodes(child))]

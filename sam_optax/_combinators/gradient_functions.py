@@ -1,15 +1,14 @@
 """The caller's gradient and loss functions, brought to one form."""
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn, TypeAlias
 
 import chex
 import jax
 import optax
 
-from sam_optax._internal import control_flow, slips, tree_checks, trees
+from sam_optax._internal import checks, control_flow, trees
 from sam_optax._internal.types import ExtraArgs, LossAndAux, PyTree
 
 GradFn: TypeAlias = Callable[..., optax.Updates]
@@ -75,39 +74,59 @@ def evaluations(
     if value_and_grad_fn is not None:
         sharp = _of_value_and_grad(value_and_grad_fn)
     else:
-        sharp = _of_grad("grad_fn", grad_fn or _gradient_of_loss(extra) or _missing(grad_fn))
+        grad_fn = _gradient_of_loss(extra) if grad_fn is None else grad_fn
+        sharp = _of_grad("grad_fn", _missing(grad_fn) if grad_fn is None else grad_fn, params)
 
     def prepared(evaluate: Evaluation) -> Evaluation:
-        evaluate = _explaining_masks(evaluate, params)
+        evaluate = _explaining(evaluate, params)
         return evaluate if once else control_flow.trace_once(evaluate, params)
 
     sharp = prepared(sharp)
     if ascent_grad_fn is None:
         return Evaluations(sharp, sharp, False)
-    return Evaluations(sharp, prepared(_of_grad("ascent_grad_fn", ascent_grad_fn)), True)
+    ascent = prepared(_of_grad("ascent_grad_fn", ascent_grad_fn, params))
+    return Evaluations(sharp, ascent, True)
 
 
-def _explaining_masks(evaluate: Evaluation, params: optax.Params) -> Evaluation:
-    """The evaluation, with an error that explains why the loss fails on a part of the params."""
+def _explaining(evaluate: Evaluation, params: optax.Params) -> Evaluation:
+    """The evaluation, with errors that explain why a function may fail on these params."""
 
     def is_masked(node: PyTree) -> bool:
         return isinstance(node, optax.MaskedNode)
 
-    if not any(is_masked(node) for node in jax.tree.leaves(params, is_leaf=is_masked)):
-        return evaluate
+    nodes = jax.tree.leaves(params, is_leaf=lambda node: node is None or is_masked(node))
+    masked = any(map(is_masked, nodes))
+    without = any(node is None for node in nodes)
+    vector = jax.tree_util.all_leaves([params]) and jax.numpy.ndim(params) == 1
 
     def explaining(params: optax.Params, *group: chex.Numeric) -> Pass:
         try:
             return evaluate(params, *group)
         except Exception as error:
-            raise ValueError(
-                "sharpness_aware lies inside optax.partition, multi_transform or masked, which "
-                "hand it a part of the params, and the gradient function failed on that part: "
-                f"{type(error).__name__}: {error}. Put these inside sharpness_aware, as its base "
-                "optimizer, sharpness_aware(optax.partition(...), perturbation), and choose what "
-                "is perturbed with sam_optax.perturb_only(perturbation, mask), or use "
-                "sam_optax.alternating."
-            ) from error
+            if masked:
+                raise ValueError(
+                    "sharpness_aware lies inside optax.partition, multi_transform or masked, which "
+                    "hand it a part of the params, and the gradient function failed on that part: "
+                    f"{type(error).__name__}: {error}. Put these inside sharpness_aware, as its "
+                    "base optimizer, sharpness_aware(optax.partition(...), perturbation), and "
+                    "choose what is perturbed with sam_optax.perturb_only(perturbation, mask), or "
+                    "use sam_optax.alternating."
+                ) from error
+            if without:
+                error.add_note(
+                    "The gradient function receives the params that the optimizer was initialized "
+                    "with, in which some leaves are None. If it needs the whole model, as with "
+                    "tx.init(eqx.filter(model, eqx.is_inexact_array)), put the rest back: "
+                    "params, static = eqx.partition(model, eqx.is_inexact_array), "
+                    "grad_fn=jax.grad(lambda params: loss(eqx.combine(params, static), batch))."
+                )
+            if vector:
+                error.add_note(
+                    "sharpness_aware received params that are one vector. If optax.flatten is "
+                    "around it, put it inside: sharpness_aware(optax.flatten(base_tx), "
+                    "perturbation)."
+                )
+            raise
 
     return explaining
 
@@ -123,19 +142,9 @@ def _missing(grad_fn: object) -> NoReturn:
     )
 
 
-def _of_grad(name: str, grad_fn: GradFn) -> Evaluation:
-    if not callable(grad_fn):
-        raise TypeError(
-            f"{name} must be a function of the params that returns a gradient, got {grad_fn!r}."
-        )
-
-    def evaluate(params: optax.Params, *group: chex.Numeric) -> Pass:
-        with _hint_at_flatten(params):
-            grads = slips.checked_gradient(grad_fn, params, name)(params, *group)
-        tree_checks.require_gradient(f"what {name} returns", grads, params)
-        return Pass(None, grads)
-
-    return evaluate
+def _of_grad(name: str, grad_fn: GradFn, params: optax.Params) -> Evaluation:
+    gradient = checks.checked_gradient(grad_fn, params, name)
+    return lambda params, *group: Pass(None, gradient(params, *group))
 
 
 def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
@@ -146,8 +155,7 @@ def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
         )
 
     def evaluate(params: optax.Params, *group: chex.Numeric) -> Pass:
-        with _hint_at_flatten(params):
-            value, grads = value_and_grad_fn(params, *group)
+        value, grads = value_and_grad_fn(params, *group)
         if not (isinstance(value, tuple) and len(value) == 2):
             raise TypeError(
                 "value_and_grad_fn must return ((loss, aux), grads), as jax.value_and_grad("
@@ -165,20 +173,6 @@ def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
         return Pass(value, grads)
 
     return evaluate
-
-
-@contextlib.contextmanager
-def _hint_at_flatten(params: optax.Params) -> Iterator[None]:
-    """Adds a hint about ``optax.flatten`` to an error if the params are one vector."""
-    try:
-        yield
-    except Exception as error:
-        if jax.tree_util.all_leaves([params]) and jax.numpy.ndim(params) == 1:
-            error.add_note(
-                "sharpness_aware received params that are one vector. If optax.flatten is "
-                "around it, put it inside: sharpness_aware(optax.flatten(base_tx), perturbation)."
-            )
-        raise
 
 
 def _gradient_of_loss(extra: ExtraArgs) -> GradFn | None:

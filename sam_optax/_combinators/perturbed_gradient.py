@@ -1,8 +1,8 @@
 """The gradients of one perturbing step: the algorithm itself.
 
-Other modules handle the rest of a step: devices in ``across_devices``, groups of the batch and
-samples of a start in ``batch_parts``, diagnostics in ``step_info``, steps that do not perturb or
-are skipped in ``sharpness_aware``.
+Other modules handle the rest of a step: devices, groups of the batch, samples of a start and steps
+that do not perturb in ``parts``, diagnostics in ``step_info``, skipped steps in
+``sharpness_aware``.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class PerturbedGradient:
         if self.info:
             start = self._start(params, state, extra) if self.method.has_start else None
             losses = self._losses(loss, g, g_s)
-            climb = step_info.climb(params, start, point, losses, extra.get("norm_axis_name"))
+            climb = step_info.climb(params, start, point, losses, extra["norm_axis_name"])
         value = g_s.value if loss.ascent_given else g.value
         ascent, sharp = in_dtypes_of_plain_step(
             g.grads,
@@ -103,9 +103,7 @@ class PerturbedGradient:
         if self.perturb_dtype is not None:
             # Cast first: in a narrow dtype, rounding may lose the start.
             point = trees.as_perturbed(point, self.perturb_dtype)
-        # Jitted functions take arrays only, not functions or axis names.
-        arrays = {name: value for name, value in extra.items() if trees.all_arrays(value)}
-        return self.method.start_fn(point, state, **arrays)
+        return self.method.start_fn(point, state, **extra)
 
     def _perturb(
         self,
@@ -115,7 +113,8 @@ class PerturbedGradient:
         extra: ExtraArgs,
     ) -> tuple[optax.Params, optax.OptState]:
         """``point + ε`` and the new state of the perturbation."""
-        return perturbed_params(self.method, point, grads, state, self.perturb_dtype, extra)
+        given = {**extra, "ascent_grads": grads}
+        return perturbed_params(self.method, point, grads, state, self.perturb_dtype, given)
 
     def _losses(self, loss: Evaluations, g: Pass, g_s: Pass) -> tuple[jax.Array, jax.Array] | None:
         """L(w) and L(w̃), if the step has evaluated both."""

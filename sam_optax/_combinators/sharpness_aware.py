@@ -1,5 +1,6 @@
 """The main combinator: any base optimizer, driven by the gradient at the perturbed params."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import chex
@@ -8,36 +9,18 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from sam_optax._combinators import step_info
-from sam_optax._combinators.across_devices import Devices
-from sam_optax._combinators.batch_parts import over_parts, plain_pass
-from sam_optax._combinators.branch_dtypes import in_dtypes_of_sharp
-from sam_optax._combinators.checks import (
-    check_functions,
-    check_grads,
-    check_options,
-    check_params,
-    check_state,
-)
+from sam_optax._combinators import checks, step_info
 from sam_optax._combinators.first_pass import FirstPassState
-from sam_optax._combinators.gradient_functions import (
-    GradFn,
-    Pass,
-    ValueAndGradFn,
-    evaluations,
-)
+from sam_optax._combinators.gradient_functions import GradFn, Pass, ValueAndGradFn, evaluations
+from sam_optax._combinators.parts import AveragedGradients, Devices
 from sam_optax._combinators.perturbed_gradient import Gradients, PerturbedGradient
 from sam_optax._combinators.skip_nonfinite import all_finite, norm_is_finite, unless_nonfinite
 from sam_optax._combinators.step_info import StepInfo
-from sam_optax._internal import control_flow, extra_args, vectors
-from sam_optax._internal.devices import AxisName, check_local
-from sam_optax._internal.hyperparameters import (
-    check_float_dtype,
-    check_transformation,
-    static_default,
-)
-from sam_optax._internal.types import ExtraArgs, LossAndAux, PyTree
-from sam_optax._perturbations.perturbation import as_perturbation
+from sam_optax._internal import control_flow, roles, vectors
+from sam_optax._internal.checks import require_gradient
+from sam_optax._internal.devices import AxisName, check_local, require_bound
+from sam_optax._internal.hyperparameters import check_float_dtype, saturating_sum, static_default
+from sam_optax._internal.types import ExtraArgs, PyTree
 from sam_optax._schedules.when import When, decide, init_when
 
 
@@ -49,7 +32,7 @@ class SharpnessAwareState(NamedTuple):
       skipped: int32 scalar, the number of steps skipped by ``skip_nonfinite``, not in ``step``.
         Schedules of the perturbation and ``when`` count both.
       perturbation_state: state of the perturbation.
-      base_state: state of the base optimizer.
+      base_state: state of the base optimizer; with a descent the pair ``(descent's, base's)``.
       when_state: raw uint32 key of :func:`sam_optax.bernoulli`, statistics of
         :func:`sam_optax.above_average`, else ``optax.EmptyState``.
       info: :class:`~sam_optax.StepInfo` of the last step with ``info=True``, else ``None``.
@@ -67,6 +50,7 @@ def sharpness_aware(
     base_tx: optax.GradientTransformation,
     perturbation: optax.GradientTransformation,
     *,
+    descent: optax.GradientTransformation | None = None,
     ascent_steps: int = static_default(1),
     when: When | None = None,
     skip_nonfinite: bool = False,
@@ -81,7 +65,7 @@ def sharpness_aware(
 
     .. math::
         \varepsilon = \mathrm{perturbation}(\nabla L(w)), \qquad
-        w \leftarrow w + \mathrm{base\_tx}(\nabla L(w + \varepsilon)).
+        w \leftarrow w + \mathrm{base\_tx}(\mathrm{descent}(\nabla L(w + \varepsilon))).
 
     ``update(grads, state, params, grad_fn=grad_fn)`` takes
 
@@ -94,19 +78,28 @@ def sharpness_aware(
       and ``grads``, in perturbing steps only. For example the gradient on part of the batch
       (cheaper, see :func:`part_of_batch`), on another batch or on all data. Loss and aux of
       ``value_and_grad_fn`` are then those at the perturbed params;
-    * any further keyword arguments, which are passed to the perturbation and to ``base_tx``.
+    * any further keyword arguments, which are passed to the perturbation, the descent and
+      ``base_tx``.
 
     ``base_tx`` receives the sharp gradient and the unperturbed params, on which its weight decay,
     momentum and clipping act. (Clipping before ``sharpness_aware`` changes the ascent gradient only
-    and does not bound the update.) If it asks for them by name, it also receives the first ascent
-    gradient as ``ascent_grads``, whether the step perturbs as ``perturbed`` (see
-    :func:`surrogate_gap`), the perturbation's state before the step as ``perturbation_state``,
-    ``norm_axis_name``, and the loss of ``value_and_grad_fn`` as ``value``.
+    and does not bound the update.) It receives the caller's keyword arguments, and the loss of
+    ``value_and_grad_fn`` as ``value`` if the caller passes none. What the step knows goes to the
+    perturbation and to the descent, and wins over an argument of the caller of the same name:
+
+    * the perturbation receives ``training_step``, ``ascent_grads``, ``draw_index`` (which tells the
+      draws of one step apart), ``norm_axis_name`` and ``base_state``, the state of ``base_tx``
+      before the step;
+    * the descent receives ``ascent_grads``, the first ascent gradient; ``perturbed``, whether the
+      step perturbs; ``perturbation_state``, the perturbation's state before the step;
+      ``norm_axis_name`` and ``training_step``.
 
     Args:
       base_tx: the base optimizer, any optax transformation, line searches included.
       perturbation: maps the ascent gradient to ε, which is added to the params: :func:`sam`,
         :func:`asam`, :func:`fsam`, :func:`rsam` or any optax transformation.
+      descent: an optax transformation of the sharp gradient in front of ``base_tx``, such as
+        :func:`surrogate_gap`. Default: none.
       ascent_steps: number of ascent steps n ≥ 1, each from the point that the last one reached,
         with the full radius. Each costs one gradient. Corresponds to ``sync_period=n + 1`` of
         ``optax.contrib.sam``.
@@ -120,8 +113,9 @@ def sharpness_aware(
         params, and ``base_tx`` the gradient in the dtype of the params.
       axis_name: axis (or axes) of data-parallel devices, under ``jax.pmap`` or ``jax.shard_map``;
         not under ``jit`` with sharded arrays. ``grad_fn`` and ``grads`` are then each device's own
-        gradient, a mean over its examples; the sharp gradient is averaged over the axis, and the
-        state stays the same on all devices.
+        gradient, a mean over its examples and not over the devices; the sharp gradient is averaged
+        over the axis, and the state stays the same on all devices. ``()`` says that each device
+        trains its own params, or that ``grad_fn`` averages over the devices itself.
       sync_perturbation: with ``axis_name``, whether all devices use the same ε, computed from the
         averaged ascent gradient (one further all-reduce). Default False: each device uses its own ε
         (m-sharpness, which the SAM paper suggests; the ASAM paper trains with it on ImageNet and
@@ -144,12 +138,18 @@ def sharpness_aware(
       An ``optax.GradientTransformationExtraArgs`` with a :class:`SharpnessAwareState`.
 
     Raises:
-      TypeError: an argument has the wrong type, such as an ``optax.MultiSteps`` without
-        ``.gradient_transformation()``; in ``init`` and ``update``, a leaf of the params is not an
+      TypeError: an argument has the wrong type, such as a perturbation as ``base_tx``, or an
+        ``optax.MultiSteps`` without ``.gradient_transformation()``; in ``init`` and ``update``, a
+        leaf of the params is not an
         array, the state is another method's, or a function does not return a gradient.
       ValueError: ``ascent_steps`` < 1, or options that exclude each other; in ``init``, a wrapper
         has removed a start; in ``update``, ``params`` or the gradient function is missing, or it
-        fails on the part of the params that ``optax.partition`` or ``masked`` passes.
+        fails on the part of the params that ``optax.partition`` or ``masked`` passes; an axis is
+        not bound.
+
+    Warns:
+      UserWarning: the step is traced under an axis of ``jax.pmap`` or ``jax.shard_map`` along which
+        the gradients may differ, and no axis is given: the params of the devices would drift apart.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax
@@ -165,9 +165,8 @@ def sharpness_aware(
       Foret et al., `Sharpness-Aware Minimization for Efficiently Improving Generalization
       <https://arxiv.org/abs/2010.01412>`_, 2021.
     """
-    check_transformation("base_tx", base_tx)
-    method = as_perturbation(perturbation)
-    check_options(
+    method, optimizer = checks.roles_of(base_tx, perturbation, descent)
+    checks.check_options(
         method,
         ascent_steps=ascent_steps,
         when=when,
@@ -176,32 +175,49 @@ def sharpness_aware(
         norm_axis_name=norm_axis_name,
         groups=groups,
     )
-    perturb_dtype = check_float_dtype("perturb_dtype", perturb_dtype)
-
-    base = extra_args.only_asked(base_tx, extra_args.FOR_BASE)
-    base_takes_value = "value" in extra_args.asked_for(base_tx, ("value",))
+    one = PerturbedGradient(
+        method=method,
+        ascent_steps=int(ascent_steps),
+        perturb_dtype=check_float_dtype("perturb_dtype", perturb_dtype),
+        info=info,
+    )
     devices = Devices(
-        axis_name=axis_name, sync_perturbation=sync_perturbation, norm_axis_name=norm_axis_name
+        axis_name=axis_name,
+        sync_perturbation=sync_perturbation,
+        norm_axis_name=norm_axis_name or None,
     )
-    one_perturbation = PerturbedGradient(
-        method=method, ascent_steps=int(ascent_steps), perturb_dtype=perturb_dtype, info=info
+    step = _Step(
+        gradients=AveragedGradients(one=one, devices=devices, groups=groups),
+        optimizer=optimizer,
+        when=when,
+        skip_nonfinite=skip_nonfinite,
     )
-    perturbed_gradient = devices.perturbed(
-        over_parts(one_perturbation, groups, method.samples, devices.own_axis)
-    )
+    return optax.GradientTransformationExtraArgs(step.init, step.update)
 
-    def init_fn(params: optax.Params) -> SharpnessAwareState:
-        check_params(params)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Step:
+    """One training step; the attributes hold the arguments of :func:`sharpness_aware`."""
+
+    gradients: AveragedGradients
+    optimizer: roles.Descend
+    when: When | None
+    skip_nonfinite: bool
+
+    def init(self, params: optax.Params) -> SharpnessAwareState:
+        """The state before the first step."""
+        checks.check_params(params)
         return SharpnessAwareState(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
-            perturbation_state=method.init(params),
-            base_state=base.init(params),
-            when_state=init_when(when),
-            info=step_info.initial(params) if info else None,
+            perturbation_state=self.gradients.one.method.init(params),
+            base_state=self.optimizer.init(params),
+            when_state=init_when(self.when),
+            info=step_info.initial(params) if self.gradients.one.info else None,
         )
 
-    def update_fn(
+    def update(
+        self,
         updates: optax.Updates | None,
         state: SharpnessAwareState,
         params: optax.Params | None = None,
@@ -211,98 +227,129 @@ def sharpness_aware(
         ascent_grad_fn: GradFn | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, SharpnessAwareState | FirstPassState]:
-        """One step: g = ∇L(w), ε = perturbation(g), g_s = ∇L(w + ε), w ← w + base_tx(g_s)."""
-        if params is None:
-            raise ValueError(
-                "sharpness_aware needs the params: call update(grads, state, params, "
-                "grad_fn=grad_fn)."
+        """G = ∇L(w), ε = perturbation(g), g_s = ∇L(w + ε), w ← w + base_tx(descent(g_s))."""
+        self._check(updates, state, params, value_and_grad_fn, ascent_grad_fn)
+        state = state._replace(info=self._info(state.info, params))
+        given = updates if value_and_grad_fn is None else None
+        loss = self.gradients.devices.evaluations(
+            evaluations(
+                params,
+                grad_fn,
+                value_and_grad_fn,
+                ascent_grad_fn,
+                extra,
+                once=self._evaluates_once(given),
             )
-        check_params(params)
-        check_state(state, SharpnessAwareState)
-        check_functions(method, when, updates, value_and_grad_fn, ascent_grad_fn)
-        check_local(updates, axis_name)
-        given = updates is not None and value_and_grad_fn is None
-        once = groups is None and when is None and one_perturbation.evaluates_once(given)
-        loss = devices.evaluations(
-            evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, once)
         )
-        step = state.step + state.skipped
-
-        # Both branches share g if the ascent starts at w and uses grad_fn on the whole batch.
-        leads = not (loss.ascent_given or method.has_start or groups)
-        if given:
-            check_grads(updates, params)
-            first: Pass | None = Pass(None, updates)
-        else:
-            first = loss.sharp(params) if leads else None
-
-        def squared_norm() -> jax.Array:
-            assert first is not None
-            return devices.mean(jnp.square(vectors.norm(first.grads, norm_axis_name)))
-
-        perturbed, when_state = decide(when, step, state.when_state, squared_norm)
+        # Both kinds of steps share g if the ascent starts at w and uses grad_fn on the whole batch.
+        has_start = self.gradients.one.method.has_start
+        leads = not (loss.ascent_given or has_start or self.gradients.groups)
+        g = Pass(None, given) if given is not None else loss.sharp(params) if leads else None
+        step = saturating_sum(state.step, state.skipped)
+        perturbed, when_state = decide(
+            self.when, step, state.when_state, lambda: self._squared_norm(g)
+        )
 
         def perturb() -> Gradients:
-            extra_of_step = {"training_step": step, **extra}
-            g = first if leads else None
-            return perturbed_gradient(loss, g, state.perturbation_state, params, extra_of_step)
+            base_state = self.optimizer.base_state(state.base_state)
+            arguments = roles.for_perturbation(extra, training_step=step, base_state=base_state)
+            first = g if leads else None
+            return self.gradients(loss, first, state.perturbation_state, params, arguments)
 
         def do_not_perturb() -> Gradients:
-            g = plain_pass(loss.sharp, groups, params) if first is None else first
-            grads = in_dtypes_of_sharp(g.grads, loss.sharp, params, perturb_dtype, groups)
-            ascent = devices.synchronized(g.grads if leads else grads)
-            climb = step_info.no_climb(params) if info else None
-            return Gradients(g.value, ascent, grads, state.perturbation_state, climb)
+            return self.gradients.plain(loss, g, leads, state.perturbation_state, params)
 
-        found = control_flow.cond(perturbed, perturb, do_not_perturb)
-        g, g_s = devices.mean((found.ascent, found.sharp))
+        found = self.gradients.mean(control_flow.cond(perturbed, perturb, do_not_perturb))
 
         def descend() -> tuple[optax.Updates, SharpnessAwareState]:
-            new_updates, base_state = base.update(
-                g_s, state.base_state, params, **base_extra(g, perturbed, state, found.value, extra)
-            )
-            return new_updates, state._replace(
-                step=optax.safe_increment(state.step),
-                perturbation_state=found.perturbation_state,
-                base_state=base_state,
-                when_state=when_state,
-                info=None
-                if found.climb is None
-                else step_info.collect(g, g_s, found.climb, norm_axis_name),
-            )
+            new_state = state._replace(when_state=when_state)
+            return self._descend(found, perturbed, step, new_state, params, extra)
 
-        if skip_nonfinite:
-            # The ascent gradient is checked too: the sharp gradient may be finite although g is
-            # not. (The norm of g costs nothing if the perturbation has already computed it.)
-            finite = norm_is_finite(g, norm_axis_name) & all_finite(g_s, norm_axis_name)
-            if ascent_steps > 1:
-                finite &= all_finite(found.perturbation_state, norm_axis_name)
+        if self.skip_nonfinite:
             skipped = state._replace(skipped=optax.safe_increment(state.skipped))
-            new_updates, new_state = unless_nonfinite(finite, descend, skipped)
+            moved = unless_nonfinite(self._is_finite(found), descend, skipped)
         else:
-            new_updates, new_state = descend()
-        return new_updates, new_state if found.value is None else FirstPassState(
-            new_state, found.value
+            moved = descend()
+        return moved if found.value is None else (moved[0], FirstPassState(moved[1], found.value))
+
+    def _check(
+        self,
+        updates: optax.Updates | None,
+        state: SharpnessAwareState,
+        params: optax.Params | None,
+        value_and_grad_fn: ValueAndGradFn | None,
+        ascent_grad_fn: GradFn | None,
+    ) -> None:
+        """Raises for arguments of ``update`` that cannot be right."""
+        method, devices = self.gradients.one.method, self.gradients.devices
+        checks.check_params(params)
+        checks.check_state(state, SharpnessAwareState)
+        checks.check_functions(method, self.when, updates, value_and_grad_fn, ascent_grad_fn)
+        require_bound("axis_name", devices.axis_name)
+        require_bound("norm_axis_name", devices.norm_axis_name)
+        check_local(updates, devices.axis_name)
+        if updates is not None and value_and_grad_fn is None:
+            require_gradient("grads", updates, params)
+
+    def _descend(
+        self,
+        found: Gradients,
+        perturbed: chex.Numeric,
+        step: jax.Array,
+        state: SharpnessAwareState,
+        params: optax.Params,
+        extra: ExtraArgs,
+    ) -> tuple[optax.Updates, SharpnessAwareState]:
+        """The updates from both gradients, and the new state."""
+        axis = self.gradients.devices.norm_axis_name
+        added = {
+            "ascent_grads": found.ascent,
+            "norm_axis_name": axis,
+            "perturbation_state": state.perturbation_state,
+            "perturbed": perturbed,
+            "training_step": step,
+        }
+        if found.value is not None:
+            # Loss and aux stay local to each device, but the state must be equal on all of them.
+            extra = {"value": self.gradients.devices.mean(found.value[0]), **extra}
+        updates, base_state = self.optimizer.update(
+            found.sharp, state.base_state, params, added, extra
+        )
+        info = None
+        if found.climb is not None:
+            info = step_info.collect(found.ascent, found.sharp, found.climb, axis)
+        return updates, state._replace(
+            step=optax.safe_increment(state.step),
+            perturbation_state=found.perturbation_state,
+            base_state=base_state,
+            info=info,
         )
 
-    def base_extra(
-        ascent_grads: optax.Updates,
-        perturbed: chex.Numeric,
-        state: SharpnessAwareState,
-        value: LossAndAux | None,
-        extra: ExtraArgs,
-    ) -> ExtraArgs:
-        """The extra arguments of the base optimizer: the caller's and those that it asks for."""
-        given = {
-            "ascent_grads": ascent_grads,
-            "perturbed": perturbed,
-            "perturbation_state": state.perturbation_state,
-        }
-        if norm_axis_name is not None:
-            given["norm_axis_name"] = norm_axis_name
-        if value is not None and base_takes_value:
-            # Loss and aux stay local to each device, but the state must be equal on all of them.
-            given["value"] = devices.mean(value[0])
-        return extra_args.for_base(given, extra)
+    def _info(self, info: StepInfo | None, params: optax.Params) -> StepInfo | None:
+        """The diagnostics so far, also where the state was made without or with them."""
+        if not self.gradients.one.info:
+            return None
+        return step_info.initial(params) if info is None else info
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    def _evaluates_once(self, given: optax.Updates | None) -> bool:
+        """Whether a step evaluates a single gradient."""
+        always = self.when is None and self.gradients.groups is None
+        return always and self.gradients.one.evaluates_once(given is not None)
+
+    def _squared_norm(self, g: Pass | None) -> jax.Array:
+        """‖g‖², for a ``when`` that depends on it."""
+        assert g is not None
+        devices = self.gradients.devices
+        return devices.mean(jnp.square(vectors.norm(g.grads, devices.norm_axis_name)))
+
+    def _is_finite(self, found: Gradients) -> jax.Array:
+        """Whether the step can be taken.
+
+        The ascent gradient is checked too: the sharp gradient may be finite although g is not. (The
+        norm of g costs nothing if the perturbation has already computed it.)
+        """
+        axis = self.gradients.devices.norm_axis_name
+        finite = norm_is_finite(found.ascent, axis) & all_finite(found.sharp, axis)
+        if self.gradients.one.ascent_steps > 1:
+            finite &= all_finite(found.perturbation_state, axis)
+        return finite

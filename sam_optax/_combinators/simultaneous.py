@@ -1,5 +1,6 @@
 """SAMPa: gradients at two points that are known in advance, one on each of two devices."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import chex
@@ -7,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._combinators.across_devices import one_each
-from sam_optax._combinators.checks import check_params, check_state
+from sam_optax._combinators import checks
 from sam_optax._combinators.gradient_functions import GradFn, evaluations
+from sam_optax._combinators.parts import one_each, warn_of_drift
 from sam_optax._descent.mix_gradients import mix
-from sam_optax._internal import extra_args, trees
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._perturbations.perturbation import as_perturbation, perturbed_params
+from sam_optax._internal import roles, trees
+from sam_optax._internal.devices import AxisName, require_bound
+from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
 
 
 class SimultaneousState(NamedTuple):
@@ -24,7 +26,7 @@ class SimultaneousState(NamedTuple):
       ahead_grads: the last gradient at y, with the structure, shapes and dtypes of the params;
         ``None`` in place of non-float leaves. 0 before the first step.
       perturbation_state: state of the perturbation.
-      base_state: state of the base optimizer.
+      base_state: state of the base optimizer; with a descent the pair ``(descent's, base's)``.
     """
 
     step: chex.Array
@@ -38,7 +40,8 @@ def simultaneous(
     perturbation: optax.GradientTransformation,
     lmbda: hp.Hyperparameter = 0.2,
     *,
-    axis_name: str | None = None,
+    descent: optax.GradientTransformation | None = None,
+    axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SAMPa: evaluates both gradients of a step in parallel, on two devices as fast as SGD.
 
@@ -64,7 +67,9 @@ def simultaneous(
       base_tx: the base optimizer, any optax transformation.
       perturbation: maps the gradient at y to ε, such as :func:`sam`.
       lmbda: λ in [0, 1], or an optax schedule of it. Default 0.2, as in the public code.
-      axis_name: the axis of two devices. Over other axes, ``grad_fn`` returns a mean.
+      descent: as in :func:`sharpness_aware`; its ascent gradient is ∇L(y_t).
+      axis_name: the axis of two devices. Over other axes, ``grad_fn`` returns a mean; without this
+        axis, ``()`` says so.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`SimultaneousState`.
@@ -90,26 +95,38 @@ def simultaneous(
       Xie et al., `SAMPa: Sharpness-aware Minimization Parallelized
       <https://arxiv.org/abs/2410.10683>`_, 2024.
     """
-    hp.check_transformation("base_tx", base_tx)
+    method, optimizer = checks.roles_of(base_tx, perturbation, descent)
     hp.check("lmbda", lmbda, lower=0, upper=1, upper_allowed=True)
-    method = as_perturbation(perturbation)
     if method.has_start:
         raise ValueError(
             "the perturbation has a start (random_start, low_pass, momentum_start), but "
             "simultaneous takes the ascent gradient at y: use sharpness_aware."
         )
-    base = extra_args.only_asked(base_tx, extra_args.FOR_BASE)
+    step = _Step(method, optimizer, lmbda, axis_name)
+    return optax.GradientTransformationExtraArgs(step.init, step.update)
 
-    def init_fn(params: optax.Params) -> SimultaneousState:
-        check_params(params)
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """One training step; the attributes hold the arguments of :func:`simultaneous`."""
+
+    method: Perturbation
+    optimizer: roles.Descend
+    lmbda: hp.Hyperparameter
+    axis_name: AxisName | None
+
+    def init(self, params: optax.Params) -> SimultaneousState:
+        """The state before the first step."""
+        checks.check_params(params, "simultaneous")
         return SimultaneousState(
             step=jnp.zeros((), jnp.int32),
             ahead_grads=trees.inexact_zeros(params),
-            perturbation_state=method.init(params),
-            base_state=base.init(params),
+            perturbation_state=self.method.init(params),
+            base_state=self.optimizer.init(params),
         )
 
-    def update_fn(
+    def update(
+        self,
         updates: optax.Updates | None,
         state: SimultaneousState,
         params: optax.Params | None = None,
@@ -118,33 +135,44 @@ def simultaneous(
         ascent_grad_fn: GradFn | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, SimultaneousState]:
+        """Both points follow from ∇L(y_t), which is known; then both gradients are evaluated."""
         del updates
-        if params is None:
-            raise ValueError("simultaneous needs the params: update(None, state, params, ...).")
-        check_params(params)
-        check_state(state, SimultaneousState)
-        if ascent_grad_fn is not None and axis_name is not None:
+        checks.check_params(params, "simultaneous")
+        checks.check_state(state, SimultaneousState)
+        require_bound("axis_name", self.axis_name)
+        if ascent_grad_fn is not None and self.axis_name:
             raise ValueError(
                 "ascent_grad_fn cannot be used with axis_name: pass each one's grad_fn."
             )
-        loss = evaluations(params, grad_fn, None, ascent_grad_fn, extra, axis_name is not None)
         g = trees.merge(state.ahead_grads, jax.tree.map(trees.zeros_like, params))
-        given = {"training_step": state.step, **extra}
-        point, moved = perturbed_params(method, params, g, state.perturbation_state, None, given)
-        of_base = extra_args.for_base({}, extra)
-        ahead = trees.add(params, base.update(g, state.base_state, params, **of_base)[0])
-        if axis_name is None:
-            sharp, seen = loss.sharp(point).grads, loss.ascent(ahead).grads
+        base_state = self.optimizer.base_state(state.base_state)
+        arguments = roles.for_perturbation(extra, training_step=state.step, base_state=base_state)
+        point, moved = perturbed_params(
+            self.method, params, g, state.perturbation_state, None, arguments
+        )
+        added = {
+            "ascent_grads": g,
+            "perturbation_state": state.perturbation_state,
+            "training_step": state.step,
+        }
+        trial = self.optimizer.update(
+            g, state.base_state, params, {**added, "perturbed": False}, extra
+        )
+        ahead = trees.add(params, trial[0])
+        loss = evaluations(params, grad_fn, None, ascent_grad_fn, extra, bool(self.axis_name))
+        if self.axis_name:
+            sharp, seen = one_each(loss.sharp, point, ahead, self.axis_name)
         else:
-            sharp, seen = one_each(loss.sharp, point, ahead, axis_name)
-        share = 1 - jnp.asarray(hp.evaluate(lmbda, state.step))
-        mixed = trees.map_inexact(lambda a, b: trees.cast_like(mix(a, b, share), a), sharp, seen)
-        new_updates, base_state = base.update(mixed, state.base_state, params, **of_base)
+            sharp, seen = loss.sharp(point).grads, loss.ascent(ahead).grads
+        if self.axis_name is None:
+            warn_of_drift("simultaneous", sharp)
+        share = 1 - jnp.asarray(hp.evaluate(self.lmbda, state.step))
+        new_updates, new_base_state = self.optimizer.update(
+            mix(sharp, seen, share), state.base_state, params, {**added, "perturbed": True}, extra
+        )
         return new_updates, SimultaneousState(
             step=optax.safe_increment(state.step),
             ahead_grads=trees.cast_tree_like(seen, state.ahead_grads),
             perturbation_state=moved,
-            base_state=base_state,
+            base_state=new_base_state,
         )
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,1 +1,1 @@
-"""Transformations for the base optimizer's chain, which change the sharp gradient."""
+"""Transformations of the sharp gradient, for ``descent=``."""

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._descent.ascent_grads import where_perturbed
+from sam_optax._descent.descent import descent, require, where_perturbed
+from sam_optax._internal import checks, trees, vectors
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import tree_checks, trees, vectors
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.types import Leaf
 
@@ -20,9 +20,8 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
     .. math::
         \frac{g_s}{\|g_s\|} - \alpha\, |\langle g_s, v \rangle|\, v,
 
-    with g_s the sharp gradient and v a unit eigenvector of the Hessian's largest eigenvalue. It
-    goes first in the base optimizer's chain: X-SAM is
-    ``sharpness_aware(optax.chain(away_from_eigenvector(alpha), base), sam(rho))``. The caller
+    with g_s the sharp gradient and v a unit eigenvector of the Hessian's largest eigenvalue. X-SAM
+    is ``sharpness_aware(base, sam(rho), descent=away_from_eigenvector(alpha))``. The caller
     computes v from time to time and passes it to every step, ``tx.update(None, state, params,
     grad_fn=grad_fn, eigenvector=v)``. It comes from a few steps of power iteration, as in the
     paper, or from ``sam_optax.analysis.hessian_eigenvalues(loss, params, k=1).vectors``, whose
@@ -48,7 +47,7 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
       >>> import jax.numpy as jnp, sam_optax
       >>> tx = sam_optax.away_from_eigenvector(alpha=0.1)
       >>> g_sharp, v = jnp.array([3.0, 4.0]), jnp.array([0.0, 1.0])
-      >>> updates, _ = tx.update(g_sharp, tx.init(g_sharp), eigenvector=v)
+      >>> updates, _ = tx.update(g_sharp, tx.init(g_sharp), eigenvector=v, perturbed=True)
       >>> print(f"{updates[0]:.1f} {updates[1]:.1f}")  # (0.6, 0.8) − 0.1 · 4 · (0, 1)
       0.6 0.4
 
@@ -58,40 +57,37 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
     """
     hp.check("alpha", alpha, lower=0)
 
-    def init_fn(params: optax.Params) -> optax.OptState:
-        del params
-        return hp.init_schedules(alpha)
-
     def update_fn(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
         *,
+        alpha: chex.Numeric,
         eigenvector: optax.Params | None = None,
-        perturbed: chex.Numeric = True,
+        perturbed: chex.Numeric | None = None,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        del params, extra
+        del params
+        perturbed = require("away_from_eigenvector", "perturbed", perturbed, extra)
         if eigenvector is None:
             raise ValueError(
                 "away_from_eigenvector needs a unit eigenvector of the Hessian: call "
                 "update(grads, state, params, grad_fn=grad_fn, eigenvector=v)."
             )
         remedy = "Remove the leading axis of the vectors of hessian_eigenvalues: leaf[0]."
-        tree_checks.require_like("eigenvector", eigenvector, updates, remedy)
-        step = hp.step_of(state, None)
+        checks.require_like("eigenvector", eigenvector, updates, remedy)
         length = vectors.norm(updates, norm_axis_name)
         scale = where_perturbed(perturbed, 1 / jnp.where(length > 0, length, 1), 1)
         along = jnp.abs(vectors.inner(eigenvector, updates, norm_axis_name))
-        share = where_perturbed(perturbed, hp.evaluate(alpha, step) * along, 0)
+        share = where_perturbed(perturbed, jnp.asarray(alpha).astype(along.dtype) * along, 0)
 
-        def corrected(g_s: Leaf, v: Leaf) -> jax.Array:
-            wide = vectors.times(trees.widen(g_s), scale)
-            if v is not None:
-                wide = wide - vectors.times(jnp.asarray(v).astype(wide.dtype), share)
-            return trees.cast_like(wide, g_s)
+        def corrected(g_s: jax.Array, v: Leaf) -> jax.Array:
+            wide = vectors.times(g_s, scale)
+            if v is None:
+                return wide
+            return wide - vectors.times(jnp.asarray(v).astype(wide.dtype), share)
 
-        return trees.map_inexact(corrected, updates, eigenvector), hp.advance(state, step)
+        return trees.map_wide(corrected, updates, eigenvector), state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return descent(lambda params: optax.EmptyState(), update_fn, {"alpha": alpha})

@@ -6,7 +6,7 @@ import chex
 import jax.numpy as jnp
 import optax
 
-from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
+from sam_optax._descent.descent import require_ascent_grads, where_perturbed
 from sam_optax._internal import vectors
 from sam_optax._internal.devices import AxisName
 
@@ -21,7 +21,7 @@ def match_ascent_norm() -> optax.GradientTransformationExtraArgs:
     saddle points and in flat regions g_s can be much shorter or longer than g; with matched
     lengths, SAM can use the learning rates of the base optimizer. If g_s = 0, it stays 0.
 
-    Stable SAM is ``sharpness_aware(optax.chain(match_ascent_norm(), base), sam(rho))``.
+    Stable SAM is ``sharpness_aware(base, sam(rho), descent=match_ascent_norm())``.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` without state.

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
+from sam_optax._descent.descent import descent, require_ascent_grads, where_perturbed
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
+from sam_optax._internal import roles, trees, vectors
 from sam_optax._internal.types import Leaf
 
 
@@ -19,9 +19,8 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
     .. math::
         (1 - \alpha)\, g + \alpha\, g_s,
 
-    with g the ascent gradient and g_s the sharp one. It goes first in the base optimizer's chain.
-    To first order in ρ it is the gradient of L + αρ‖∇L‖. Steps that do not perturb keep their
-    gradient.
+    with g the ascent gradient and g_s the sharp one. To first order in ρ it is the gradient of L +
+    αρ‖∇L‖. Steps that do not perturb keep their gradient.
 
     * Penalizing the gradient norm (Zhao et al.): a penalty λ‖∇L‖ and SAM's radius r give
       α = λ/r, the paper's balance coefficient.
@@ -42,8 +41,8 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
       >>> import optax, sam_optax
       >>> gamma = 0.8
       >>> wsam = sam_optax.sharpness_aware(
-      ...     optax.chain(sam_optax.mix_gradients(gamma / (1 - gamma)), optax.adam(1e-3)),
-      ...     sam_optax.sam(rho=0.05))
+      ...     optax.adam(1e-3), sam_optax.sam(rho=0.05),
+      ...     descent=sam_optax.mix_gradients(gamma / (1 - gamma)))
 
     References:
       Zhao et al., `Penalizing Gradient Norm for Efficiently Improving Generalization in Deep
@@ -53,39 +52,34 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
     """
     hp.check("weight", weight, lower=0)
 
-    def init_fn(params: optax.Params) -> optax.OptState:
-        del params
-        return hp.init_schedules(weight)
-
     def update_fn(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
         *,
+        weight: chex.Numeric,
         ascent_grads: optax.Updates | None = None,
         perturbed: chex.Numeric = True,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del params
         g = require_ascent_grads("mix_gradients", ascent_grads, updates, extra)
-        step = hp.step_of(state, None)
         # With weight 1, the gradient of a step that does not perturb is unchanged.
-        alpha = where_perturbed(perturbed, hp.evaluate(weight, step), 1)
-        mixed = trees.map_inexact(
-            lambda g_s, x: trees.cast_like(mix(g_s, x, alpha), g_s), updates, g
-        )
-        return mixed, hp.advance(state, step)
+        return mix(updates, g, where_perturbed(perturbed, weight, 1)), state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return descent(lambda params: optax.EmptyState(), update_fn, {"weight": weight})
 
 
-def mix(g_s: Leaf, g: Leaf, alpha: jax.Array) -> jax.Array:
-    """(1 − α) g + α g_s, in float32 or wider."""
-    sharp = trees.widen(g_s)
-    if g is None:
-        return sharp
-    a = alpha.astype(sharp.dtype)
-    return (1 - a) * jnp.asarray(g).astype(sharp.dtype) + a * sharp
+def mix(sharp: optax.Updates, ascent: optax.Updates, alpha: jax.Array) -> optax.Updates:
+    """(1 − α) g + α g_s, in the dtypes of g_s."""
+
+    def leaf(g_s: jax.Array, g: Leaf) -> jax.Array:
+        if g is None:
+            return g_s
+        a = alpha.astype(g_s.dtype)
+        return (1 - a) * jnp.asarray(g).astype(g_s.dtype) + a * g_s
+
+    return trees.map_wide(leaf, sharp, ascent)
 
 
 def decoupled_sharpness(
@@ -100,7 +94,9 @@ def decoupled_sharpness(
 
     with g the ascent gradient and g_s the sharp one: momentum and second moments are computed from
     the plain gradient only. It is the default of WSAM's public code. For plain SGD both forms
-    agree.
+    agree. It is the descent *around* its base optimizer, so the base optimizer of the step is the
+    identity: ``sharpness_aware(optax.identity(), sam(rho), descent=decoupled_sharpness(base_tx,
+    learning_rate, weight))``.
 
     Args:
       base_tx: the base optimizer, any optax transformation.
@@ -108,9 +104,8 @@ def decoupled_sharpness(
       weight: α = γ/(1 − γ) ≥ 0; γ = 0.9 of the public code is α = 9.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs`` to use as the base optimizer of
-      :func:`sharpness_aware`. Its state is a pair: the state of the schedules (or empty) and that
-      of ``base_tx``.
+      An ``optax.GradientTransformationExtraArgs`` for ``descent=``. Its state is that of
+      ``base_tx``, which receives the caller's arguments and none of those of a descent.
 
     Raises:
       TypeError: ``base_tx`` is not a gradient transformation.
@@ -118,8 +113,9 @@ def decoupled_sharpness(
 
     Example:
       >>> import optax, sam_optax
-      >>> base = sam_optax.decoupled_sharpness(optax.adam(1e-3), 1e-3, weight=9.0)
-      >>> wsam = sam_optax.sharpness_aware(base, sam_optax.sam(rho=0.05))
+      >>> wsam = sam_optax.sharpness_aware(
+      ...     optax.identity(), sam_optax.sam(rho=0.05),
+      ...     descent=sam_optax.decoupled_sharpness(optax.adam(1e-3), 1e-3, weight=9.0))
 
     References:
       Yue et al., `Sharpness-Aware Minimization Revisited: Weighted Sharpness as a Regularization
@@ -128,35 +124,29 @@ def decoupled_sharpness(
     hp.check_transformation("base_tx", base_tx)
     hp.check("learning_rate", learning_rate, lower=0)
     hp.check("weight", weight, lower=0)
-    base = optax.with_extra_args_support(base_tx)
-
-    def init_fn(params: optax.Params) -> tuple[optax.OptState, optax.OptState]:
-        return hp.init_schedules(learning_rate, weight), base.init(params)
+    base = roles.open_to_arguments(base_tx)
 
     def update_fn(
         updates: optax.Updates,
-        state: tuple[optax.OptState, optax.OptState],
+        state: optax.OptState,
         params: optax.Params | None = None,
         *,
+        learning_rate: chex.Numeric,
+        weight: chex.Numeric,
         ascent_grads: optax.Updates | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, tuple[optax.OptState, optax.OptState]]:
+    ) -> tuple[optax.Updates, optax.OptState]:
         g = require_ascent_grads("decoupled_sharpness", ascent_grads, updates, extra)
-        schedule, base_state = state
-        step = hp.step_of(schedule, None)
-        eta = jnp.asarray(hp.evaluate(learning_rate, step))
-        alpha = jnp.asarray(hp.evaluate(weight, step))
-        base_updates, base_state = base.update(g, base_state, params, ascent_grads=g, **extra)
+        given = {name: value for name, value in extra.items() if name not in roles.FOR_DESCENTS}
+        base_updates, state = base.update(g, state, params, **given)
 
-        def subtract(u: Leaf, g_s: Leaf, x: Leaf) -> Leaf:
+        def subtract(u: jax.Array, g_s: Leaf, x: Leaf) -> jax.Array:
             if g_s is None or x is None:
                 return u
-            wide, sharp = trees.widen(u), trees.widen(g_s)
+            sharp = trees.widen(g_s)
             rise = sharp - jnp.asarray(x).astype(sharp.dtype)
-            change = eta.astype(rise.dtype) * alpha.astype(rise.dtype) * rise
-            return trees.cast_like(wide - change.astype(wide.dtype), u)
+            return u - vectors.times(rise, learning_rate, weight).astype(u.dtype)
 
-        moved = trees.map_inexact(subtract, base_updates, updates, g)
-        return moved, (hp.advance(schedule, step), base_state)
+        return trees.map_wide(subtract, base_updates, updates, g), state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return descent(base.init, update_fn, {"learning_rate": learning_rate, "weight": weight})

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._descent.ascent_grads import require_ascent_grads
+from sam_optax._descent.descent import descent, require_ascent_grads
 from sam_optax._internal import control_flow, trees, vectors
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
@@ -21,13 +21,10 @@ class ReuseOrthogonalState(NamedTuple):
         that perturbed, with the structure, shapes and dtypes of the params; ``None`` in place of
         non-float leaves. 0 before the first such step.
       norm: ‖g_v‖, float32 (or wider) scalar.
-      schedule: :class:`~sam_optax.ScheduleState` if ``alpha`` is a schedule, else
-        ``optax.EmptyState``.
     """
 
     g_v: optax.Updates
     norm: chex.Array
-    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransformationExtraArgs:
@@ -42,8 +39,8 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
     sharp gradient g_s. Other steps keep g if g_v is no larger than rounding error, or if no step
     has perturbed yet.
 
-    It goes first in the base optimizer's chain, inside a ``sharpness_aware`` with ``when``;
-    :func:`looksam` is the usual composition.
+    LookSAM is ``sharpness_aware(base, sam(rho), descent=reuse_orthogonal(alpha), when=every(k))``.
+    A step costs 1 + 1/k gradients on average.
 
     Args:
       alpha: α ≥ 0, the size of the reused part relative to the gradient. Default 0.7, as in the
@@ -74,17 +71,14 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
 
     def init_fn(params: optax.Params) -> ReuseOrthogonalState:
         g_v = trees.inexact_zeros(params)
-        return ReuseOrthogonalState(
-            g_v=g_v,
-            norm=jnp.zeros((), vectors.norm(g_v).dtype),
-            schedule=hp.init_schedules(alpha),
-        )
+        return ReuseOrthogonalState(g_v, jnp.zeros((), vectors.norm(g_v).dtype))
 
     def update_fn(
         updates: optax.Updates,
         state: ReuseOrthogonalState,
         params: optax.Params | None = None,
         *,
+        alpha: chex.Numeric,
         ascent_grads: optax.Updates | None = None,
         perturbed: chex.Numeric = True,
         norm_axis_name: AxisName | None = None,
@@ -92,7 +86,6 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
     ) -> tuple[optax.Updates, ReuseOrthogonalState]:
         del params
         g = require_ascent_grads("reuse_orthogonal", ascent_grads, updates, extra)
-        step = hp.step_of(state.schedule, None)
 
         def remember() -> tuple[optax.Updates, optax.Updates, jax.Array]:
             rest, norm = vectors.reject(updates, g, norm_axis_name)
@@ -106,11 +99,11 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
 
         def reuse() -> tuple[optax.Updates, optax.Updates, jax.Array]:
             share = vectors.norm(updates, norm_axis_name) / jnp.where(state.norm > 0, state.norm, 1)
-            share = share * jnp.asarray(hp.evaluate(alpha, step)).astype(share.dtype)
+            share = share * jnp.asarray(alpha).astype(share.dtype)
             mixed = vectors.combine(updates, state.g_v, share)
             return trees.map_inexact(trees.cast_like, mixed, updates), state.g_v, state.norm
 
         new_updates, g_v, norm = control_flow.cond(perturbed, remember, reuse)
-        return new_updates, ReuseOrthogonalState(g_v, norm, hp.advance(state.schedule, step))
+        return new_updates, ReuseOrthogonalState(g_v, norm)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return descent(init_fn, update_fn, {"alpha": alpha})

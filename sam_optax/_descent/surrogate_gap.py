@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._descent.ascent_grads import require_ascent_grads, where_perturbed
+from sam_optax._descent.descent import descent, require_ascent_grads, where_perturbed
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
@@ -15,20 +15,19 @@ from sam_optax._internal.types import Leaf
 
 
 def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformationExtraArgs:
-    r"""GSAM: changes the sharp gradient such that the surrogate gap L(w + ε) − L(w) shrinks too.
+    r"""GSAM: changes the sharp gradient so that the surrogate gap L(w + ε) − L(w) shrinks too.
 
     .. math::
         g_s - \alpha\, g_\perp, \qquad
         g_\perp = g - \frac{\langle g, g_s \rangle}{\|g_s\|^2}\, g_s,
 
-    with g the ascent gradient and g_s the sharp one, each as one vector over the whole tree. It
-    goes first in the base optimizer's chain. The update descends on the perturbed loss and, in the
-    orthogonal direction, ascends on the loss itself, which reduces their difference, the surrogate
-    gap.
+    with g the ascent gradient and g_s the sharp one, each as one vector over the whole tree. The
+    update descends on the perturbed loss and, in the orthogonal direction, ascends on the loss
+    itself, which reduces their difference, the surrogate gap.
 
-    GSAM is ``sharpness_aware(optax.chain(surrogate_gap(alpha), base), sam(rho))``, with ``rho``
-    from :func:`rho_from_learning_rate` in the paper; with :func:`rsam` in place of ``sam`` it is
-    R-GSAM, whose g is the gradient at the random start. Steps that do not perturb have g_⊥ = 0.
+    GSAM is ``sharpness_aware(base, sam(rho), descent=surrogate_gap(alpha))``, with ``rho`` from
+    :func:`rho_from_learning_rate` in the paper; with :func:`rsam` in place of ``sam`` it is R-GSAM,
+    whose g is the gradient at the random start. Steps that do not perturb have g_⊥ = 0.
     Under ``axis_name`` both gradients are means over the devices; the public code decomposes the
     gradients of each device.
 
@@ -56,15 +55,12 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
     """
     hp.check("alpha", alpha, lower=0)
 
-    def init_fn(params: optax.Params) -> optax.OptState:
-        del params
-        return hp.init_schedules(alpha)
-
     def update_fn(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
         *,
+        alpha: chex.Numeric,
         ascent_grads: optax.Updates | None = None,
         perturbed: chex.Numeric = True,
         norm_axis_name: AxisName | None = None,
@@ -72,19 +68,15 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
     ) -> tuple[optax.Updates, optax.OptState]:
         del params
         g = require_ascent_grads("surrogate_gap", ascent_grads, updates, extra)
-        step = hp.step_of(state, None)
-        a = where_perturbed(perturbed, hp.evaluate(alpha, step), 0)
+        a = where_perturbed(perturbed, alpha, 0)
         # g_s − α (g − c g_s) = (1 + α c) g_s − α g.
         c = vectors.coefficient(g, updates, norm_axis_name)
         own = 1 + a.astype(c.dtype) * c
 
-        def gap(g_s: Leaf, g: Leaf) -> jax.Array:
-            wide = trees.widen(g_s)
-            other = jnp.zeros_like(wide) if g is None else jnp.asarray(g).astype(wide.dtype)
-            return trees.cast_like(
-                own.astype(wide.dtype) * wide - a.astype(wide.dtype) * other, g_s
-            )
+        def gap(g_s: jax.Array, g: Leaf) -> jax.Array:
+            other = jnp.zeros_like(g_s) if g is None else jnp.asarray(g).astype(g_s.dtype)
+            return own.astype(g_s.dtype) * g_s - a.astype(g_s.dtype) * other
 
-        return trees.map_inexact(gap, updates, g), hp.advance(state, step)
+        return trees.map_wide(gap, updates, g), state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return descent(lambda params: optax.EmptyState(), update_fn, {"alpha": alpha})

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sam_optax._descent.ascent_grads import require_ascent_grads
+from sam_optax._descent.descent import require_ascent_grads
 from sam_optax._internal import control_flow, trees, vectors
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
@@ -41,8 +41,8 @@ def toward_maximum(
 
     with g the ascent gradient, g_s the sharp one and ψ the angle between them: α = 0 is along g, α
     = 1 is SAM, and a larger α lies beyond g_s. XSAM is
-    ``sharpness_aware(optax.chain(toward_maximum(rho), base), sam(rho))``, in a loop that passes the
-    loss on the step's batch, ``tx.update(None, state, params, value_fn=loss)``. Every ``every``
+    ``sharpness_aware(base, sam(rho), descent=toward_maximum(rho))``, in a loop that passes the loss
+    on the step's batch, ``tx.update(None, state, params, value_fn=loss)``. Every ``every``
     steps, a search for α costs ``candidates`` forward passes; α is kept in between.
 
     The unit vector g/‖g‖ is the direction of ε for :func:`sam` with one ascent step. After several
@@ -68,8 +68,8 @@ def toward_maximum(
 
     Example:
       >>> import jax.numpy as jnp, optax, sam_optax
-      >>> base = optax.chain(sam_optax.toward_maximum(rho=1.0), optax.sgd(0.1))
-      >>> tx = sam_optax.sharpness_aware(base, sam_optax.sam(rho=1.0))
+      >>> tx = sam_optax.sharpness_aware(
+      ...     optax.sgd(0.1), sam_optax.sam(rho=1.0), descent=sam_optax.toward_maximum(rho=1.0))
       >>> w = jnp.array([1.0, 0.1])
       >>> loss = lambda w: 0.5 * (w[0] ** 2 + 20 * w[1] ** 2)
       >>> updates, state = tx.update(None, tx.init(w), w, value_fn=loss)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import jax.numpy as jnp
 import optax
 
-from sam_optax._internal import control_flow, extra_args, trees
+from sam_optax._internal import control_flow, roles, trees
 from sam_optax._internal import hyperparameters as hp
 
 Reached: TypeAlias = tuple[optax.Params, optax.Updates, optax.Updates]
@@ -57,7 +57,7 @@ def lookbehind(
     """
     hp.check_integer("k", k, lower=1)
     hp.check_transformation("perturbation", perturbation)
-    method = extra_args.only_asked(perturbation, extra_args.FOR_PERTURBATIONS)
+    method = roles.open_to_arguments(perturbation)
     if getattr(perturbation, "has_start", False):
         raise ValueError(
             "perturbation must not have a start (random_start, low_pass, momentum_start): "
@@ -67,7 +67,8 @@ def lookbehind(
     def averaged(params: optax.Params) -> optax.Updates:
         def climb(reached: Reached) -> Reached:
             point, grads, total = reached
-            eps, _ = method.update(grads, method.init(point), point, ascent_grads=grads)
+            arguments = roles.of_perturbation(grads, {})
+            eps, _ = method.update(grads, method.init(point), point, **arguments)
             point = trees.add(point, eps)
             grads = grad_fn(point)
             more = trees.map_inexact(lambda t, g: t + jnp.asarray(g).astype(t.dtype), total, grads)

@@ -28,6 +28,17 @@ def trace_once(function: Function, params: PyTree) -> Function:
     return jax.jit(function) if is_traced(params) else function
 
 
+def jitted_on_arrays(function: Function) -> Function:
+    """``function``, jitted where no caller is being traced and all keyword arguments are arrays."""
+    compiled = jax.jit(function)
+
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        plain = is_traced(args, kwargs) or not trees.all_arrays(kwargs)
+        return (function if plain else compiled)(*args, **kwargs)
+
+    return call
+
+
 def cond(pred: chex.Numeric, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
     """``lax.cond`` for a traced predicate, ``if`` for a concrete one.
 

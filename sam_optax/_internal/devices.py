@@ -12,11 +12,12 @@ from sam_optax._internal import trees
 from sam_optax._internal.types import Leaf, PyTree
 
 AxisName: TypeAlias = str | tuple[str, ...]
+"""The name of an axis of devices, or of several; ``()`` is none."""
 
 
 def pmean(tree: PyTree, axis_name: AxisName | None) -> PyTree:
     """The mean of the inexact leaves over the axis."""
-    if axis_name is None:
+    if not _axes(axis_name):
         return tree
     return trees.map_inexact(lambda leaf: lax.pmean(leaf, axis_name), tree)
 
@@ -86,14 +87,40 @@ def is_replicated(leaf: Leaf, axis_name: AxisName | None) -> bool:
     return any(jax.typeof(_vary(leaf, axis)) != jax.typeof(leaf) for axis in _axes(axis_name))
 
 
+def all_replicated(tree: PyTree, axis_name: AxisName) -> bool:
+    """Whether the type system knows that all devices hold the same numbers."""
+    return all(is_replicated(leaf, axis_name) for leaf in trees.inexact_leaves(tree))
+
+
+def manual_axes() -> tuple[str, ...]:
+    """The axes of ``jax.pmap`` and ``jax.shard_map`` around the trace, as far as JAX names them."""
+    if not hasattr(jax.sharding, "get_abstract_mesh"):
+        return ()
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(getattr(mesh, "manual_axes", ()))
+
+
+def require_bound(name: str, axis_name: AxisName | None) -> None:
+    """Raises unless the axis is that of ``pmap`` or ``shard_map`` around the call."""
+    for axis in _axes(axis_name):
+        try:
+            lax.axis_index(axis)
+        except NameError as error:
+            raise ValueError(
+                f"{name}={axis_name!r} names an axis that is not bound here: call update inside "
+                f"jax.shard_map over a mesh with that axis, or jax.pmap(..., axis_name={axis!r}). "
+                "Under jit with sharded arrays no axis is needed: leave it out."
+            ) from error
+
+
 def check_local(grads: optax.Updates, axis_name: AxisName | None) -> None:
-    """Raises for a gradient that ``shard_map`` has summed over the axis."""
+    """Raises for a gradient that is known to be the same on all devices of the axis."""
     if any(is_replicated(leaf, axis_name) for leaf in trees.inexact_leaves(grads)):
         raise ValueError(
-            f"grads must be each device's own gradient, but is the same on all devices of "
-            f"axis_name={axis_name!r}: under jax.shard_map with check_vma=True the gradient with "
-            "respect to replicated params is summed over the axis. Pass None, or the gradient "
-            "at sam_optax.local(params, axis_name)."
+            f"grads must be each device's own gradient, but are the same on all devices of "
+            f"axis_name={axis_name!r}: they have been averaged, or are summed over the axis, as "
+            "the gradient with respect to replicated params is under jax.shard_map with "
+            "check_vma=True. Pass None, or the gradient at sam_optax.local(params, axis_name)."
         )
 
 
@@ -110,6 +137,6 @@ def zeros(shape: Leaf) -> jax.Array:
 
 def all_true(flag: jax.Array, axis_name: AxisName | None) -> jax.Array:
     """Whether the flag is true on all devices of the axis."""
-    if axis_name is None:
+    if not _axes(axis_name):
         return flag
     return lax.psum(jnp.where(local(flag, axis_name), 0, 1), axis_name) == 0

@@ -1,9 +1,9 @@
-"""Hyperparameters: checks of static values and evaluation of schedules."""
+"""Hyperparameters: checks of static values, and the one place where schedules are evaluated."""
 
 import math
 import numbers
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -11,19 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.typing import DTypeLike
+from typing_extensions import TypeAliasType
 
-Hyperparameter: TypeAlias = float | chex.Numeric | Callable[[chex.Numeric], chex.Numeric]
+from sam_optax._internal.checks import require_state
+from sam_optax._internal.types import Function
+
+Hyperparameter = TypeAliasType(
+    "Hyperparameter", float | chex.Numeric | Callable[[chex.Numeric], chex.Numeric]
+)
 """A number, a JAX scalar (traced or not) or an optax schedule of the training step."""
 
 
 class ScheduleState(NamedTuple):
-    """Step count of a perturbation with a schedule among its hyperparameters.
+    """State of a transformation with a schedule among its hyperparameters.
 
     Attributes:
       step: int32 scalar, the training step of the next call.
+      inner_state: the state that it has without schedules.
     """
 
     step: chex.Array
+    inner_state: optax.OptState
 
 
 def check(
@@ -115,6 +123,13 @@ def check_integer(name: str, value: object, *, lower: int) -> None:
         raise ValueError(f"{name} must be at least {lower}, got {value!r}.")
 
 
+class _StaticDefault(np.int32):
+    """An integer that is shown as one."""
+
+    def __repr__(self) -> str:
+        return str(int(self))
+
+
 def static_default(value: int) -> Any:
     """A default for a static argument, which ``optax.inject_hyperparams`` does not change.
 
@@ -122,37 +137,82 @@ def static_default(value: int) -> Any:
     traced values, but not NumPy scalars: ``inject_hyperparams(sam)(rho=0.1)`` then needs no
     ``static_args``.
     """
-    return np.int32(value)
+    return _StaticDefault(value)
 
 
-def schedules_type(*values: Hyperparameter) -> type:
-    """The type that :func:`init_schedules` returns."""
-    return ScheduleState if any(callable(value) for value in values) else optax.EmptyState
+class Scheduled(NamedTuple):
+    """The functions of a transformation, which take its hyperparameters as numbers.
 
-
-def init_schedules(*values: Hyperparameter) -> ScheduleState | optax.EmptyState:
-    """State for hyperparameters: a step count if any of them is a schedule, else none."""
-    if schedules_type(*values) is ScheduleState:
-        return ScheduleState(step=jnp.zeros((), jnp.int32))
-    return optax.EmptyState()
-
-
-def step_of(state: optax.OptState, training_step: chex.Numeric | None) -> chex.Numeric | None:
-    """The training step of a call: the caller's step count, or the state's if none is given.
-
-    ``sharpness_aware`` passes ``training_step``, so that schedules also count steps that do not
-    perturb. On its own, a perturbation counts its calls.
+    Attributes:
+      init: ``params -> state``.
+      update: ``(updates, state, params, *, training_step, **hyperparameters, **extra)``.
+      start: ``(params, state, *, training_step, **hyperparameters, **extra) -> params``.
     """
-    return getattr(state, "step", None) if training_step is None else training_step
+
+    init: optax.TransformInitFn
+    update: Function
+    start: Function
 
 
-def advance(state: optax.OptState, step: chex.Numeric | None) -> optax.OptState:
-    """The state after a call for training step ``step``."""
-    if isinstance(state, ScheduleState):
-        return ScheduleState(step=optax.safe_increment(jnp.asarray(step, jnp.int32)))
-    return state
+def scheduled(
+    values: Mapping[str, Hyperparameter],
+    init: optax.TransformInitFn,
+    update: Function,
+    start: Function,
+) -> Scheduled:
+    """Evaluates hyperparameters before ``update`` and ``start`` see them.
+
+    The training step is the caller's, who also counts steps that do not perturb or are skipped. On
+    its own, a transformation with schedules counts its calls, in a :class:`ScheduleState`.
+    """
+    schedules = {name: value for name, value in values.items() if callable(value)}
+    if not schedules:
+        return Scheduled(
+            init,
+            lambda *args, **extra: update(*args, **{**extra, **values}),
+            lambda *args, **extra: start(*args, **{**extra, **values}),
+        )
+
+    def at(step: chex.Numeric) -> dict[str, Any]:
+        return {**values, **{name: schedule(step) for name, schedule in schedules.items()}}
+
+    def init_fn(params: optax.Params) -> ScheduleState:
+        return ScheduleState(jnp.zeros((), jnp.int32), init(params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: ScheduleState,
+        params: optax.Params | None = None,
+        *,
+        training_step: chex.Numeric | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, ScheduleState]:
+        require_state("state", state, ScheduleState)
+        step = state.step if training_step is None else training_step
+        given = {**extra, "training_step": training_step, **at(step)}
+        updates, inner_state = update(updates, state.inner_state, params, **given)
+        next_step = optax.safe_increment(jnp.asarray(step, jnp.int32))
+        return updates, ScheduleState(next_step, inner_state)
+
+    def start_fn(
+        params: optax.Params,
+        state: ScheduleState,
+        *,
+        training_step: chex.Numeric | None = None,
+        **extra: Any,
+    ) -> optax.Params:
+        step = state.step if training_step is None else training_step
+        given = {**extra, "training_step": training_step, **at(step)}
+        return start(params, state.inner_state, **given)
+
+    return Scheduled(init_fn, update_fn, start_fn)
 
 
-def evaluate(value: Hyperparameter, step: chex.Numeric | None) -> chex.Numeric:
-    """The hyperparameter's value at a training step."""
+def saturating_sum(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The sum of two counts, at most the largest integer, as ``optax.safe_increment`` has it."""
+    return jnp.minimum(a, jnp.iinfo(jnp.int32).max - b) + b
+
+
+def evaluate(value: Hyperparameter, step: chex.Numeric) -> chex.Numeric:
+    """The hyperparameter's value at a training step, for what is no transformation."""
     return value(step) if callable(value) else value

@@ -8,20 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from typing_extensions import TypeAliasType
 
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.types import KeyPath, Leaf, PyTree
 
-BiasMask: TypeAlias = PyTree | Callable[[optax.Params], PyTree]
+BiasMask = TypeAliasType("BiasMask", PyTree | Callable[[optax.Params], PyTree])
 """A pytree of booleans (a prefix of the params), or a function of the params returning one."""
 
 Normalization: TypeAlias = Literal["elementwise", "filterwise"]
 """The scale of ASAM's normalization operator: the weight itself, or its convolution filter."""
 
-AxisOverride: TypeAlias = int | Callable[[KeyPath, Leaf], int | None]
+AxisOverride = TypeAliasType("AxisOverride", int | Callable[[KeyPath, Leaf], int | None])
 """The axis of the output unit, or a function ``(path, leaf) -> axis | None``."""
 
-StackAxes: TypeAlias = int | Callable[[KeyPath, Leaf], int]
+StackAxes = TypeAliasType("StackAxes", int | Callable[[KeyPath, Leaf], int])
 """The number of leading axes that stack layers, or a function ``(path, leaf) -> number``."""
 
 CONVOLUTION_NDIM = 4
@@ -135,9 +136,3 @@ def unit_squares(x: jax.Array, units: Units) -> jax.Array:
 def unit_norm(x: jax.Array, units: Units) -> jax.Array:
     """‖·‖₂ of each unit, broadcastable against the leaf."""
     return vectors.root(unit_squares(x, units))
-
-
-def unit_size(leaf: Leaf, units: Units) -> int:
-    """The number of elements of one unit."""
-    shape = np.shape(leaf)
-    return int(np.prod([shape[i] for i in units.elements(len(shape))], dtype=np.int64))

@@ -8,7 +8,7 @@ on a CPU. The noise of :mod:`sam_optax._internal.generator` is fused into its co
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import chex
 import jax
@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
+from typing_extensions import TypeAliasType
 
-from sam_optax._internal import generator, trees
+from sam_optax._internal import devices, generator, trees
 from sam_optax._internal.types import Leaf, PyTree
 
-Key: TypeAlias = chex.PRNGKey | int
+Key = TypeAliasType("Key", chex.PRNGKey | int)
 """A JAX PRNG key, typed or raw, or an integer seed for ``jax.random.key``."""
 
-Draw: TypeAlias = Callable[[chex.PRNGKey, tuple[int, ...], DTypeLike], chex.Array]
+Draw = TypeAliasType("Draw", Callable[[chex.PRNGKey, tuple[int, ...], DTypeLike], chex.Array])
 """``(key, shape, dtype) -> array`` of independent elements of mean 0 and variance 1."""
 
 # Maximum number of elements of a leaf that shares its draw with others.
@@ -80,6 +81,25 @@ def fold_in(key: chex.Array, index: chex.Numeric | None) -> chex.Array:
     words = jnp.asarray(index).astype(jnp.uint32) * np.uint32(2) + generator.index((2,))
     words = generator.hash_words(words, key)
     return hold(generator.hash_words(words, key[::-1] + np.uint32(_LEAF_STRIDE[0])))
+
+
+def of_shards(
+    draw: Callable[[chex.Numeric | None], PyTree], tree: PyTree, axis_name: devices.AxisName | None
+) -> PyTree:
+    """``draw(index)`` for a tree whose leaves may be cut along an axis of devices.
+
+    Each shard of a cut leaf gets its own draw, and leaves that are the same on all devices the same
+    one. (Without ``check_vma`` all leaves are taken for cut ones.)
+    """
+    if axis_name is None:
+        return draw(None)
+    return jax.tree.map(
+        lambda leaf, one, other: one if devices.is_replicated(leaf, axis_name) else other,
+        tree,
+        draw(None),
+        draw(devices.draw_index(axis_name, None, ())),
+        is_leaf=trees.is_none,
+    )
 
 
 def bits_tree(key: chex.Array, tree: PyTree, one_per_leaf: bool = False) -> PyTree:

@@ -55,6 +55,11 @@ def map_inexact(f: Function, tree: PyTree, *rest: PyTree) -> PyTree:
     )
 
 
+def map_wide(f: Function, tree: PyTree, *rest: PyTree) -> PyTree:
+    """:func:`map_inexact` with leaves in float32 or wider, cast back to their dtypes."""
+    return map_inexact(lambda leaf, *others: cast_like(f(widen(leaf), *others), leaf), tree, *rest)
+
+
 def inexact_leaves(tree: PyTree) -> list[chex.Array]:
     """The floating-point and complex leaves of a tree."""
     return [leaf for leaf in jax.tree.leaves(tree) if is_inexact(leaf)]

@@ -116,20 +116,21 @@ def asam(
 
     check_stack_axes(stack_axes)
 
-    def init_fn(params: optax.Params) -> optax.OptState:
+    def init_fn(params: optax.Params) -> optax.EmptyState:
         if bias_mask is None:
             warn_without_biases(params, stack_axes)
-        return hp.init_schedules(rho, eta)
+        return optax.EmptyState()
 
     def update_fn(
         updates: optax.Updates,
-        state: optax.OptState,
+        state: optax.EmptyState,
         params: optax.Params | None = None,
         *,
-        training_step: chex.Numeric | None = None,
-        norm_axis_name: AxisName | None = None,
+        rho: chex.Numeric,
+        eta: chex.Numeric,
+        norm_axis_name: AxisName | None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[optax.Updates, optax.EmptyState]:
         del extra
         if params is None:
             raise ValueError(
@@ -142,8 +143,6 @@ def asam(
                 "'filterwise': a filter may be split into several shards. Shard the params under "
                 "jit instead."
             )
-        step = hp.step_of(state, training_step)
-        eta_t = hp.evaluate(eta, step)
         biases = resolve_biases(params, bias_mask)
         filters = unit_axes(params, filter_axis, min_ndim=CONVOLUTION_NDIM, stack_axes=stack_axes)
 
@@ -153,15 +152,16 @@ def asam(
                 return jnp.ones((), magnitude.dtype)
             if normalization == "filterwise" and units.axis is not None:
                 magnitude = unit_norm(magnitude, units)
-            return magnitude + jnp.asarray(eta_t).astype(magnitude.dtype)
+            return magnitude + jnp.asarray(eta).astype(magnitude.dtype)
 
-        eps = steepest_ascent(
-            updates,
-            lambda: trees.map_inexact(normalization_operator, params, biases, filters),
-            hp.evaluate(rho, step),
-            p,
-            norm_axis_name,
-        )
-        return eps, hp.advance(state, step)
+        def operator() -> optax.Params:
+            return trees.map_inexact(normalization_operator, params, biases, filters)
 
-    return Perturbation(init_fn, update_fn, state_type=hp.schedules_type(rho, eta))
+        return steepest_ascent(updates, operator, rho, p, norm_axis_name), state
+
+    return Perturbation(
+        init_fn,
+        update_fn,
+        hyperparameters={"rho": rho, "eta": eta},
+        state_type=optax.EmptyState,
+    )

@@ -9,7 +9,6 @@ import optax
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
-from sam_optax._internal.hyperparameters import ScheduleState
 from sam_optax._internal.types import Leaf, PyTree
 from sam_optax._perturbations.perturbation import Perturbation
 
@@ -21,13 +20,10 @@ class BsamState(NamedTuple):
       key: uint32 words of the next draw.
       precision: s, real, float32 or wider, with the structure and shapes of the params; ``None`` in
         place of non-float leaves. The posterior of a weight is N(w, 1/(N s)).
-      schedule: :class:`~sam_optax.ScheduleState` if ``rho`` is a schedule, else
-        ``optax.EmptyState``.
     """
 
     key: chex.Array
     precision: PyTree
-    schedule: ScheduleState | optax.EmptyState
 
 
 def bsam(
@@ -48,11 +44,12 @@ def bsam(
         s \leftarrow \beta_2\, s + (1 - \beta_2)(\sqrt{s}\, |g| + \gamma + \lambda),
 
     element-wise. ε is not normalized, is added to w itself, and uses s from before its update. The
-    base optimizer divides by the same s with :func:`scale_by_precision`, which reads this state, so
-    that s is stored only once:
+    descent divides by the same s with :func:`scale_by_precision`, which reads this state, so that s
+    is stored only once:
 
-    ``sharpness_aware(optax.chain(optax.add_decayed_weights(weight_decay), optax.ema(beta_1,
-    debias=False), scale_by_precision(), optax.scale(-learning_rate)), bsam(...))``
+    ``sharpness_aware(optax.scale(-learning_rate), bsam(...),
+    descent=optax.chain(optax.add_decayed_weights(weight_decay), optax.ema(beta_1, debias=False),
+    scale_by_precision()))``
 
     is bSAM as in the public code, which also splits each batch into 8 groups with one sample each:
     ``groups=8``. Predictions average over samples of N(w, 1/(N s)).
@@ -61,7 +58,7 @@ def bsam(
       rho: ρ ≥ 0. Default 0.01, as in the public code for CIFAR.
       data_size: N > 0, the number of training examples (times a factor for data augmentation; 4 in
         the public code on CIFAR).
-      weight_decay: λ ≥ 0, the same as in the base optimizer: the prior precision divided by N. The
+      weight_decay: λ ≥ 0, the same as in the descent: the prior precision divided by N. The
         public code's prior precision for CIFAR is 40.
       key: a JAX PRNG key, typed or raw, or an integer seed.
       decay: β₂, 0 ≤ β₂ < 1. Default 0.999, as in the public code.
@@ -101,13 +98,13 @@ def bsam(
             return jnp.full_like(trees.widen(p).real, initial_precision)
 
         precision = trees.inexact_only(trees.map_inexact(initial, params))
-        return BsamState(noise.first_key(key), precision, hp.init_schedules(rho))
+        return BsamState(noise.first_key(key), precision)
 
     def start_fn(
         params: optax.Params,
         state: BsamState,
         *,
-        draw_index: chex.Numeric | None = None,
+        draw_index: chex.Numeric | None,
         **extra: Any,
     ) -> optax.Params:
         del extra
@@ -124,17 +121,14 @@ def bsam(
         state: BsamState,
         params: optax.Params | None = None,
         *,
-        training_step: chex.Numeric | None = None,
+        rho: chex.Numeric,
         **extra: Any,
     ) -> tuple[optax.Updates, BsamState]:
         del params, extra
-        step = hp.step_of(state.schedule, training_step)
-        radius = hp.evaluate(rho, step)
 
-        def ascend(g: Leaf, s: jax.Array) -> jax.Array:
-            wide = trees.widen(g)
-            scale = jnp.asarray(radius).astype(s.dtype) / s
-            return trees.cast_like(wide * scale.astype(wide.dtype), g)
+        def ascend(g: jax.Array, s: jax.Array) -> jax.Array:
+            scale = jnp.asarray(rho).astype(s.dtype) / s
+            return g * scale.astype(g.dtype)
 
         def learn(s: Leaf, g: Leaf) -> Leaf:
             if s is None or not trees.is_inexact(g):
@@ -142,9 +136,10 @@ def bsam(
             seen = jnp.sqrt(s) * jnp.abs(g).astype(s.dtype) + damping + weight_decay
             return decay * s + (1 - decay) * seen
 
+        eps = trees.map_wide(ascend, updates, state.precision)
         precision = jax.tree.map(learn, state.precision, updates, is_leaf=trees.is_none)
-        return trees.map_inexact(ascend, updates, state.precision), BsamState(
-            noise.next_key(state.key), precision, hp.advance(state.schedule, step)
-        )
+        return eps, BsamState(noise.next_key(state.key), precision)
 
-    return Perturbation(init_fn, update_fn, start_fn, state_type=BsamState)
+    return Perturbation(
+        init_fn, update_fn, start_fn, hyperparameters={"rho": rho}, state_type=BsamState
+    )

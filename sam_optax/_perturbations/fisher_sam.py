@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from sam_optax._internal import checks, trees
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import tree_checks, trees
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.steepest_ascent import steepest_ascent
 from sam_optax._internal.types import Leaf
-from sam_optax._perturbations.perturbation import Perturbation
+from sam_optax._perturbations.perturbation import Perturbation, stateless
 
 
 def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Perturbation:
@@ -60,49 +60,44 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
     hp.check("rho", rho, lower=0)
     hp.check("eta", eta, lower=0)
 
-    def init_fn(params: optax.Params) -> optax.OptState:
-        del params
-        return hp.init_schedules(rho, eta)
-
     def update_fn(
         updates: optax.Updates,
-        state: optax.OptState,
+        state: optax.EmptyState,
         params: optax.Params | None = None,
         *,
+        rho: chex.Numeric,
+        eta: chex.Numeric,
+        ascent_grads: optax.Updates,
         fisher: optax.Params | None = None,
-        ascent_grads: optax.Updates | None = None,
-        training_step: chex.Numeric | None = None,
-        norm_axis_name: AxisName | None = None,
+        norm_axis_name: AxisName | None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra
         if fisher is not None:
             remedy = "Pass the mean over examples of squared gradients."
-            tree_checks.require_like("fisher", fisher, updates, remedy)
-        step = hp.step_of(state, training_step)
-        eta_t = hp.evaluate(eta, step)
-        grads = updates if ascent_grads is None else ascent_grads
+            checks.require_like("fisher", fisher, updates, remedy)
 
         def normalization_operator(x: Leaf) -> jax.Array:
             """(1 + η f)^(−1/2)."""
             if fisher is not None:
                 f = trees.widen(x)
-                return lax.rsqrt(1 + jnp.asarray(eta_t).astype(f.dtype) * f)
+                return lax.rsqrt(1 + jnp.asarray(eta).astype(f.dtype) * f)
             magnitude = jnp.abs(trees.widen(x))
-            root = jnp.sqrt(jnp.asarray(eta_t).astype(magnitude.dtype)) * magnitude
+            root = jnp.sqrt(jnp.asarray(eta).astype(magnitude.dtype)) * magnitude
             # Where the square might overflow, the 1 is negligible.
             return jnp.where(
                 root > 2.0**30, 1 / jnp.maximum(root, 1), lax.rsqrt(1 + jnp.square(root))
             )
 
-        source = grads if fisher is None else fisher
-        eps = steepest_ascent(
-            updates,
-            lambda: trees.map_inexact(normalization_operator, source),
-            hp.evaluate(rho, step),
-            2,
-            norm_axis_name,
-        )
-        return eps, hp.advance(state, step)
+        def operator() -> optax.Params:
+            source = ascent_grads if fisher is None else fisher
+            return trees.map_inexact(normalization_operator, source)
 
-    return Perturbation(init_fn, update_fn, state_type=hp.schedules_type(rho, eta))
+        return steepest_ascent(updates, operator, rho, 2, norm_axis_name), state
+
+    return Perturbation(
+        stateless,
+        update_fn,
+        hyperparameters={"rho": rho, "eta": eta},
+        state_type=optax.EmptyState,
+    )

@@ -1,19 +1,12 @@
 """F-SAM: ascent along the mini-batch gradient without its full-gradient component."""
 
-from typing import Any
-
 import optax
 from jax.typing import DTypeLike
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
-from sam_optax._perturbations.perturbation import Perturbation
-from sam_optax._perturbations.remove_full_gradient import (
-    EmaStart,
-    FullGradientState,
-    Subtract,
-    remove_cast,
-)
+from sam_optax._internal.averages import EmaStart
+from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
+from sam_optax._perturbations.remove_full_gradient import Subtract, remove_full_gradient
 from sam_optax._perturbations.sam import sam
 
 
@@ -32,19 +25,22 @@ def fsam(
         \varepsilon_t = \rho\, d_t / \|d_t\|_2, \qquad d_t = g_t - \sigma\, m_{t-1},
         \qquad m_t = \lambda\, m_{t-1} + (1 - \lambda)\, g_t.
 
-    It is :func:`remove_full_gradient` followed by :func:`sam`. The first step is a SAM step. ε = 0
-    if d = 0. With :func:`asam` in place of ``sam``,
-    ``as_perturbation(optax.chain(remove_full_gradient(), asam()))``, it is equation (51) of the
-    supplement.
+    It is ``as_perturbation(optax.chain(remove_full_gradient(sigma, lmbda), sam(rho)))``. The first
+    step is a SAM step. ε = 0 if d = 0. With :func:`asam` in place of ``sam`` it is equation (51) of
+    the F-SAM paper's supplement.
 
     Args:
       rho: radius ρ ≥ 0. Default 0.1, the paper's for CIFAR-10 (0.2 for CIFAR-100, 0.075 for
         fine-tuning).
-      sigma: see :func:`remove_full_gradient`.
-      lmbda: see :func:`remove_full_gradient`.
-      ema_start: see :func:`remove_full_gradient`.
-      subtract: see :func:`remove_full_gradient`.
-      accumulator_dtype: see :func:`remove_full_gradient`.
+      sigma: share σ ≥ 0 of the full gradient that is removed. Default 1, the paper's. 0 is SAM.
+      lmbda: decay 0 ≤ λ < 1 of the average m, which estimates the full gradient. Default 0.9; the
+        public code's settings for CIFAR are between 0.6 and 0.95.
+      ema_start: ``"first_gradient"`` (default, the public code), m₁ = g₁ and nothing is subtracted
+        at first; ``"bias_corrected"``, the weights of the paper's theorem 1; or ``"zero"``.
+      subtract: ``"previous"`` (default, the public code), m_{t−1}; or ``"new"``, m_t, which
+        contains g_t: with it choose ``ema_start="zero"``, as otherwise d₁ = (1 − σ) g₁.
+      accumulator_dtype: dtype of m. Default: each leaf's own. Use float32 for bfloat16 gradients
+        and λ > 0.99.
 
     Returns:
       A :class:`~sam_optax.Perturbation` whose state holds one copy of the gradient.
@@ -60,20 +56,11 @@ def fsam(
       Li et al., `Friendly Sharpness-Aware Minimization <https://arxiv.org/abs/2403.12350>`_,
       2024.
     """
-    cast = trees.cast_if_range_allows
-    inner = optax.chain(
-        remove_cast(sigma, lmbda, ema_start, subtract, accumulator_dtype, cast), sam(rho)
+    first = remove_full_gradient(
+        sigma,
+        lmbda,
+        ema_start=ema_start,
+        subtract=subtract,
+        accumulator_dtype=accumulator_dtype,
     )
-
-    def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        eps, state = inner.update(updates, state, params, **extra)
-        return trees.map_inexact(trees.cast_like, eps, updates), state
-
-    return Perturbation(
-        inner.init, update_fn, state_type=(FullGradientState, hp.schedules_type(rho))
-    )
+    return as_perturbation(optax.chain(first, sam(rho)))

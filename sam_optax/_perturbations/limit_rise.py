@@ -8,7 +8,6 @@ import optax
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import vectors
-from sam_optax._internal.devices import AxisName
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
 
@@ -17,12 +16,9 @@ class LimitRiseState(NamedTuple):
 
     Attributes:
       inner_state: state of the perturbation.
-      schedule: :class:`~sam_optax.ScheduleState` if ``tau`` is a schedule, else
-        ``optax.EmptyState``.
     """
 
     inner_state: optax.OptState
-    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparameter) -> Perturbation:
@@ -76,39 +72,29 @@ def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparamete
         )
 
     def init_fn(params: optax.Params) -> LimitRiseState:
-        return LimitRiseState(inner.init(params), hp.init_schedules(tau))
+        return LimitRiseState(inner.init(params))
 
     def update_fn(
         updates: optax.Updates,
         state: LimitRiseState,
         params: optax.Params | None = None,
         *,
-        ascent_grads: optax.Updates | None = None,
-        training_step: chex.Numeric | None = None,
-        norm_axis_name: AxisName | None = None,
+        tau: chex.Numeric,
         **extra: Any,
     ) -> tuple[optax.Updates, LimitRiseState]:
-        step = hp.step_of(state.schedule, training_step)
-        grads = updates if ascent_grads is None else ascent_grads
-        eps, inner_state = inner.update(
-            updates,
-            state.inner_state,
-            params,
-            ascent_grads=grads,
-            training_step=training_step,
-            norm_axis_name=norm_axis_name,
-            **extra,
-        )
-        rise = vectors.inner(grads, eps, norm_axis_name)
-        budget = jnp.asarray(hp.evaluate(tau, step)).astype(rise.dtype)
+        eps, inner_state = inner.update(updates, state.inner_state, params, **extra)
+        rise = vectors.inner(extra["ascent_grads"], eps, extra["norm_axis_name"])
+        budget = jnp.asarray(tau).astype(rise.dtype)
         share = jnp.where(rise > budget, budget / jnp.where(rise > budget, rise, 1), 1)
-        return vectors.rescaled(eps, share), LimitRiseState(
-            inner_state, hp.advance(state.schedule, step)
-        )
+        return vectors.rescaled(eps, share), LimitRiseState(inner_state)
 
     def start_fn(params: optax.Params, state: LimitRiseState, **extra: Any) -> optax.Params:
         return inner.start_fn(params, state.inner_state, **extra)
 
     return Perturbation(
-        init_fn, update_fn, start_fn if inner.has_start else None, state_type=LimitRiseState
+        init_fn,
+        update_fn,
+        start_fn if inner.has_start else None,
+        hyperparameters={"tau": tau},
+        state_type=LimitRiseState,
     )

@@ -48,6 +48,8 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         def pick(leaf: Leaf, chosen: PyTree) -> PyTree:
             return leaf if leaf is None or chosen else optax.MaskedNode()
 
+        if not jax.tree.leaves(tree):  # such as optax.tree_map_params passes to init
+            return tree
         chosen = expand_mask("mask", mask, params)
         return jax.tree.map(pick, tree, chosen, is_leaf=trees.is_none)
 

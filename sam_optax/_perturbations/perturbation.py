@@ -1,19 +1,23 @@
 """The type of every perturbation: a gradient transformation from the ascent gradient to ε."""
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import optax
 from jax.typing import DTypeLike
 
-from sam_optax._internal import control_flow, extra_args, states, trees
-from sam_optax._internal.types import ExtraArgs
-from sam_optax._perturbations.start_state import StartFn, guarded, of_marked
+from sam_optax._internal import checks, control_flow, roles, trees
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.types import ExtraArgs, Function
+from sam_optax._perturbations.start_state import StartState, refuse_lost_start, unmarked
 
 TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
 """Extra arguments of perturbations that have the structure of the params."""
+
+StartFn: TypeAlias = Callable[..., optax.Params]
+"""``(params, state, **extra) -> params``: where the ascent gradient is taken."""
 
 
 class Start(NamedTuple):
@@ -51,6 +55,9 @@ class Perturbation(optax.GradientTransformationExtraArgs):
       init: ``params -> state``, any pytree.
       update: ``(grads, state, params, **extra) -> (eps, state)``.
       start_fn: ``(params, state, **extra) -> params``; ``None`` is the identity.
+      hyperparameters: numbers and schedules by name. ``update`` and ``start_fn`` receive their
+        values at the training step as keyword arguments. With a schedule the state is a
+        :class:`ScheduleState`.
       single_pass: whether the start *is* the perturbed point, ``start_fn(params, state) ==
         params + eps``, so that a step takes one gradient.
       samples: number of draws of a random start over which a step averages its gradient.
@@ -77,17 +84,24 @@ class Perturbation(optax.GradientTransformationExtraArgs):
     def __new__(
         cls,
         init: optax.TransformInitFn,
-        update: optax.TransformUpdateExtraArgsFn,
+        update: Function,
         start_fn: StartFn | None = None,
         *,
+        hyperparameters: Mapping[str, hp.Hyperparameter] | None = None,
         single_pass: bool = False,
         samples: int = 1,
-        state_type: states.StateType | None = None,
+        state_type: checks.StateType | None = None,
     ) -> "Perturbation":
-        start = None
-        if start_fn is not None:
-            start = Start(of_marked(start_fn, state_type), single_pass, samples)
-        return cls._made(*guarded(init, update, start is not None, state_type), start)
+        method = hp.scheduled(
+            hyperparameters or {},
+            init,
+            _with_state_of(state_type, update),
+            _with_state_of(state_type, start_fn or _identity),
+        )
+        if start_fn is None:
+            return cls._made(*_unstarted(method), None)
+        start = Start(_of_marked(method.start), single_pass, samples)
+        return cls._made(*_started(method), start)
 
     @classmethod
     def around(
@@ -115,7 +129,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         self.has_start = start is not None
         self.single_pass = start is not None and start.single_pass
         self.samples = 1 if start is None else start.samples
-        self.start_fn = _identity if start is None else jax.jit(start.fn)
+        self.start_fn = _identity if start is None else control_flow.jitted_on_arrays(start.fn)
         self.perturb_fn = jax.jit(
             functools.partial(displace, self), static_argnames="perturb_dtype"
         )
@@ -129,12 +143,86 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         return type(self)._made, (self.init, self.update, self._start)
 
 
+Perturbation.__module__ = "sam_optax"  # where users find it: signatures and pickles show it
 # Without this, JAX would flatten a perturbation as a pair of functions and lose the start.
 jax.tree_util.register_pytree_node(
     Perturbation,
     lambda p: ((p.init, p.update), p._start),
     lambda start, functions: Perturbation._made(*functions, start),
 )
+
+
+def _with_state_of(expected: checks.StateType | None, function: Function) -> Function:
+    """``function``, whose second argument must be a state of the expected type."""
+    if expected is None:
+        return function
+
+    def checked(first: Any, state: optax.OptState, *rest: Any, **extra: Any) -> Any:
+        checks.require_state("perturbation_state", state, expected)
+        return function(first, state, *rest, **extra)
+
+    return checked
+
+
+def _unstarted(
+    method: hp.Scheduled,
+) -> tuple[optax.TransformInitFn, optax.TransformUpdateExtraArgsFn]:
+    """``init`` and ``update`` of a perturbation without a start."""
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        return refuse_lost_start(method.init(params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        given = roles.of_perturbation(updates, extra)
+        return method.update(updates, refuse_lost_start(state), params, **given)
+
+    return init_fn, update_fn
+
+
+def _started(
+    method: hp.Scheduled,
+) -> tuple[optax.TransformInitFn, optax.TransformUpdateExtraArgsFn]:
+    """``init`` and ``update`` of a perturbation with a start, which mark the state."""
+
+    def init_fn(params: optax.Params) -> StartState:
+        return StartState(method.init(params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, StartState]:
+        given = roles.of_perturbation(updates, extra)
+        eps, own = method.update(updates, unmarked(state), params, **given)
+        return eps, StartState(own)
+
+    return init_fn, update_fn
+
+
+def _of_marked(start_fn: StartFn) -> StartFn:
+    """``start_fn`` for the marked state, with all arguments of a perturbation."""
+
+    def started(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
+        return start_fn(params, unmarked(state), **roles.of_perturbation(None, extra))
+
+    return started
+
+
+def stateless(params: optax.Params) -> optax.EmptyState:
+    """``init`` of a transformation without state."""
+    del params
+    return optax.EmptyState()
+
+
+def _identity(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
+    del state, extra
+    return params
 
 
 def displace(
@@ -147,7 +235,7 @@ def displace(
     **extra: Any,
 ) -> tuple[optax.Params, optax.OptState]:
     """``params + ε`` and the new state: what ``perturb_fn`` jits."""
-    eps, state = method.update(grads, state, params, **{"ascent_grads": grads, **extra})
+    eps, state = method.update(grads, state, params, **extra)
     return trees.add(params, eps, perturb_dtype), state
 
 
@@ -167,11 +255,6 @@ def perturbed_params(
     jitted = trees.all_arrays(extra) and not control_flow.is_traced(params, grads, state, extra)
     perturb = method.perturb_fn if jitted else functools.partial(displace, method)
     return perturb(params, grads, state, perturb_dtype=perturb_dtype, **extra)
-
-
-def _identity(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
-    del state, extra
-    return params
 
 
 def as_perturbation(transformation: optax.GradientTransformation) -> Perturbation:
@@ -205,5 +288,15 @@ def as_perturbation(transformation: optax.GradientTransformation) -> Perturbatio
             "perturbation must be an optax.GradientTransformation, such as sam_optax.sam(), got "
             f"{transformation!r}."
         )
-    inner = extra_args.only_asked(transformation, extra_args.FOR_PERTURBATIONS)
-    return Perturbation(inner.init, inner.update)
+    inner = roles.open_to_arguments(transformation)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        eps, state = inner.update(updates, state, params, **extra)
+        return trees.map_inexact(trees.cast_like, eps, updates), state
+
+    return Perturbation(inner.init, update_fn)

@@ -4,9 +4,9 @@ from typing import Any
 
 import optax
 
-from sam_optax._internal import tree_checks, trees, vectors
+from sam_optax._internal import checks, trees, vectors
 from sam_optax._internal.devices import AxisName
-from sam_optax._perturbations.perturbation import Perturbation
+from sam_optax._perturbations.perturbation import Perturbation, stateless
 
 
 def project_out() -> Perturbation:
@@ -47,10 +47,6 @@ def project_out() -> Perturbation:
       2024, supplement A5.
     """
 
-    def init_fn(params: optax.Params) -> optax.OptState:
-        del params
-        return optax.EmptyState()
-
     def update_fn(
         updates: optax.Updates,
         state: optax.OptState,
@@ -67,8 +63,8 @@ def project_out() -> Perturbation:
                 "grad_fn=grad_fn, full_grads=full_grads)."
             )
         remedy = "Pass the gradient of the loss over the whole training set."
-        tree_checks.require_like("full_grads", full_grads, updates, remedy)
+        checks.require_like("full_grads", full_grads, updates, remedy)
         rest, _ = vectors.reject(updates, full_grads, norm_axis_name)
         return trees.map_inexact(trees.cast_like, rest, updates), state
 
-    return Perturbation(init_fn, update_fn, state_type=optax.EmptyState)
+    return Perturbation(stateless, update_fn, state_type=optax.EmptyState)

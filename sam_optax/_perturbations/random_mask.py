@@ -9,7 +9,7 @@ import optax
 
 from sam_optax._internal import generator, noise, trees
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal.types import Leaf
+from sam_optax._internal.devices import AxisName
 from sam_optax._perturbations.perturbation import Perturbation
 
 
@@ -18,12 +18,9 @@ class RandomMaskState(NamedTuple):
 
     Attributes:
       key: uint32 key data of the next draw (raw, so that every serializer takes it).
-      schedule: :class:`~sam_optax.ScheduleState` if ``beta`` is a schedule, else
-        ``optax.EmptyState``.
     """
 
     key: chex.Array
-    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def random_mask(
@@ -73,29 +70,33 @@ def random_mask(
 
     def init_fn(params: optax.Params) -> RandomMaskState:
         del params
-        return RandomMaskState(noise.first_key(key), hp.init_schedules(beta))
+        return RandomMaskState(noise.first_key(key))
 
     def update_fn(
         updates: optax.Updates,
         state: RandomMaskState,
         params: optax.Params | None = None,
         *,
-        training_step: chex.Numeric | None = None,
-        draw_index: chex.Numeric | None = None,
+        beta: chex.Numeric,
+        draw_index: chex.Numeric | None,
+        norm_axis_name: AxisName | None,
         **extra: Any,
     ) -> tuple[optax.Updates, RandomMaskState]:
         del params, extra
-        step = hp.step_of(state.schedule, training_step)
-        share = jnp.asarray(hp.evaluate(beta, step)).astype(jnp.float32)
+        share = jnp.asarray(beta).astype(jnp.float32)
         words = noise.fold_in(state.key, draw_index)
-        bits = noise.bits_tree(words, updates, whole_leaves)
+        bits = noise.of_shards(
+            lambda index: noise.bits_tree(noise.fold_in(words, index), updates, whole_leaves),
+            updates,
+            None if whole_leaves else norm_axis_name,
+        )
 
-        def keep(e: Leaf, b: jax.Array) -> jax.Array:
-            wide, u = trees.widen(e), generator.uniform(b)
-            scaled = wide / share.astype(wide.dtype)
-            return trees.cast_like(jnp.where(u < share, scaled, jnp.zeros_like(scaled)), e)
+        def keep(e: jax.Array, b: jax.Array) -> jax.Array:
+            scaled = e / share.astype(e.dtype)
+            return jnp.where(generator.uniform(b) < share, scaled, jnp.zeros_like(scaled))
 
-        masked = trees.map_inexact(keep, updates, bits)
-        return masked, RandomMaskState(noise.next_key(state.key), hp.advance(state.schedule, step))
+        return trees.map_wide(keep, updates, bits), RandomMaskState(noise.next_key(state.key))
 
-    return Perturbation(init_fn, update_fn, state_type=RandomMaskState)
+    return Perturbation(
+        init_fn, update_fn, hyperparameters={"beta": beta}, state_type=RandomMaskState
+    )

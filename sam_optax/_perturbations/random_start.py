@@ -1,16 +1,13 @@
 """Random starts: the ascent gradient is taken at a random point near the params."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
 import jax
 import optax
-from jax.typing import DTypeLike
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees, vectors
-from sam_optax._internal.devices import AxisName
 from sam_optax._internal.kernel_noise import (
     NoiseScale,
     check_noise_scale,
@@ -19,7 +16,7 @@ from sam_optax._internal.kernel_noise import (
     kernel_noise,
 )
 from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, check_stack_axes
-from sam_optax._internal.types import Leaf
+from sam_optax._internal.types import Leaf, PyTree
 from sam_optax._internal.weighting import Weighting, check_weighting, of_terms
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
@@ -30,13 +27,10 @@ class RandomStartState(NamedTuple):
     Attributes:
       key: uint32 key data of the next draw (raw, so that every serializer takes it).
       inner_state: state of the inner perturbation.
-      schedule: :class:`~sam_optax.ScheduleState` if a hyperparameter is a schedule, else
-        ``optax.EmptyState``.
     """
 
     key: chex.Array
     inner_state: optax.OptState
-    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def random_start(
@@ -118,34 +112,6 @@ def random_start(
       Liu et al., `Random Sharpness-Aware Minimization
       <https://openreview.net/forum?id=htUvh7xPoa>`_, 2022.
     """
-    return random_start_cast(
-        perturbation,
-        trees.cast_like,
-        gamma=gamma,
-        lmbda=lmbda,
-        key=key,
-        noise_scale=noise_scale,
-        weighting=weighting,
-        kernel_axis=kernel_axis,
-        stack_axes=stack_axes,
-        draw=draw,
-    )
-
-
-def random_start_cast(
-    perturbation: optax.GradientTransformation,
-    cast: Callable[[jax.Array, DTypeLike], jax.Array],
-    *,
-    gamma: hp.Hyperparameter,
-    lmbda: hp.Hyperparameter,
-    key: noise.Key,
-    noise_scale: NoiseScale,
-    weighting: Weighting,
-    kernel_axis: AxisOverride,
-    stack_axes: StackAxes,
-    draw: noise.Draw | None,
-) -> Perturbation:
-    """:func:`random_start`; ``cast`` gives the direction the dtype of the gradient."""
     hp.check("gamma", gamma, lower=0)
     hp.check("lmbda", lmbda, lower=0)
     check_noise_scale(noise_scale)
@@ -157,35 +123,35 @@ def random_start_cast(
     if inner.has_start:
         raise ValueError("perturbation already has a random start: use only one random_start.")
 
+    def noise_at(
+        params: optax.Params, state: RandomStartState, gamma: chex.Numeric, index: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """E‖δ₀‖² of each kernel in units of γ², and δ₀."""
+        squares = expected_squares(params, noise_scale, kernel_axis, stack_axes)
+        words = noise.fold_in(state.key, index)
+        return squares, kernel_noise(params, squares, words, gamma, draw)
+
     def init_fn(params: optax.Params) -> RandomStartState:
-        return RandomStartState(
-            key=noise.first_key(key),
-            inner_state=inner.init(params),
-            schedule=hp.init_schedules(gamma, lmbda),
-        )
+        return RandomStartState(noise.first_key(key), inner.init(params))
 
     def start_fn(
         params: optax.Params,
         state: RandomStartState,
         *,
-        training_step: chex.Numeric | None = None,
-        draw_index: chex.Numeric | None = None,
+        gamma: chex.Numeric,
+        draw_index: chex.Numeric | None,
         **extra: Any,
     ) -> optax.Params:
         del extra
-        gamma_t = hp.evaluate(gamma, hp.step_of(state.schedule, training_step))
-        words = noise.fold_in(state.key, draw_index)
-        squares = expected_squares(params, noise_scale, kernel_axis, stack_axes)
-        return trees.add(params, kernel_noise(params, squares, words, gamma_t, draw))
+        return trees.add(params, noise_at(params, state, gamma, draw_index)[1])
 
     def update_fn(
         updates: optax.Updates,
         state: RandomStartState,
         params: optax.Params | None = None,
         *,
-        training_step: chex.Numeric | None = None,
-        draw_index: chex.Numeric | None = None,
-        norm_axis_name: AxisName | None = None,
+        gamma: chex.Numeric,
+        lmbda: chex.Numeric,
         **extra: Any,
     ) -> tuple[optax.Updates, RandomStartState]:
         if params is None:
@@ -193,36 +159,26 @@ def random_start_cast(
                 "random_start needs the params: call update(grads, state, params), with the "
                 "gradient at start_fn(params, state)."
             )
-        step = hp.step_of(state.schedule, training_step)
-        gamma_t = hp.evaluate(gamma, step)
-        words = noise.fold_in(state.key, draw_index)
-        squares = expected_squares(params, noise_scale, kernel_axis, stack_axes)
+        axis = extra["norm_axis_name"]
+        squares, delta = noise_at(params, state, gamma, extra["draw_index"])
         factors = of_terms(
-            weighting,
-            updates,
-            hp.evaluate(lmbda, step),
-            lambda: expected_length(updates, squares, gamma_t, norm_axis_name),
-            norm_axis_name,
+            weighting, updates, lmbda, lambda: expected_length(updates, squares, gamma, axis), axis
         )
-        delta = kernel_noise(params, squares, words, gamma_t, draw)
 
         def direction(g: Leaf, d: jax.Array) -> jax.Array:
             wide = trees.widen(g)
             d = vectors.times(d.astype(wide.dtype), *factors.noise)
-            return cast(d + vectors.times(wide, *factors.gradient), g)
+            return trees.cast_if_range_allows(d + vectors.times(wide, *factors.gradient), g)
 
-        eps, inner_state = inner.update(
-            trees.map_inexact(direction, updates, delta),
-            state.inner_state,
-            params,
-            training_step=training_step,
-            draw_index=draw_index,
-            norm_axis_name=norm_axis_name,
-            **extra,
-        )
+        d = trees.map_inexact(direction, updates, delta)
+        eps, inner_state = inner.update(d, state.inner_state, params, **extra)
         eps = trees.map_inexact(trees.cast_like, eps, updates)
-        return eps, RandomStartState(
-            noise.next_key(state.key), inner_state, hp.advance(state.schedule, step)
-        )
+        return eps, RandomStartState(noise.next_key(state.key), inner_state)
 
-    return Perturbation(init_fn, update_fn, start_fn, state_type=RandomStartState)
+    return Perturbation(
+        init_fn,
+        update_fn,
+        start_fn,
+        hyperparameters={"gamma": gamma, "lmbda": lmbda},
+        state_type=RandomStartState,
+    )

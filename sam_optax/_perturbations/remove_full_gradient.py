@@ -1,6 +1,5 @@
 """Removes the full-gradient component of the ascent gradient."""
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import chex
@@ -9,12 +8,12 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from sam_optax._internal import averages, trees
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
-from sam_optax._internal.types import Function, Leaf
+from sam_optax._internal.averages import EmaStart
+from sam_optax._internal.types import Leaf
 from sam_optax._perturbations.perturbation import Perturbation
 
-EmaStart = Literal["first_gradient", "zero", "bias_corrected"]
 Subtract = Literal["previous", "new"]
 
 
@@ -25,13 +24,10 @@ class FullGradientState(NamedTuple):
       count: int32 scalar, the number of gradients in the average.
       ema: m, the estimate of the full gradient, with the structure and shapes of the params, in the
         dtype of each leaf (or ``accumulator_dtype``).
-      schedule: :class:`~sam_optax.ScheduleState` if a hyperparameter is a schedule, else
-        ``optax.EmptyState``.
     """
 
     count: chex.Array
     ema: optax.Updates
-    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def remove_full_gradient(
@@ -71,8 +67,9 @@ def remove_full_gradient(
         and λ > 0.99.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` that maps g to d, in the dtypes of the gradient, for use
-      in ``optax.chain``. Its state is one copy of the gradient and a count.
+      A :class:`~sam_optax.Perturbation` that maps g to d, for use in ``optax.chain``, in the dtypes
+      of the gradient, but in float32 for float16: a difference may exceed its range. Its state is
+      one copy of the gradient and a count.
 
     Raises:
       ValueError: a hyperparameter out of range, or an unknown option.
@@ -90,86 +87,47 @@ def remove_full_gradient(
       Li et al., `Friendly Sharpness-Aware Minimization <https://arxiv.org/abs/2403.12350>`_,
       2024.
     """
-    return remove_cast(sigma, lmbda, ema_start, subtract, accumulator_dtype, trees.cast_like)
-
-
-def remove_cast(
-    sigma: hp.Hyperparameter,
-    lmbda: hp.Hyperparameter,
-    ema_start: EmaStart,
-    subtract: Subtract,
-    accumulator_dtype: DTypeLike | None,
-    cast: Callable[[jax.Array, DTypeLike], jax.Array],
-) -> Perturbation:
-    """:func:`remove_full_gradient`; ``cast`` gives the result the dtype of the gradient."""
     hp.check("sigma", sigma, lower=0)
     hp.check("lmbda", lmbda, lower=0, upper=1)
-    if ema_start not in ("first_gradient", "zero", "bias_corrected"):
-        raise ValueError(
-            f"ema_start must be 'first_gradient', 'zero' or 'bias_corrected', got {ema_start!r}."
-        )
+    averages.check_ema_start(ema_start)
     accumulator_dtype = hp.check_float_dtype("accumulator_dtype", accumulator_dtype)
     if subtract not in ("previous", "new"):
         raise ValueError(f"subtract must be 'previous' or 'new', got {subtract!r}.")
 
     def init_fn(params: optax.Params) -> FullGradientState:
         ema = trees.inexact_zeros(params, accumulator_dtype)
-        return FullGradientState(jnp.zeros((), jnp.int32), ema, hp.init_schedules(sigma, lmbda))
+        return FullGradientState(jnp.zeros((), jnp.int32), ema)
 
     def update_fn(
         updates: optax.Updates,
         state: FullGradientState,
         params: optax.Params | None = None,
         *,
-        training_step: chex.Numeric | None = None,
+        sigma: chex.Numeric,
+        lmbda: chex.Numeric,
         **extra: Any,
     ) -> tuple[optax.Updates, FullGradientState]:
         del params, extra
-        step = hp.step_of(state.schedule, training_step)
-        count = optax.safe_increment(state.count)
-        decay = hp.evaluate(lmbda, step)
-        sigma_t = hp.evaluate(sigma, step)
-        gain = 1 - decay
-        if ema_start == "bias_corrected":
-            wide = jnp.result_type(float)  # float64 where that is enabled
-            decay = jnp.asarray(decay).astype(wide)
-            gain = (1 - decay) / (1 - decay ** count.astype(wide))
+        weights = averages.weights(lmbda, state.count, ema_start)
 
         def residual(g: Leaf, m: jax.Array) -> jax.Array:
             wide = trees.widen(g)
-            share = jnp.asarray(sigma_t).astype(wide.dtype)
-            return wide - share * jnp.asarray(m).astype(wide.dtype)
-
-        def new_ema(x: jax.Array, m: jax.Array, share: chex.Numeric) -> jax.Array:
-            """λm + (1 − λ)g, where g = x + ``share`` m."""
-            old = trees.widen(m).astype(x.dtype)
-            a, keep = jnp.asarray(gain).astype(x.dtype), jnp.asarray(decay).astype(x.dtype)
-            if ema_start == "bias_corrected":
-                keep = 1 - a
-            if ema_start == "first_gradient":  # m is 0
-                a = jnp.where(state.count == 0, jnp.ones_like(a), a)
-            keep += a * jnp.asarray(share).astype(x.dtype)
-            return trees.cast_like(keep * old + a * x, m)
+            return wide - jnp.asarray(sigma).astype(wide.dtype) * jnp.asarray(m).astype(wide.dtype)
 
         if subtract == "new":
-            ema = _map_ema(lambda g, m: new_ema(trees.widen(g), m, 0), updates, state.ema)
-            wide = trees.map_inexact(residual, updates, ema)
+            ema = averages.ema(state.ema, updates, weights)
+            d = trees.map_inexact(residual, updates, ema)
         else:
-            # The average is computed from d, not from g: the compiler then knows that the old
-            # average is read before the new one overwrites it, and makes no copy.
-            wide = trees.map_inexact(residual, updates, state.ema)
-            ema = _map_ema(lambda x, m: new_ema(x, m, sigma_t), wide, state.ema)
-        d = trees.map_inexact(cast, wide, updates)
-        return d, FullGradientState(count, ema, hp.advance(state.schedule, step))
+            # The average is computed from d, not from g = d + σm: the compiler then knows that the
+            # old average is read before the new one overwrites it, and makes no copy.
+            d = trees.map_inexact(residual, updates, state.ema)
+            ema = averages.ema(state.ema, d, weights, removed=sigma)
+        d = trees.map_inexact(trees.cast_if_range_allows, d, updates)
+        return d, FullGradientState(optax.safe_increment(state.count), ema)
 
-    return Perturbation(init_fn, update_fn, state_type=FullGradientState)
-
-
-def _map_ema(f: Function, updates: optax.Updates, ema: optax.Updates) -> optax.Updates:
-    """The new average; leaves without a gradient keep the old one."""
-    return jax.tree.map(
-        lambda g, m: f(g, m) if trees.is_inexact(g) else m,
-        updates,
-        ema,
-        is_leaf=trees.is_none,
+    return Perturbation(
+        init_fn,
+        update_fn,
+        hyperparameters={"sigma": sigma, "lmbda": lmbda},
+        state_type=FullGradientState,
     )

@@ -1,12 +1,12 @@
 """R-SAM: SAM from a random start."""
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import noise, trees
+from sam_optax._internal import noise
 from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride, StackAxes
 from sam_optax._internal.weighting import Weighting
 from sam_optax._perturbations.perturbation import Perturbation
-from sam_optax._perturbations.random_start import random_start_cast
+from sam_optax._perturbations.random_start import random_start
 from sam_optax._perturbations.sam import sam
 
 
@@ -26,24 +26,33 @@ def rsam(
 
     .. math::
         \varepsilon = \rho\, d / \|d\|_2, \qquad
-        d = \frac{\delta_0}{\|\delta\|} + \lambda \frac{\hat g}{\|\hat g\|}, \qquad
+        d = \frac{\delta_0}{\sqrt{\mathbb{E}\|\delta_0\|^2}}
+            + \lambda \frac{\hat g}{\|\hat g\|}, \qquad
         \hat g = \nabla L(w + \delta_0), \qquad
-        \delta_0 \sim N\left(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2 / n_j)\right),
+        \delta_0 \sim N\left(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2 / n_j)\right).
 
-    with ‖δ‖² = E‖δ₀‖²: the noise is relative to the norm of each kernel, and both terms have unit
-    length before λ weights them. The paper prints ``noise_scale="sqrt_norm", weighting="raw"``,
+    It is ``random_start(sam(rho), gamma, lmbda, key=key)``. The noise is relative to the norm of
+    each kernel, and both terms have unit length before λ weights them. The paper prints ``noise_scale="sqrt_norm", weighting="raw"``,
     without γ and λ: see :func:`random_start`. γ = 0 is SAM, bit for bit by default.
 
     Args:
       rho: radius ρ ≥ 0 of the whole perturbation, noise included. Default 0.05, SAM's.
-      gamma: see :func:`random_start`.
-      lmbda: see :func:`random_start`.
-      key: see :func:`random_start`.
-      noise_scale: see :func:`random_start`.
-      weighting: see :func:`random_start`.
-      kernel_axis: see :func:`random_start`.
-      stack_axes: see :func:`random_start`.
-      draw: see :func:`random_start`.
+      gamma: scale γ ≥ 0 of the noise. Default 0.1, this library's choice: a tenth of each kernel's
+        norm. 0 is SAM.
+      lmbda: weight λ ≥ 0 of the gradient relative to the noise. Default 2, this library's choice:
+        the cosines of ε with δ₀ and with ĝ are then 0.45 and 0.89.
+      key: a JAX PRNG key, typed or raw, or an integer seed.
+      noise_scale: standard deviation of an element of kernel j: ``"relative"`` (default),
+        γ ‖w_j‖/√n_j; ``"sqrt_norm"``, γ ‖w_j‖^½; ``"norm"``, γ ‖w_j‖; or ``"isotropic"``, γ.
+      weighting: the terms that λ weights: ``"normalized"`` (default), as above;
+        ``"normalized_gradient"``, δ₀ + λĝ/‖ĝ‖; or ``"raw"``, δ₀ + λĝ.
+      kernel_axis: axis of the output unit, whose indices are the kernels j. Default −1, the layout
+        of Flax and Haiku; Equinox and PyTorch need 0. Also a function, see :func:`random_start`.
+      stack_axes: number of leading axes that stack layers, as ``nn.scan`` creates them. Default 0.
+        Also a function, see :func:`random_start`.
+      draw: ``(key, shape, dtype) -> array`` of mean 0 and variance 1, such as
+        ``jax.random.normal``. Default ``None``: this library's generator, see
+        :func:`random_start`.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn``; its state is one key.
@@ -60,11 +69,10 @@ def rsam(
       Liu et al., `Random Sharpness-Aware Minimization
       <https://openreview.net/forum?id=htUvh7xPoa>`_, 2022.
     """
-    return random_start_cast(
+    return random_start(
         sam(rho),
-        trees.cast_if_range_allows,
-        gamma=gamma,
-        lmbda=lmbda,
+        gamma,
+        lmbda,
         key=key,
         noise_scale=noise_scale,
         weighting=weighting,

@@ -8,7 +8,7 @@ import optax
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.steepest_ascent import check_p, steepest_ascent
-from sam_optax._perturbations.perturbation import Perturbation
+from sam_optax._perturbations.perturbation import Perturbation, stateless
 
 
 def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Perturbation:
@@ -50,22 +50,18 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
     check_p(p)
     p = float(p)  # code that filters closures would take a NumPy scalar for an array
 
-    def init_fn(params: optax.Params) -> optax.OptState:
-        del params
-        return hp.init_schedules(rho)
-
     def update_fn(
         updates: optax.Updates,
-        state: optax.OptState,
+        state: optax.EmptyState,
         params: optax.Params | None = None,
         *,
-        training_step: chex.Numeric | None = None,
-        norm_axis_name: AxisName | None = None,
+        rho: chex.Numeric,
+        norm_axis_name: AxisName | None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra
-        step = hp.step_of(state, training_step)
-        eps = steepest_ascent(updates, None, hp.evaluate(rho, step), p, norm_axis_name)
-        return eps, hp.advance(state, step)
+        return steepest_ascent(updates, None, rho, p, norm_axis_name), state
 
-    return Perturbation(init_fn, update_fn, state_type=hp.schedules_type(rho))
+    return Perturbation(
+        stateless, update_fn, hyperparameters={"rho": rho}, state_type=optax.EmptyState
+    )

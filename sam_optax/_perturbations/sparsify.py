@@ -1,5 +1,6 @@
 """Sparse SAM: perturbs only a chosen subset of the elements."""
 
+import functools
 from typing import Any, Literal, NamedTuple
 
 import chex
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sam_optax._internal import control_flow, devices, largest_elements, noise, tree_checks, trees
+from sam_optax._internal import checks, control_flow, devices, largest_elements, noise, trees
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.types import Leaf, PyTree
@@ -25,14 +26,11 @@ class SparsifyState(NamedTuple):
       mask: Boolean arrays with the shapes of the params, true where an element is perturbed;
         ``None`` in place of non-float leaves.
       key: uint32 key data of the next draw (raw, so that every serializer takes it).
-      schedule: :class:`~sam_optax.ScheduleState` if ``drop`` is a schedule, else
-        ``optax.EmptyState``.
     """
 
     count: chex.Array
     mask: PyTree
     key: chex.Array
-    schedule: hp.ScheduleState | optax.EmptyState
 
 
 def sparsify(
@@ -102,32 +100,41 @@ def sparsify(
     if choice not in ("fisher", "dynamic"):
         raise ValueError(f"choice must be 'fisher' or 'dynamic', got {choice!r}.")
 
-    def kept(tree: PyTree) -> int:
-        """Number of elements in the mask, at least one."""
-        n = largest_elements.size(tree)
-        return min(n, max(1, round((1 - float(sparsity)) * n)))
+    kept = functools.partial(_kept, 1 - float(sparsity))
 
     def init_fn(params: optax.Params) -> SparsifyState:
         words = noise.first_key(key)
-        everything = largest_elements.everywhere(params, True)
-        mask = everything
+        mask = everything = largest_elements.everywhere(params, True)
         if choice == "dynamic":
             chance = noise.bits_tree(words, everything)
             mask = largest_elements.largest(chance, everything, kept(params), words)
-        return SparsifyState(
-            jnp.zeros((), jnp.int32), mask, noise.next_key(words), hp.init_schedules(drop)
-        )
+        return SparsifyState(jnp.zeros((), jnp.int32), mask, noise.next_key(words))
+
+    def choose(state: SparsifyState, scores: PyTree, drop: chex.Numeric) -> PyTree:
+        """The mask of the elements that are perturbed from now on."""
+        ranks = jax.tree.map(largest_elements.rank, scores)
+        if choice == "fisher":
+            everything = largest_elements.everywhere(scores, True)
+            return largest_elements.largest(ranks, everything, kept(scores), state.key)
+        n, k = largest_elements.size(scores), kept(scores)
+        share = jnp.asarray(drop).astype(jnp.float32)
+        exchanged = jnp.minimum(jnp.round(share * k), n - k).astype(jnp.uint32)
+        stay = largest_elements.largest(ranks, state.mask, k - exchanged, state.key)
+        outside = jax.tree.map(jnp.logical_not, state.mask)
+        chance = noise.bits_tree(state.key, ranks)
+        join = largest_elements.largest(chance, outside, exchanged, state.key)
+        return jax.tree.map(jnp.logical_or, stay, join)
 
     def update_fn(
         updates: optax.Updates,
         state: SparsifyState,
         params: optax.Params | None = None,
         *,
+        drop: chex.Numeric,
+        ascent_grads: optax.Updates,
         fisher: optax.Params | None = None,
-        ascent_grads: optax.Updates | None = None,
-        training_step: chex.Numeric | None = None,
-        norm_axis_name: AxisName | None = None,
-        state_axis_name: AxisName | None = None,
+        norm_axis_name: AxisName | None,
+        state_axis_name: AxisName | None,
         **extra: Any,
     ) -> tuple[optax.Updates, SparsifyState]:
         del params, extra
@@ -137,49 +144,35 @@ def sparsify(
                 "the whole tree. Shard the params under jit instead."
             )
         if fisher is not None:
-            tree_checks.require_like("fisher", fisher, updates, _FISHER)
-        step = hp.step_of(state.schedule, training_step)
-        grads = updates if ascent_grads is None else ascent_grads
-        given = choice == "fisher" and fisher is not None
+            checks.require_like("fisher", fisher, updates, _FISHER)
+        squares = choice == "fisher" and fisher is not None
 
         def score(m: Leaf, leaf: Leaf) -> jax.Array | None:
             if m is None:
                 return None
             x = jnp.zeros(m.shape) if leaf is None else jnp.abs(trees.widen(leaf))
             # Squares of gradients would leave the range of float32; their means do not.
-            return devices.pmean(jnp.sqrt(x) if given else x, state_axis_name)
+            return devices.pmean(jnp.sqrt(x) if squares else x, state_axis_name)
 
-        def choose() -> PyTree:
-            source = fisher if given else grads
+        def chosen() -> PyTree:
+            source = fisher if squares else ascent_grads
             scores = jax.tree.map(score, state.mask, source, is_leaf=trees.is_none)
-            ranks = jax.tree.map(largest_elements.rank, scores)
-            if choice == "fisher":
-                everything = largest_elements.everywhere(scores, True)
-                return largest_elements.largest(ranks, everything, kept(scores), state.key)
-            n, k = largest_elements.size(scores), kept(scores)
-            share = jnp.asarray(hp.evaluate(drop, step)).astype(jnp.float32)
-            exchanged = jnp.minimum(jnp.round(share * k), n - k).astype(jnp.uint32)
-            stay = largest_elements.largest(ranks, state.mask, k - exchanged, state.key)
-            outside = jax.tree.map(jnp.logical_not, state.mask)
-            chance = noise.bits_tree(state.key, ranks)
-            join = largest_elements.largest(chance, outside, exchanged, state.key)
-            return jax.tree.map(jnp.logical_or, stay, join)
+            return choose(state, scores, drop)
 
         due = state.count % every == 0
         if choice == "dynamic":
             due &= state.count > 0  # the first mask is random
-        mask = control_flow.cond(due, choose, lambda: state.mask)
-        masked = jax.tree.map(
-            lambda e, m: jnp.where(m, e, jnp.zeros_like(e)) if trees.is_inexact(e) else e,
-            updates,
-            mask,
-            is_leaf=trees.is_none,
-        )
-        return masked, SparsifyState(
-            optax.safe_increment(state.count),
-            mask,
-            noise.next_key(state.key),
-            hp.advance(state.schedule, step),
-        )
+        mask = control_flow.cond(due, chosen, lambda: state.mask)
+        masked = trees.map_inexact(lambda e, m: jnp.where(m, e, jnp.zeros_like(e)), updates, mask)
+        count = optax.safe_increment(state.count)
+        return masked, SparsifyState(count, mask, noise.next_key(state.key))
 
-    return Perturbation(init_fn, update_fn, state_type=SparsifyState)
+    return Perturbation(
+        init_fn, update_fn, hyperparameters={"drop": drop}, state_type=SparsifyState
+    )
+
+
+def _kept(share: float, tree: PyTree) -> int:
+    """Number of elements in the mask, at least one."""
+    n = largest_elements.size(tree)
+    return min(n, max(1, round(share * n)))

@@ -4,16 +4,12 @@ A wrapper such as ``optax.chain`` keeps only ``init`` and ``update``. Its state 
 mark, although it has no ``start_fn``.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from sam_optax._internal import states
-
-StartFn: TypeAlias = Callable[..., optax.Params]
-"""``(params, state, **extra) -> params``: where the ascent gradient is taken."""
+from sam_optax._internal import checks
 
 
 class _Marked(NamedTuple):
@@ -42,45 +38,14 @@ class StartState(_Marked):
         return StartState(fields["state"] if "state" in fields else self.state._replace(**fields))
 
 
-def guarded(
-    init: optax.TransformInitFn,
-    update: optax.TransformUpdateExtraArgsFn,
-    has_start: bool,
-    state_type: states.StateType | None,
-) -> tuple[optax.TransformInitFn, optax.TransformUpdateExtraArgsFn]:
-    """``init`` and ``update`` that mark the state if there is a start and check its type."""
-
-    def init_fn(params: optax.Params) -> optax.OptState:
-        return StartState(init(params)) if has_start else _refuse_lost_start(init(params))
-
-    def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        own = _unmarked(state, state_type) if has_start else state
-        if state_type is not None:
-            states.require("perturbation_state", own, state_type)
-        elif not has_start:
-            _refuse_lost_start(own)
-        eps, own = update(updates, own, params, **extra)
-        return eps, StartState(own) if has_start else own
-
-    return init_fn, update_fn
-
-
-def of_marked(start_fn: StartFn, state_type: states.StateType | None) -> StartFn:
-    """``start_fn`` for the marked state."""
-    return lambda params, state, **extra: start_fn(params, _unmarked(state, state_type), **extra)
-
-
-def _unmarked(state: StartState, state_type: states.StateType | None) -> optax.OptState:
-    states.require("perturbation_state", state, StartState, state_type)
+def unmarked(state: optax.OptState) -> optax.OptState:
+    """The method's own state."""
+    checks.require_state("perturbation_state", state, StartState)
     return state.state
 
 
-def _refuse_lost_start(state: optax.OptState) -> optax.OptState:
+def refuse_lost_start(state: optax.OptState) -> optax.OptState:
+    """Raises if a state without a start contains the mark of one."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, StartState))
     if any(isinstance(node, StartState) for node in nodes):
         raise ValueError(

@@ -10,7 +10,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from sam_optax._internal import noise, trees
-from sam_optax._internal.types import Leaf
+from sam_optax._internal.types import Leaf, PyTree
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
 
@@ -93,7 +93,13 @@ def stochastic_rounding(
         words = jax.random.wrap_key_data(state.key, impl="threefry2x32")
         next_key, now = jax.random.split(words)
         leaves, structure = jax.tree.flatten(params, is_leaf=trees.is_none)
-        keys = jax.tree.unflatten(structure, list(jax.random.split(now, max(len(leaves), 1))))
+
+        def keys_of(index: chex.Numeric | None) -> PyTree:
+            key = now if index is None else jax.random.fold_in(now, index)
+            keys = list(jax.random.split(key, max(len(leaves), 1)))
+            return jax.tree.unflatten(structure, keys[: len(leaves)])
+
+        keys = noise.of_shards(keys_of, params, extra["norm_axis_name"])
 
         def round_leaf(e: Leaf, w: Leaf, leaf_key: chex.PRNGKey) -> Leaf:
             w = jnp.asarray(w)

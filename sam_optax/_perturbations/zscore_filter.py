@@ -10,7 +10,7 @@ from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import largest_elements, trees
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.types import Leaf
-from sam_optax._perturbations.perturbation import Perturbation
+from sam_optax._perturbations.perturbation import Perturbation, stateless
 
 
 def zscore_filter(quantile: float = 0.95) -> Perturbation:
@@ -83,4 +83,4 @@ def zscore_filter(quantile: float = 0.95) -> Perturbation:
             leaves[i] = jnp.where(kept, leaves[i], trees.zeros_like(leaves[i]))
         return jax.tree.unflatten(structure, leaves), state
 
-    return Perturbation(lambda params: optax.EmptyState(), update_fn)
+    return Perturbation(stateless, update_fn, state_type=optax.EmptyState)

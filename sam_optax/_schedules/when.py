@@ -1,12 +1,13 @@
 """Which steps perturb: functions of the training step for ``sharpness_aware(when=...)``."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import optax
+from typing_extensions import TypeAliasType
 
 from sam_optax._internal import generator, noise
 from sam_optax._internal import hyperparameters as hp
@@ -39,7 +40,7 @@ class GradNormWhen(NamedTuple):
     decide: Callable[[chex.Array, PyTree, jax.Array], tuple[chex.Numeric, PyTree]]
 
 
-When: TypeAlias = Callable[[chex.Array], chex.Numeric] | RandomWhen | GradNormWhen
+When = TypeAliasType("When", Callable[[chex.Array], chex.Numeric] | RandomWhen | GradNormWhen)
 """A function of the training step (int32 scalar, from 0) that returns whether it perturbs."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from sam_optax._internal import slips
+from sam_optax._internal import checks
 from sam_optax._internal.types import Function, Leaf, PyTree
 from sam_optax.training._differentiable import require_differentiable
 
@@ -114,16 +114,10 @@ def nnx_grad_fn(
             own = dict(zip(objects, copies, strict=True))
             now = [own.get(i, leaf) for i, leaf in enumerate(leaves)]
             copied_args, copied_kwargs = jax.tree.unflatten(structure, now)
-            value = slips.call(
-                "loss_fn",
-                loss_fn,
-                copy,
-                *copied_args,
-                kwargs=copied_kwargs,
-                called="loss_fn(model, *args, **kwargs) with the arguments of nnx_grad_fn",
-                remedy=_ARGUMENTS,
-            )
-            return slips.loss_and_aux(value, has_aux)[0]
+            called = "loss_fn(model, *args, **kwargs) with the arguments of nnx_grad_fn"
+            with checks.explaining_call(called, _ARGUMENTS):
+                value = loss_fn(copy, *copied_args, **copied_kwargs)
+            return checks.loss_and_aux(value, has_aux)[0]
 
         return jax.grad(loss)(params)
 

@@ -9,7 +9,7 @@ import optax
 from flax.training import train_state
 
 from sam_optax import SharpnessAwareState, StartState, pop_first_pass
-from sam_optax._internal import slips
+from sam_optax._internal import checks
 from sam_optax._internal.control_flow import trace_once
 from sam_optax._internal.types import Function, LossAndAux, PyTree
 from sam_optax.training._differentiable import require_differentiable
@@ -149,14 +149,14 @@ class TrainState(train_state.TrainState):
                     "the gradient on this step's batch, such as "
                     "jax.grad(lambda params: loss(params, batch))."
                 )
-            grad_fn = slips.checked_gradient(grad_fn, self.params)
+            grad_fn = checks.checked_gradient(grad_fn, self.params)
             # Some transformations need a gradient, and so do the overwritten statistics.
             if has_overwritten(self.params) or not isinstance(self.opt_state, SharpnessAwareState):
                 grad_fn = trace_once(grad_fn, self.params)
                 grads = grad_fn(self.params)
         elif grads is not None:
-            slips.check_gradient("grads", grads, self.params)
-            grad_fn = grad_fn and slips.checked_gradient(grad_fn, self.params)
+            checks.require_gradient("grads", grads, self.params)
+            grad_fn = grad_fn and checks.checked_gradient(grad_fn, self.params)
         if grad_fn is not None:
             extra["grad_fn"] = of_optimized(grad_fn, self.params)
         params = optimized(self.params)
@@ -218,7 +218,7 @@ class TrainState(train_state.TrainState):
                 f"a field, use state.replace({fields[0]}=...) on the state it returns."
             )
         require_differentiable(self.params, _FILTER)
-        loss_and_aux = slips.checked_loss(loss_fn, has_aux, _CLOSE_OVER)
+        loss_and_aux = checks.checked_loss(loss_fn, has_aux, _CLOSE_OVER)
         value_and_grad: Function = trace_once(
             jax.value_and_grad(loss_and_aux, has_aux=True), self.params
         )

@@ -1,0 +1,61 @@
+"""The role of a descent: a transformation of the sharp gradient that receives both gradients."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import checks
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.types import ExtraArgs, Function
+
+T = TypeVar("T")
+
+
+def descent(
+    init: optax.TransformInitFn, update: Function, hyperparameters: Mapping[str, hp.Hyperparameter]
+) -> optax.GradientTransformationExtraArgs:
+    """A descent whose ``update`` receives the hyperparameters as numbers."""
+    method = hp.scheduled(hyperparameters, init, update, update)
+    return optax.GradientTransformationExtraArgs(method.init, method.update)
+
+
+def require(who: str, name: str, value: T | None, extra: ExtraArgs) -> T:
+    """An argument that a descent receives; raises an error if it is missing.
+
+    Raises:
+      ValueError: the transformation is used as a perturbation, inside the base optimizer, or behind
+        a wrapper that drops extra arguments.
+    """
+    if "draw_index" in extra:  # what only perturbations receive
+        raise ValueError(
+            f"{who} is not a perturbation: pass it as descent=, sharpness_aware(base_tx, "
+            f"perturbation, descent={who}(...))."
+        )
+    if value is None:
+        raise ValueError(
+            f"{who} needs {name}, which sharpness_aware and alternating pass to their descent, and "
+            f"not to base_tx: pass it as descent=, sharpness_aware(base_tx, perturbation, "
+            f"descent={who}(...)). Do not put it into a wrapper that drops extra arguments, such "
+            "as optax.MultiSteps."
+        )
+    return value
+
+
+def require_ascent_grads(
+    who: str, ascent_grads: optax.Updates | None, updates: optax.Updates, extra: ExtraArgs
+) -> optax.Updates:
+    """The ascent gradient, matching the sharp one."""
+    found = require(who, "ascent_grads", ascent_grads, extra)
+    remedy = "Inside optax.masked and optax.partition, set mask_compatible_extra_args=True."
+    checks.require_like("ascent_grads", found, updates, remedy)
+    return found
+
+
+def where_perturbed(perturbed: chex.Numeric, value: chex.Numeric, otherwise: float) -> jax.Array:
+    """A hyperparameter at perturbing steps, and its value at other steps."""
+    value = jnp.asarray(value)
+    return jnp.where(perturbed, value, jnp.full_like(value, otherwise))

@@ -1,0 +1,65 @@
+"""Exponential moving averages of gradients."""
+
+from typing import Literal, TypeAlias, get_args
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from sam_optax._internal import trees
+from sam_optax._internal.types import Leaf
+
+EmaStart: TypeAlias = Literal["first_gradient", "zero", "bias_corrected"]
+"""The first average m₁: g₁, (1 − λ) g₁, or the latter with weights that sum to 1."""
+
+
+def check_ema_start(ema_start: object) -> None:
+    """Raises unless ``ema_start`` is one of the names."""
+    if ema_start not in get_args(EmaStart):
+        known = ", ".join(repr(name) for name in get_args(EmaStart))
+        raise ValueError(f"ema_start must be one of {known}, got {ema_start!r}.")
+
+
+def weights(
+    decay: chex.Numeric, count: jax.Array, ema_start: EmaStart
+) -> tuple[chex.Numeric, chex.Numeric]:
+    """The weights of the old average and of the new gradient.
+
+    Args:
+      decay: weight of the old average, in [0, 1).
+      count: the number of gradients in the old average, which is 0 if there are none.
+      ema_start: how the average starts.
+    """
+    if ema_start == "bias_corrected":
+        wide = jnp.result_type(float)  # float64 where that is enabled
+        decay = jnp.asarray(decay).astype(wide)
+        gain = (1 - decay) / (1 - decay ** (count + jnp.int32(1)).astype(wide))
+        return 1 - gain, gain
+    gain = jnp.asarray(1 - (decay if isinstance(decay, float) else trees.widen(decay)))
+    if ema_start == "first_gradient":
+        gain = jnp.where(count == 0, jnp.ones_like(gain), gain)
+    return decay, gain
+
+
+def ema(
+    average: optax.Updates,
+    grads: optax.Updates,
+    weights: tuple[chex.Numeric, chex.Numeric],
+    removed: chex.Numeric = 0,
+) -> optax.Updates:
+    """The new average, in the dtypes of the old one, by :func:`weights`.
+
+    Leaves without a gradient keep the old average. ``removed`` is the multiple of the old average
+    that has been subtracted from ``grads``.
+    """
+
+    def leaf(m: Leaf, g: Leaf) -> Leaf:
+        if m is None or not trees.is_inexact(g):
+            return m
+        wide = trees.widen(m).astype(trees.promote(trees.compute_dtype(m), trees.compute_dtype(g)))
+        keep, gain, share = (jnp.asarray(x).astype(wide.dtype) for x in (*weights, removed))
+        new = (keep + gain * share) * wide + gain * jnp.asarray(g).astype(wide.dtype)
+        return trees.cast_like(new, m)
+
+    return jax.tree.map(leaf, average, grads, is_leaf=trees.is_none)
