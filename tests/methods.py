@@ -66,20 +66,20 @@ METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "f_fisher": lambda rho: optax.chain(
         sam_optax.remove_full_gradient(), sam_optax.fisher_sam(rho)
     ),
-    "smooth_gradient": lambda rho: sam_optax.smooth_gradient(0.4),
-    "vasso": lambda rho: optax.chain(sam_optax.smooth_gradient(0.4), sam_optax.sam(rho)),
+    "smooth_gradient": lambda rho: sam_optax.smooth_gradient(0.6),
+    "vasso": lambda rho: optax.chain(sam_optax.smooth_gradient(0.6), sam_optax.sam(rho)),
     "random_mask": lambda rho: sam_optax.random_mask(0.5, key=KEY),
     "esam": lambda rho: optax.chain(sam_optax.sam(rho), sam_optax.random_mask(0.5, key=KEY)),
     "ssam": lambda rho: optax.chain(sam_optax.sam(rho), sam_optax.sparsify(0.5, key=KEY, every=2)),
     "ssam_dynamic": lambda rho: optax.chain(
         sam_optax.sam(rho), sam_optax.sparsify(0.5, key=KEY, choice="dynamic", every=2)
     ),
-    "momentum": lambda rho: sam_optax.momentum_start(sam_optax.sam(rho)),
+    "momentum": lambda rho: sam_optax.momentum_start(sam_optax.sam(rho), 0.9),
     "momentum_fsam": lambda rho: sam_optax.momentum_start(sam_optax.fsam(rho), 0.0),
     "low_pass": lambda rho: sam_optax.low_pass(0.1, key=KEY),
     "low_pass_samples": lambda rho: sam_optax.low_pass(0.1, 3, key=KEY),
     "only_momentum": lambda rho: sam_optax.perturb_only(
-        sam_optax.momentum_start(sam_optax.asam(rho)), _mask
+        sam_optax.momentum_start(sam_optax.asam(rho), 0.9), _mask
     ),
     "only_sam": lambda rho: sam_optax.perturb_only(sam_optax.sam(rho), _mask),
     "only_rsam": lambda rho: sam_optax.perturb_only(sam_optax.rsam(rho, key=KEY), _mask),
@@ -91,7 +91,7 @@ METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
         sam_optax.rsam(rho, key=KEY), optax.linear_schedule(0.1, 0.01, 5)
     ),
     "momentum_limited": lambda rho: sam_optax.momentum_start(
-        sam_optax.limit_rise(sam_optax.asam(rho), 0.1)
+        sam_optax.limit_rise(sam_optax.asam(rho), 0.1), 0.9
     ),
     "zscore_filter": lambda rho: sam_optax.zscore_filter(0.5),
     "zsharp": lambda rho: optax.chain(sam_optax.zscore_filter(0.5), sam_optax.sam(rho)),
@@ -148,22 +148,25 @@ def _along(params: optax.Params) -> optax.Params:
 # further arguments are functions of the params.
 WHOLE: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
     "stable_sam": lambda base: sam_optax.sharpness_aware(
-        optax.chain(sam_optax.match_ascent_norm(), base), sam_optax.sam(RHO)
+        base, sam_optax.sam(RHO), descent=sam_optax.match_ascent_norm()
     ),
     "x_sam": lambda base: _given(
         sam_optax.sharpness_aware(
-            optax.chain(sam_optax.away_from_eigenvector(0.5), base), sam_optax.sam(RHO)
+            base, sam_optax.sam(RHO), descent=sam_optax.away_from_eigenvector(0.5)
         ),
         lambda params: {"eigenvector": _along(params)},
     ),
     "xsam": lambda base: _given(
         sam_optax.sharpness_aware(
-            optax.chain(sam_optax.toward_maximum(RHO, every=2), base), sam_optax.sam(RHO)
+            base, sam_optax.sam(RHO), descent=sam_optax.toward_maximum(RHO, every=2)
         ),
         lambda params: {"value_fn": lambda p: sum((x**4).sum() for x in jax.tree.leaves(p))},
     ),
     "bsam": lambda base: sam_optax.sharpness_aware(
-        optax.chain(sam_optax.scale_by_precision(), base), build("bsam", 0.01)
+        base, build("bsam", 0.01), descent=sam_optax.scale_by_precision()
+    ),
+    "momentum_sam": lambda base: sam_optax.sharpness_aware(
+        base, sam_optax.momentum_start(optax.chain(sam_optax.sam(RHO), optax.scale(-1.0)))
     ),
     "sampa": lambda base: sam_optax.simultaneous(base, sam_optax.sam(RHO)),
 }

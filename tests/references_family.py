@@ -89,15 +89,16 @@ def fisher_sam(rho: float, eta: float) -> GradientOf:
     return lambda t, w, grad: grad(w + fisher_step(grad(w), grad(w) ** 2, rho, eta))
 
 
-def vasso(rho: float, theta: float) -> GradientOf:
-    """VaSSO: d_t = (1 − θ) d_{t−1} + θ g_t from d = 0, ε = ρ d/‖d‖."""
+def vasso(rho: float, theta: float, *, from_zero: bool = False) -> GradientOf:
+    """VaSSO: d_t = (1 − θ) d_{t−1} + θ g_t from d_1 = g_1 or from d_0 = 0, ε = ρ d/‖d‖."""
     past: list[Vector] = []
 
     def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
         past.append(grad(w))
-        ages = np.arange(len(past))[::-1]
-        d = sum(theta * (1 - theta) ** age * g for age, g in zip(ages, past, strict=True))
-        return grad(w + rho * unit(d))
+        weights = theta * (1 - theta) ** np.arange(len(past))[::-1]
+        if not from_zero:
+            weights[0] /= theta
+        return grad(w + rho * unit(weights @ np.stack(past)))
 
     return gradient_of
 

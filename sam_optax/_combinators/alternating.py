@@ -302,8 +302,7 @@ class _Call:
         """``w + ε`` and the perturbation's new state."""
         arguments = self._arguments(self.state.base_state, self.step)
         before = self.state.perturbation_state
-        given = {**arguments, "ascent_grads": self.grads}
-        return perturbed_params(self.of.method, self.w, self.grads, before, None, given)
+        return perturbed_params(self.of.method, self.w, self.grads, before, None, arguments)
 
     def _descend(
         self,

@@ -76,7 +76,7 @@ def alternating_states(state: optax.OptState) -> list[AlternatingState]:
                 f"{type(node).__name__}: the params have not moved to the points where alternating "
                 f"takes its gradients. {_REMEDY}"
             )
-        elif type(node) is tuple and any(map(_is_alternating, node[:-1])):
+        elif type(node) is tuple and _is_followed(node):
             raise ValueError(
                 "alternating(...) is followed by another transformation in optax.chain, which may "
                 f"change its updates: alternating must be the last. {_REMEDY}"
@@ -99,6 +99,12 @@ _REWRITING = (
     optax.contrib.MechanicState,
     optax.contrib.ScheduleFreeState,
 )
+
+
+def _is_followed(chain: tuple[Any, ...]) -> bool:
+    """Whether another transformation comes after ``alternating`` in the state of a chain."""
+    places = [i for i, part in enumerate(chain) if _is_alternating(part)]
+    return bool(places) and not all(map(_is_alternating, chain[places[0] :]))
 
 
 def _is_alternating(node: Any) -> bool:

@@ -113,8 +113,7 @@ class PerturbedGradient:
         extra: ExtraArgs,
     ) -> tuple[optax.Params, optax.OptState]:
         """``point + ε`` and the new state of the perturbation."""
-        given = {**extra, "ascent_grads": grads}
-        return perturbed_params(self.method, point, grads, state, self.perturb_dtype, given)
+        return perturbed_params(self.method, point, grads, state, self.perturb_dtype, extra)
 
     def _losses(self, loss: Evaluations, g: Pass, g_s: Pass) -> tuple[jax.Array, jax.Array] | None:
         """L(w) and L(w̃), if the step has evaluated both."""

@@ -139,11 +139,11 @@ class _Step:
         del updates
         checks.check_params(params, "simultaneous")
         checks.check_state(state, SimultaneousState)
-        require_bound("axis_name", self.axis_name)
         if ascent_grad_fn is not None and self.axis_name:
             raise ValueError(
                 "ascent_grad_fn cannot be used with axis_name: pass each one's grad_fn."
             )
+        require_bound("axis_name", self.axis_name)
         g = trees.merge(state.ahead_grads, jax.tree.map(trees.zeros_like, params))
         base_state = self.optimizer.base_state(state.base_state)
         arguments = roles.for_perturbation(extra, training_step=state.step, base_state=base_state)

@@ -50,11 +50,11 @@ def ema(
 ) -> optax.Updates:
     """The new average, in the dtypes of the old one, by :func:`weights`.
 
-    Leaves without a gradient keep the old average. ``removed`` is the multiple of the old average
+    Leaves and subtrees without a gradient keep the old average. ``removed`` is the multiple of the old average
     that has been subtracted from ``grads``.
     """
 
-    def leaf(m: Leaf, g: Leaf) -> Leaf:
+    def leaf(g: Leaf, m: Leaf) -> Leaf:
         if m is None or not trees.is_inexact(g):
             return m
         wide = trees.widen(m).astype(trees.promote(trees.compute_dtype(m), trees.compute_dtype(g)))
@@ -62,4 +62,4 @@ def ema(
         new = (keep + gain * share) * wide + gain * jnp.asarray(g).astype(wide.dtype)
         return trees.cast_like(new, m)
 
-    return jax.tree.map(leaf, average, grads, is_leaf=trees.is_none)
+    return jax.tree.map(leaf, grads, average, is_leaf=trees.is_none)

@@ -17,11 +17,14 @@ StateType: TypeAlias = type | tuple[Any, ...]
 """The type of a state, or a tuple of types for a plain tuple of states."""
 
 
-def require_state(name: str, state: optax.OptState, expected: StateType) -> None:
-    """Raises unless ``state`` has the expected type."""
+def require_state(
+    name: str, state: optax.OptState, expected: StateType, content: StateType | None = None
+) -> None:
+    """Raises unless ``state`` has the expected type; ``content`` is shown in the message."""
     if not _is_of(state, expected):
+        wanted = _wanted(expected) + (f"({_wanted(content)})" if content else "")
         raise TypeError(
-            f"{name} must be {_wanted(expected)}, as init returns it, got {_found(state)}: it "
+            f"{name} must be {wanted}, as init returns it, got {_found(state)}: it "
             "belongs to another method, or was restored without a target. Restore it into the "
             "state that init returns."
         )
@@ -150,7 +153,7 @@ def explaining_call(called: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except TypeError as error:
-        error.add_note(f"It was raised by {called}. {remedy}")
+        error.add_note(f"It was called as {called}. {remedy}")
         raise
 
 

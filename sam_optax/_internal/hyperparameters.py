@@ -213,6 +213,11 @@ def saturating_sum(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.minimum(a, jnp.iinfo(jnp.int32).max - b) + b
 
 
+def state_type(unscheduled: type, *values: Hyperparameter) -> type:
+    """The type of the state of a transformation with these hyperparameters."""
+    return ScheduleState if any(map(callable, values)) else unscheduled
+
+
 def evaluate(value: Hyperparameter, step: chex.Numeric) -> chex.Numeric:
     """The hyperparameter's value at a training step, for what is no transformation."""
     return value(step) if callable(value) else value

@@ -46,9 +46,10 @@ def of_perturbation(updates: optax.Updates, extra: ExtraArgs) -> ExtraArgs:
 
 
 def for_perturbation(extra: ExtraArgs, **known: Any) -> ExtraArgs:
-    """The caller's arguments and what a step knows before it has the ascent gradient."""
-    missing = {name: None for name in FOR_PERTURBATIONS if name != "ascent_grads"}
-    return {**extra, **missing, **known}
+    """The caller's arguments and what a step knows; ``update`` itself adds the ascent gradient."""
+    given = {**extra, **dict.fromkeys(FOR_PERTURBATIONS), **known}
+    del given["ascent_grads"]
+    return given
 
 
 def open_to_arguments(

@@ -5,8 +5,12 @@ from jax.typing import DTypeLike
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.averages import EmaStart
-from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
-from sam_optax._perturbations.remove_full_gradient import Subtract, remove_full_gradient
+from sam_optax._perturbations.perturbation import Perturbation, composed
+from sam_optax._perturbations.remove_full_gradient import (
+    FullGradientState,
+    Subtract,
+    remove_full_gradient,
+)
 from sam_optax._perturbations.sam import sam
 
 
@@ -63,4 +67,5 @@ def fsam(
         subtract=subtract,
         accumulator_dtype=accumulator_dtype,
     )
-    return as_perturbation(optax.chain(first, sam(rho)))
+    types = hp.state_type(FullGradientState, sigma, lmbda), hp.state_type(optax.EmptyState, rho)
+    return composed(optax.chain(first, sam(rho)), types)

@@ -100,8 +100,8 @@ class Perturbation(optax.GradientTransformationExtraArgs):
         )
         if start_fn is None:
             return cls._made(*_unstarted(method), None)
-        start = Start(_of_marked(method.start), single_pass, samples)
-        return cls._made(*_started(method), start)
+        start = Start(_of_marked(method.start, state_type), single_pass, samples)
+        return cls._made(*_started(method, state_type), start)
 
     @classmethod
     def around(
@@ -179,13 +179,14 @@ def _unstarted(
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         given = roles.of_perturbation(updates, extra)
-        return method.update(updates, refuse_lost_start(state), params, **given)
+        eps, new_state = method.update(updates, state, params, **given)
+        return eps, refuse_lost_start(new_state)
 
     return init_fn, update_fn
 
 
 def _started(
-    method: hp.Scheduled,
+    method: hp.Scheduled, state_type: checks.StateType | None
 ) -> tuple[optax.TransformInitFn, optax.TransformUpdateExtraArgsFn]:
     """``init`` and ``update`` of a perturbation with a start, which mark the state."""
 
@@ -199,17 +200,18 @@ def _started(
         **extra: Any,
     ) -> tuple[optax.Updates, StartState]:
         given = roles.of_perturbation(updates, extra)
-        eps, own = method.update(updates, unmarked(state), params, **given)
+        eps, own = method.update(updates, unmarked(state, state_type), params, **given)
         return eps, StartState(own)
 
     return init_fn, update_fn
 
 
-def _of_marked(start_fn: StartFn) -> StartFn:
+def _of_marked(start_fn: StartFn, state_type: checks.StateType | None) -> StartFn:
     """``start_fn`` for the marked state, with all arguments of a perturbation."""
 
     def started(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
-        return start_fn(params, unmarked(state), **roles.of_perturbation(None, extra))
+        own = unmarked(state, state_type)
+        return start_fn(params, own, **roles.of_perturbation(None, extra))
 
     return started
 
@@ -288,6 +290,13 @@ def as_perturbation(transformation: optax.GradientTransformation) -> Perturbatio
             "perturbation must be an optax.GradientTransformation, such as sam_optax.sam(), got "
             f"{transformation!r}."
         )
+    return composed(transformation)
+
+
+def composed(
+    transformation: optax.GradientTransformation, state_type: checks.StateType | None = None
+) -> Perturbation:
+    """Any transformation as a perturbation, whose ε has the dtypes of the gradient."""
     inner = roles.open_to_arguments(transformation)
 
     def update_fn(
@@ -299,4 +308,4 @@ def as_perturbation(transformation: optax.GradientTransformation) -> Perturbatio
         eps, state = inner.update(updates, state, params, **extra)
         return trees.map_inexact(trees.cast_like, eps, updates), state
 
-    return Perturbation(inner.init, update_fn)
+    return Perturbation(inner.init, update_fn, state_type=state_type)

@@ -38,9 +38,9 @@ class StartState(_Marked):
         return StartState(fields["state"] if "state" in fields else self.state._replace(**fields))
 
 
-def unmarked(state: optax.OptState) -> optax.OptState:
+def unmarked(state: optax.OptState, state_type: checks.StateType | None) -> optax.OptState:
     """The method's own state."""
-    checks.require_state("perturbation_state", state, StartState)
+    checks.require_state("perturbation_state", state, StartState, state_type)
     return state.state
 
 

@@ -99,10 +99,10 @@ def test_restoring_without_a_target_says_so():
     tx, step = training("fsam")
     state = tx.init(PARAMS)
     raw = flax.serialization.msgpack_restore(flax.serialization.to_bytes(state))
-    with pytest.raises(TypeError, match=r"state is dict, .*SharpnessAwareState.*without a target"):
+    with pytest.raises(TypeError, match=r"must be SharpnessAwareState.*got dict.*without a target"):
         step(PARAMS, raw, BATCHES[0])
     half = state._replace(perturbation_state=raw["perturbation_state"])
-    with pytest.raises(TypeError, match=r"perturbation_state is dict, .*FullGradientState"):
+    with pytest.raises(TypeError, match=r"perturbation_state must be .FullGradientState.*got dict"):
         step(PARAMS, half, BATCHES[0])
 
 

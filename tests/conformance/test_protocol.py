@@ -35,8 +35,8 @@ def alternating(name):
     return sam_optax.alternating(
         BASE,
         make(name),
+        descent=sam_optax.mix_gradients(0.9),
         skip_nonfinite=True,
-        keep_ascent_grads=True,
         when=sam_optax.bernoulli(0.5, key=jax.random.key(0)),
     )
 

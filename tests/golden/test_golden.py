@@ -78,16 +78,17 @@ def method_of(name, hyper):
     return make(method, rho, **{option: hyper[option] for option in options})
 
 
-# What stands in front of the base optimizer.
-FIRST = {"gsam": lambda h: sam_optax.surrogate_gap(h["alpha"])}
+def descent_of(name, hyper):
+    return sam_optax.surrogate_gap(hyper["alpha"]) if name == "gsam" else None
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_trajectory(name):
     with x64():
         data, hyper = read(name)
-        first = FIRST.get(name, lambda h: optax.identity())(hyper)
-        tx = sam_optax.sharpness_aware(optax.chain(first, sgd(hyper)), method_of(name, hyper))
+        tx = sam_optax.sharpness_aware(
+            sgd(hyper), method_of(name, hyper), descent=descent_of(name, hyper)
+        )
         params = tree(data, "init")
         state = tx.init(params)
 

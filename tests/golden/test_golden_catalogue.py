@@ -24,14 +24,13 @@ from sam_optax._internal import noise
 def bsam(hyper, **changed):
     options = {name: hyper[name] for name in ("data_size", "weight_decay", "damping")}
     options |= {"decay": hyper["beta2"], "initial_precision": hyper["s_init"], "key": 0}
-    base = optax.chain(
+    descent = optax.chain(
         optax.add_decayed_weights(hyper["weight_decay"]),
         optax.ema(hyper["beta1"], debias=False),
         sam_optax.scale_by_precision(),
-        optax.scale(-hyper["lr"]),
     )
     method = sam_optax.bsam(hyper["rho"], **{**options, **changed})
-    return sam_optax.sharpness_aware(base, method)
+    return sam_optax.sharpness_aware(optax.scale(-hyper["lr"]), method, descent=descent)
 
 
 @pytest.fixture

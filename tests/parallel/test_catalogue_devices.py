@@ -132,7 +132,7 @@ def test_norms_span_sharded_params(piece):
     vectors = jnp.array([[3.0, 4.0], [0.5, 1.2], [0.6, 0.8]])
 
     def local(g, g_s, v, axis="model"):
-        extra = {"ascent_grads": g, "eigenvector": v}
+        extra = {"ascent_grads": g, "eigenvector": v, "perturbed": True}
         return piece.update(g_s, piece.init(g), g, norm_axis_name=axis, **extra)[0]
 
     sharded = jax.shard_map(local, mesh=mesh("model"), in_specs=P("model"), out_specs=P("model"))

@@ -259,6 +259,19 @@ def test_norm_axis_refuses_cut_kernels():
     tx = sam_optax.sharpness_aware(
         optax.sgd(1.0), sam_optax.asam(normalization="filterwise"), norm_axis_name="model"
     )
-    w = jnp.ones(2)
+    step = lambda w: tx.update(None, tx.init(w), w, grad_fn=lambda w: w)
     with pytest.raises(ValueError, match="filterwise"):
-        tx.update(None, tx.init(w), w, grad_fn=lambda w: w)
+        jax.vmap(step, axis_name="model")(jnp.ones((2, 2)))
+
+
+@pytest.mark.parametrize("name", ["axis_name", "norm_axis_name"])
+@pytest.mark.parametrize("jit", [False, True])
+def test_an_axis_that_is_not_bound_is_named(name, jit):
+    w = jnp.ones(2)
+    for combine in (sam_optax.sharpness_aware, sam_optax.simultaneous):
+        if (combine, name) == (sam_optax.simultaneous, "norm_axis_name"):
+            continue
+        tx = combine(optax.sgd(1.0), sam_optax.sam(), **{name: "batch"})
+        step = lambda w: tx.update(None, tx.init(w), w, grad_fn=lambda w: w)  # noqa: B023
+        with pytest.raises(ValueError, match=rf"^{name}='batch' names an axis that is not bound"):
+            (jax.jit(step) if jit else step)(w)

@@ -1,4 +1,4 @@
-"""The perturbation of bSAM, and the base optimizer that shares its precision."""
+"""The perturbation of bSAM, and the descent that shares its precision."""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,10 @@ W = {"a": jnp.array([1.0, -2.0, 0.5]), "b": jnp.ones((2, 2))}
 OPTIONS = {"data_size": 40.0, "weight_decay": 0.1, "key": 0}
 
 
-def base(*last):
-    return optax.chain(sam_optax.scale_by_precision(), optax.scale(-0.1), *last)
+def sharp(method, combinator=sam_optax.sharpness_aware, **options):
+    """Descent along the gradient divided by the method's precision."""
+    descent = sam_optax.scale_by_precision()
+    return combinator(optax.scale(-0.1), method, descent=descent, **options)
 
 
 def gradient(params):
@@ -51,13 +53,13 @@ def test_precision_is_learned_from_the_ascent_gradient():
 
 
 def test_the_precision_is_in_the_state_once():
-    tx = sam_optax.sharpness_aware(base(), sam_optax.bsam(**OPTIONS))
+    tx = sharp(sam_optax.bsam(**OPTIONS))
     inexact = [x for x in jax.tree.leaves(tx.init(W)) if jnp.issubdtype(x.dtype, jnp.inexact)]
     assert sum(x.size for x in inexact) == vector(W).size
 
 
-def test_the_base_divides_by_the_precision_before_the_step():
-    tx = sam_optax.sharpness_aware(base(), sam_optax.bsam(0.0, decay=0.0, **OPTIONS))
+def test_the_descent_divides_by_the_precision_before_the_step():
+    tx = sharp(sam_optax.bsam(0.0, decay=0.0, **OPTIONS))
     state = tx.init(W)
     for _ in range(3):
         before = vector(state.perturbation_state.precision)
@@ -67,11 +69,8 @@ def test_the_base_divides_by_the_precision_before_the_step():
 
 def test_groups_average_the_precision():
     """As the public code does, whose ρ g/s and noise are each group's own."""
-    tx = sam_optax.sharpness_aware(
-        base(),
-        sam_optax.bsam(0.3, decay=0.0, damping=0.0, **{**OPTIONS, "data_size": 1e12}),
-        groups=2,
-    )
+    method = sam_optax.bsam(0.3, decay=0.0, damping=0.0, **{**OPTIONS, "data_size": 1e12})
+    tx = sharp(method, groups=2)
     grad_fn = lambda p, i: jax.tree.map(lambda x: x * (1 + 2 * i), p)
     _, state = tx.update(None, tx.init(W), W, grad_fn=grad_fn)
     np.testing.assert_allclose(
@@ -80,38 +79,35 @@ def test_groups_average_the_precision():
 
 
 def test_without_bsam_there_is_no_precision():
-    tx = sam_optax.sharpness_aware(base(), sam_optax.sam(0.1))
-    state = tx.init(W)
-    with pytest.raises(ValueError, match=r"scale_by_precision needs the precision of bsam"):
-        tx.update(None, state, W, grad_fn=gradient)
-
-
-def test_alternating_does_not_have_the_state_of_the_beginning():
-    tx = sam_optax.alternating(base(), sam_optax.bsam(0.1, **OPTIONS))
-    step = jax.jit(lambda state: tx.update(gradient(W), state, W))
-    state = tx.init(W)
-    with pytest.raises(ValueError, match=r"scale_by_precision needs the precision of bsam"):
-        step(state)
-
-
-def test_only_a_base_that_asks_sees_the_state():
-    seen = []
-
-    def asks(updates, state, params=None, *, perturbation_state=None, **extra):
-        seen.append(perturbation_state)
-        return updates, state
-
-    def does_not(updates, state, params=None):
-        return updates, state
-
-    empty = lambda params: optax.EmptyState()
-    for one in (
-        optax.GradientTransformationExtraArgs(empty, asks),
-        optax.GradientTransformation(empty, does_not),
-    ):
-        tx = sam_optax.sharpness_aware(one, sam_optax.sam(optax.constant_schedule(0.1)))
+    tx = sharp(sam_optax.sam(0.1))
+    with pytest.raises(ValueError, match=r"needs the precision of bsam.*got the state EmptyState"):
         tx.update(None, tx.init(W), W, grad_fn=gradient)
-    assert [s.step.item() for s in seen] == [0]
+    inside = optax.chain(sam_optax.scale_by_precision(), optax.scale(-0.1))
+    tx = sam_optax.sharpness_aware(inside, sam_optax.bsam(**OPTIONS))
+    with pytest.raises(ValueError, match=r"needs perturbation_state.*pass it as descent="):
+        tx.update(None, tx.init(W), W, grad_fn=gradient)
+
+
+@pytest.mark.parametrize("skip_nonfinite", [False, True])
+def test_alternating_takes_the_same_steps(skip_nonfinite):
+    """With the precision from before the step, in its second call too."""
+    method = sam_optax.bsam(0.3, decay=0.5, **OPTIONS)
+    direct = sharp(method)
+    both = sharp(method, sam_optax.alternating, skip_nonfinite=skip_nonfinite)
+    w = v = W
+    state, expected = both.init(w), direct.init(v)
+    call = jax.jit(lambda w, state: both.update(gradient(w), state, w))
+    step = jax.jit(lambda v, state: direct.update(None, state, v, grad_fn=gradient))
+    updates, state = call(w, state)  # moves to the first start
+    w = optax.apply_updates(w, updates)
+    for _ in range(3):
+        for _ in range(2):
+            updates, state = call(w, state)
+            w = optax.apply_updates(w, updates)
+        updates, expected = step(v, expected)
+        v = optax.apply_updates(v, updates)
+        assert_close(sam_optax.eval_params(w, state), v, 1e-6)
+        assert_close(state.perturbation_state, expected.perturbation_state, 1e-6)
 
 
 @pytest.mark.parametrize(

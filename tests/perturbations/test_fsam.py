@@ -179,7 +179,7 @@ def test_schedules():
     m = 0.5 * g0 + 0.5 * g1  # λ = .5 at the second step
     np.testing.assert_allclose(residuals[1]["b"], g1 - 0.5 * g0, atol=1e-6)
     np.testing.assert_allclose(residuals[2]["b"], g2 - 1.0 * m, atol=1e-6)
-    assert int(state.schedule.step) == 3
+    assert int(state.step) == 3
 
 
 def test_a_frozen_leaf_keeps_its_average():

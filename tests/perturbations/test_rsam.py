@@ -356,7 +356,7 @@ def test_schedules():
             eps, state = method.update(g, state, w)
             assert_close(eps, expected, 1e-9)
         assert norm(noise(method, w, state)) > 0
-        assert int(state.schedule.step) == 3
+        assert int(state.step) == 3
 
 
 def test_params_are_needed():

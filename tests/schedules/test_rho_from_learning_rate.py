@@ -58,8 +58,8 @@ def test_follows_a_schedule(name):
 
 def test_in_a_run_of_gsam():
     rho = sam_optax.rho_from_learning_rate(optax.linear_schedule(0.1, 0.0, 5), 0.1, 0.6, 0.02, 0.1)
-    base = optax.chain(sam_optax.surrogate_gap(0.4), BASE)
-    points, _ = run(sam_optax.sharpness_aware(base, sam_optax.sam(rho)))
+    gsam = sam_optax.sharpness_aware(BASE, sam_optax.sam(rho), descent=sam_optax.surrogate_gap(0.4))
+    points, _ = run(gsam)
     # Schedules compute in float32 for an integer step, so that the radius is exact to 1e-7 only.
     radius = lambda t: ref.gsam_radius(0.1 * max(0, 5 - t) / 5, 0.1, 0.6, 0.02, 0.1)
     expected = ref.train(START, numpy_gradients(), ref.gsam(radius, 0.4), LR, MOMENTUM)

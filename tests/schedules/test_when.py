@@ -154,12 +154,14 @@ def test_schedules_count_the_steps_that_did_not_perturb(name):
 
 
 @pytest.mark.parametrize("jit", [True, False])
-def test_base_gets_the_gradient_as_ascent_gradient_at_plain_steps(jit):
+def test_a_descent_gets_the_gradient_as_ascent_gradient_at_plain_steps(jit):
     def update(updates, state, params=None, *, ascent_grads, **extra):
         return jax.tree.map(jnp.subtract, updates, ascent_grads), state
 
-    base = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-    tx = sam_optax.sharpness_aware(base, make("sam"), when=sam_optax.after(1))
+    descent = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    tx = sam_optax.sharpness_aware(
+        optax.identity(), make("sam"), descent=descent, when=sam_optax.after(1)
+    )
     state = tx.init(PARAMS)
     updates, state = stepper(tx, jit)(None, state, PARAMS)
     assert norm(updates) == 0

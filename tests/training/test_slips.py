@@ -51,7 +51,7 @@ def test_a_pair_as_grads(tx, jitted):
 @every_optimizer
 @modes
 def test_a_pair_from_grad_fn(tx, jitted):
-    expected = r"what grad_fn returns must be a gradient.*jax\.value_and_grad"
+    expected = r"the result of grad_fn must be a gradient.*jax\.value_and_grad"
     with pytest.raises(TypeError, match=expected):
         step(tx, jitted, lambda s: s.apply_gradients(grads=None, grad_fn=PAIR))
     if tx is not OPTIMIZERS["sgd"]:  # which does not call it
@@ -68,11 +68,11 @@ def test_a_function_as_grads(tx):
 @modes
 @pytest.mark.parametrize(
     ("grad_fn", "reason"),
-    [(jax.grad(loss), "missing a required argument: 'x'"), (lambda: None, "too many positional")],
+    [(jax.grad(loss), "missing .* argument: 'x'"), (lambda: None, "takes 0 positional")],
     ids=["batch forgotten", "params forgotten"],
 )
 def test_grad_fn_of_other_arguments(grad_fn, reason, jitted):
-    expected = rf"grad_fn is called as grad_fn\(params\), which fails: {reason}.*jax\.grad\(lambda"
+    expected = rf"{reason}[\s\S]*called as grad_fn\(params\)\..*jax\.grad\(lambda"
     for grads in (None, params()):
         with pytest.raises(TypeError, match=expected):
             step(SAM, jitted, lambda s: s.apply_gradients(grads=grads, grad_fn=grad_fn))  # noqa: B023
@@ -84,15 +84,17 @@ def test_apply_loss_with_a_batch(tx, jitted):
     with pytest.raises(TypeError, match=r"no further positional arguments, got 1\..*Close over"):
         step(tx, jitted, lambda s: s.apply_loss(loss, X)[0])
     for keywords in ({}, {"x": X}):
-        with pytest.raises(TypeError, match=r"loss_fn\(params\), which fails: missing.*'x'.*Close"):
+        with pytest.raises(
+            TypeError, match=r"missing.*'x'[\s\S]*called as loss_fn\(params\)\. Close"
+        ):
             step(tx, jitted, lambda s: s.apply_loss(loss, **keywords)[0])  # noqa: B023
-    with pytest.raises(TypeError, match=r"loss_fn\(params\), which fails: too many"):
+    with pytest.raises(TypeError, match=r"takes 0 positional[\s\S]*called as loss_fn\(params\)"):
         step(tx, jitted, lambda s: s.apply_loss(lambda: 0.0)[0])
 
 
 def test_groups_are_told_of_their_index():
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(), groups=2)
-    with pytest.raises(TypeError, match=r"loss_fn is called as loss_fn\(params, i\)"):
+    with pytest.raises(TypeError, match=r"called as loss_fn\(params, i\)"):
         step(tx, False, lambda s: s.apply_loss(on_batch)[0])
 
 
