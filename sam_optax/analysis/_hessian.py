@@ -11,7 +11,7 @@ from sam_optax._internal import generator, noise, trees
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.types import PyTree
 from sam_optax.analysis import _krylov
-from sam_optax.analysis._loss import Loss, LossLike, as_loss
+from sam_optax.analysis._loss import Loss, LossLike, as_loss, native
 from sam_optax.analysis._random import first_words
 
 Which = Literal["algebraic", "magnitude"]
@@ -102,7 +102,8 @@ def hessian_eigenvalues(
       Li et al., `Friendly Sharpness-Aware Minimization <https://arxiv.org/abs/2403.12350>`_,
       2024, supplement A7.
     """
-    measured, n = as_loss(loss), _krylov.size(params)
+    measured, params = as_loss(loss), native(params)
+    n = _krylov.size(params)
     hp.check_integer("k", k, lower=1)
     hp.check_integer("steps", steps, lower=1)
     if which not in ("algebraic", "magnitude"):
