@@ -10,6 +10,7 @@ from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import vectors
 from sam_optax._internal.types import PyTree
 from sam_optax.analysis._dataset import DatasetLoss
+from sam_optax.analysis._loss import native
 
 
 class Alignment(NamedTuple):
@@ -84,7 +85,7 @@ def alignment(
     hp.check("sigma", sigma, lower=0, schedule=False)
     if batch_size is not None:
         loss = loss.rebatch(batch_size)
-    parts = _parts(loss, params, estimate, sigma)
+    parts = _parts(loss, *native((params, estimate)), sigma)
     return Alignment(**parts)
 
 

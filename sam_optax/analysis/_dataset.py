@@ -13,7 +13,7 @@ from jax import lax
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
 from sam_optax._internal.types import Leaf, PyTree
-from sam_optax.analysis._loss import Loss, scalar
+from sam_optax.analysis._loss import Loss, native, scalar
 
 
 @jax.tree_util.register_pytree_node_class
@@ -63,6 +63,7 @@ class DatasetLoss(Loss):
         weights: chex.Array | None = None,
         remainder: PyTree | None = None,
     ) -> None:
+        batches, weights, remainder = native((batches, weights, remainder))
         self.loss_fn = loss_fn
         self.batches = batches
         self.remainder = remainder

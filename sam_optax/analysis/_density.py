@@ -12,7 +12,7 @@ from jax import lax
 from sam_optax._internal import generator, noise
 from sam_optax._internal import hyperparameters as hp
 from sam_optax.analysis import _krylov
-from sam_optax.analysis._loss import Loss, LossLike, as_loss
+from sam_optax.analysis._loss import Loss, LossLike, as_loss, native
 from sam_optax.analysis._random import first_words
 
 _MARGIN = 4.0
@@ -90,7 +90,8 @@ def spectral_density(
       Ghorbani et al., `An Investigation into Neural Net Optimization via Hessian Eigenvalue
       Density <https://arxiv.org/abs/1901.10159>`_, 2019.
     """
-    measured, n = as_loss(loss), _krylov.size(params)
+    measured, params = as_loss(loss), native(params)
+    n = _krylov.size(params)
     hp.check_integer("steps", steps, lower=1)
     hp.check_integer("probes", probes, lower=1)
     hp.check_integer("points", points, lower=2)

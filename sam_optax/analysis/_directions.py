@@ -17,7 +17,7 @@ from sam_optax._internal.leaf_roles import (
 )
 from sam_optax._internal.types import Leaf
 from sam_optax._internal.vectors import unit, widened
-from sam_optax.analysis._loss import LossLike, as_loss
+from sam_optax.analysis._loss import LossLike, as_loss, native
 from sam_optax.analysis._random import first_words, normal_like
 
 
@@ -71,6 +71,7 @@ def filter_normalized(
     if vectors not in ("zero", "keep"):
         raise ValueError(f"vectors must be 'zero' or 'keep', got {vectors!r}.")
     check_stack_axes(stack_axes)
+    params, direction = native((params, direction))
     wide = widened(params)
 
     def normalize(w: Leaf, d: Leaf, units: Units) -> Leaf:
@@ -124,7 +125,7 @@ def random_direction(
       Li et al., `Visualizing the Loss Landscape of Neural Nets
       <https://arxiv.org/abs/1712.09913>`_, 2018.
     """
-    draw = normal_like(first_words(key), widened(params))
+    draw = normal_like(first_words(key), widened(native(params)))
     return filter_normalized(
         draw, params, kernel_axis=kernel_axis, stack_axes=stack_axes, vectors=vectors
     )
@@ -168,4 +169,4 @@ def between(start: optax.Params, end: optax.Params) -> optax.Params:
       >>> print(analysis.between(jnp.array([1.0, 2.0]), jnp.array([3.0, 5.0])))
       [2. 3.]
     """
-    return jax.tree.map(jnp.subtract, widened(end), widened(start))
+    return jax.tree.map(jnp.subtract, *map(widened, native((end, start))))

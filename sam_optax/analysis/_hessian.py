@@ -11,7 +11,7 @@ from sam_optax._internal import generator, noise, trees
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.types import PyTree
 from sam_optax.analysis import _krylov
-from sam_optax.analysis._loss import Loss, LossLike, as_loss
+from sam_optax.analysis._loss import Loss, LossLike, as_loss, native
 from sam_optax.analysis._random import first_words
 
 Which = Literal["algebraic", "magnitude"]
@@ -59,11 +59,11 @@ def hessian_eigenvalues(
     .. math::
         \nabla^2 L(w)\, v_i = \lambda_i v_i.
 
-    They come from Lanczos runs with full reorthogonalization (by matfree). One Krylov space
-    contains a single copy of a repeated eigenvalue, so further runs in the complement of the
-    vectors found so far look for more, until a run changes nothing: usually the second, at most 2k
-    + 1. The eigenvalues are then computed in the span of all vectors found (Rayleigh–Ritz), so λ_i
-    is never above the true one. A Hessian of up to 2·``steps`` rows is decomposed exactly.
+    They come from Lanczos runs with full reorthogonalization. One Krylov space contains a single
+    copy of a repeated eigenvalue, so further runs in the complement of the vectors found so far
+    look for more, until a run changes nothing: usually the second, at most 2k + 1. The eigenvalues
+    are then computed in the span of all vectors found (Rayleigh–Ritz), so λ_i is never above the
+    true one. A Hessian of up to 2·``steps`` rows is decomposed exactly.
 
     Not for use under jit, as the number of runs depends on the values; the runs are jitted. They
     hold ``steps`` vectors of the size of the params.
@@ -102,7 +102,8 @@ def hessian_eigenvalues(
       Li et al., `Friendly Sharpness-Aware Minimization <https://arxiv.org/abs/2403.12350>`_,
       2024, supplement A7.
     """
-    measured, n = as_loss(loss), _krylov.size(params)
+    measured, params = as_loss(loss), native(params)
+    n = _krylov.size(params)
     hp.check_integer("k", k, lower=1)
     hp.check_integer("steps", steps, lower=1)
     if which not in ("algebraic", "magnitude"):

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
-from matfree import decomp
 from scipy.linalg import eigh_tridiagonal
 
 from sam_optax._internal import trees, vectors
@@ -29,7 +28,7 @@ class Krylov(NamedTuple):
       diagonal: (steps,) diagonal of T.
       off_diagonal: (steps − 1,) the off-diagonal of T.
       usable: int32 scalar, the number of valid steps. Once the space is exhausted, the next vector
-        is 0/0 or rounding noise; the earlier ones are exact and do not depend on it.
+        is zero or rounding noise; the earlier ones are exact and do not depend on it.
     """
 
     vectors: jax.Array
@@ -100,8 +99,21 @@ def hessian(loss: Loss, params: optax.Params) -> Callable[[jax.Array], jax.Array
 
 def lanczos(product: Callable[[jax.Array], jax.Array], start: jax.Array, steps: int) -> Krylov:
     """The Lanczos process with full reorthogonalization."""
-    run = decomp.tridiag_sym(steps, materialize=False, reortho="full", custom_vjp=False)
-    q, (diagonal, off_diagonal), *_ = run(product, start)
+
+    def step(i: jax.Array, run: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        q, projections, v = run
+        norm = vectors.l2_norm(lambda: [v], full_range=True)
+        # An exhausted space leaves a zero vector, which stays zero: 0/0 would be NaN.
+        unit = v * norm.scale / jnp.where(norm.value == 0, 1, norm.value)
+        q = q.at[i].set(unit)
+        image = product(unit)
+        projection = q @ image
+        rest = image - projection @ q
+        return q, projections.at[i].set(projection), rest - (q @ rest) @ q
+
+    q, projections = (jnp.zeros((steps, size), start.dtype) for size in (start.size, steps))
+    q, projections, _ = lax.fori_loop(0, steps, step, (q, projections, start))
+    diagonal, off_diagonal = jnp.diagonal(projections), jnp.diagonal(projections, -1)
     overlap = jnp.abs(q @ q.T - jnp.eye(steps, dtype=q.dtype))
     # Row i is valid if it is orthonormal to the rows before it; a comparison with NaN is false.
     sound = jnp.all(jnp.tril(overlap) <= jnp.sqrt(jnp.finfo(q.dtype).eps), axis=1)

@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from sam_optax._internal import trees, vectors
-from sam_optax.analysis._loss import Loss, LossLike, as_loss
+from sam_optax.analysis._loss import Loss, LossLike, as_loss, native
 
 
 class LossLine(NamedTuple):
@@ -64,7 +64,7 @@ def loss_line(
       [-2.  0.  4.]
     """
     alphas = jnp.asarray(positions, jnp.float32)
-    values = _along(as_loss(loss), params, (direction,), alphas[:, None])
+    values = _along(as_loss(loss), *native((params, (direction,))), alphas[:, None])
     return LossLine(alphas, values)
 
 
@@ -105,7 +105,7 @@ def loss_plane(
     alphas, betas = jnp.asarray(first, jnp.float32), jnp.asarray(second, jnp.float32)
     grid = jnp.stack(jnp.meshgrid(alphas, betas, indexing="ij"), axis=-1)
     directions = first_direction, second_direction
-    values = _along(as_loss(loss), params, directions, grid.reshape(-1, 2))
+    values = _along(as_loss(loss), *native((params, directions)), grid.reshape(-1, 2))
     return LossPlane(alphas, betas, values.reshape(grid.shape[:2]))
 
 

@@ -6,10 +6,11 @@ from typing import Any, TypeAlias
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from sam_optax._internal import trees
-from sam_optax._internal.types import PyTree
+from sam_optax._internal.types import Leaf, PyTree
 
 
 class Loss:
@@ -21,15 +22,15 @@ class Loss:
 
     def __call__(self, params: optax.Params) -> jax.Array:
         """L(w), a scalar."""
-        return _value(self, params)
+        return _value(self, native(params))
 
     def value_and_grad(self, params: optax.Params) -> tuple[jax.Array, optax.Updates]:
         """L(w) and ∇L(w), conjugated where complex; ``None`` at non-float leaves."""
-        return _value_and_grad(self, params)
+        return _value_and_grad(self, native(params))
 
     def hvp(self, params: optax.Params, vector: optax.Params) -> optax.Params:
         """The Hessian ∇²L(w) times a vector, a tree like the gradient."""
-        return _hvp(self, params, vector)
+        return _hvp(self, *native((params, vector)))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -63,6 +64,16 @@ def as_loss(loss: LossLike) -> Loss:
             f"loss must be a function of the params or an analysis.DatasetLoss, got {loss!r}."
         )
     return _FunctionLoss(loss)
+
+
+def native(tree: PyTree) -> PyTree:
+    """The tree with NumPy arrays in this machine's byte order: JAX refuses the other."""
+
+    def convert(leaf: Leaf) -> Leaf:
+        swapped = isinstance(leaf, np.ndarray) and not leaf.dtype.isnative
+        return leaf.astype(leaf.dtype.newbyteorder("=")) if swapped else leaf
+
+    return jax.tree.map(convert, tree)
 
 
 @jax.jit

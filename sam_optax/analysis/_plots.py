@@ -38,14 +38,15 @@ def plot_spectrum(
     """
     figure = _style.figure(7.0, 0.9 + 1.6 * len(densities))
     rows = figure.subplots(len(densities), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    top = max(float(found.density.max()) for found in densities.values())
+    values = np.concatenate([found.density for found in densities.values()])
+    top = float(np.max(values, where=np.isfinite(values), initial=0)) or 1.0
     for i, (axes, (name, found)) in enumerate(zip(rows, densities.items(), strict=True)):
-        density = np.maximum(found.density, 1e-12)
+        density = np.maximum(found.density, 1e-7 * top)
         axes.plot(found.grid, density, color=_style.colour(i), linewidth=1.2)
-        axes.fill_between(found.grid, density, 1e-12, color=_style.colour(i), alpha=0.3)
+        axes.fill_between(found.grid, density, 1e-7 * top, color=_style.colour(i), alpha=0.3)
         axes.set_yscale("log")
         axes.set_ylim(1e-6 * top, 3 * top)
-        largest = float(np.max(found.nodes[found.weights > 0]))
+        largest = float(np.max(found.nodes[found.weights != 0]))
         axes.set_title(f"{name}: largest eigenvalue {largest:.3g}", fontsize="medium", loc="right")
         _style.tidy(axes)
     rows[-1].set_xlabel(unit)
@@ -135,7 +136,7 @@ def plot_ranks(
             alpha=0.75,
             linewidth=0,
         )
-        if np.min(values) > 0 and np.max(values) > 20 * np.min(values):
+        if np.size(values) and np.max(values) > 20 * np.min(values) > 0:
             axes.set_xscale("log")
         axes.set_xlabel(name)
         axes.set_title(f"τ = {tau:.3f}", fontsize="medium")

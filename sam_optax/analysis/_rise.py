@@ -4,7 +4,7 @@ import jax
 import optax
 
 from sam_optax import as_perturbation
-from sam_optax.analysis._loss import LossLike, as_loss
+from sam_optax.analysis._loss import LossLike, as_loss, native
 
 
 def loss_rise(
@@ -39,7 +39,7 @@ def loss_rise(
       7.0
     """
     method = as_perturbation(perturbation)
-    measured = as_loss(loss)
+    measured, params = as_loss(loss), native(params)
     state = method.init(params) if state is None else state
     _, grads = measured.value_and_grad(method.start_fn(params, state))
     perturbed, _ = method.perturb_fn(params, grads, state)

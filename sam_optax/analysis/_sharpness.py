@@ -16,7 +16,7 @@ from sam_optax._internal.steepest_ascent import check_p
 from sam_optax._internal.types import PyTree
 from sam_optax.analysis._ascent import Ascent, maximize
 from sam_optax.analysis._dataset import DatasetLoss
-from sam_optax.analysis._loss import LossLike, as_loss
+from sam_optax.analysis._loss import LossLike, as_loss, native
 from sam_optax.analysis._random import first_words
 
 
@@ -193,7 +193,7 @@ def adaptive_sharpness(
         filter_axis=filter_axis,
         stack_axes=stack_axes,
     )
-    wide = trees.map_inexact(trees.widen, trees.inexact_only(params))
+    wide = trees.map_inexact(trees.widen, trees.inexact_only(native(params)))
     ones = jax.tree.map(lambda w: jnp.ones(w.shape, w.real.dtype), wide)
     scaling, _ = method.update(ones, method.init(wide), wide)
     return _measure(loss, params, scaling, rho, p, steps, restarts, key, group_size)
@@ -210,6 +210,7 @@ def _measure(
     key: noise.Key | None,
     group_size: int | None,
 ) -> Sharpness:
+    params = native(params)
     hp.check("rho", rho, lower=0, schedule=False)
     check_p(p)
     hp.check_integer("steps", steps, lower=1)

@@ -87,10 +87,13 @@ def plot_planes(
     from matplotlib.colors import BoundaryNorm
 
     values = np.concatenate([np.ravel(plane.values) for plane in planes.values()])
-    values = values[np.isfinite(values)]
-    low, high = float(values.min()), float(values.max() if ceiling is None else ceiling)
+    finite = values[np.isfinite(values)]
+    scale = finite if finite.size else np.zeros(1)
+    low, high = float(scale.min()), float(scale.max() if ceiling is None else ceiling)
+    # Rounding merges the levels of a narrower range, such as that of equal losses.
+    width = max(high - low, 4 * levels**2 * np.spacing(abs(low)), 1e-12)
     # Levels are denser near the lowest loss, where the contours of a bowl are far apart.
-    edges = low + max(high - low, 1e-12) * np.linspace(0, 1, levels + 1) ** 2
+    edges = low + width * np.linspace(0, 1, levels + 1) ** 2
     norm = BoundaryNorm(edges, 256)
     columns = min(len(planes), 3)
     rows = -(-len(planes) // columns)
@@ -99,20 +102,24 @@ def plot_planes(
     for axes in grid.flat[len(planes) :]:
         axes.remove()
     for axes, (name, plane) in zip(grid.flat, planes.items(), strict=False):
-        drawn = np.clip(np.nan_to_num(np.asarray(plane.values).T, nan=high), low, edges[-1])
+        drawn = np.nan_to_num(np.asarray(plane.values, np.float64).T, nan=edges[-1])
+        # What equals a large lowest level would be left out.
+        drawn = np.clip(drawn, np.nextafter(low, np.inf), edges[-1])
         area = plane.first, plane.second, drawn, edges
         filled = axes.contourf(*area, cmap=_style.SEQUENTIAL, norm=norm)
         axes.contour(*area, colors="white", linewidths=0.4, alpha=0.6)
         axes.plot(0, 0, marker="+", color="white", markersize=11, markeredgewidth=2)
         axes.set_title(name, fontsize="medium")
         axes.label_outer()
-        if 1 / 3 < np.ptp(plane.first) / np.ptp(plane.second) < 3:
+        spans = np.ptp(plane.first), np.ptp(plane.second)
+        if max(spans) < 3 * min(spans):
             axes.set_aspect("equal", adjustable="box")
     figure.supxlabel(xlabel, fontsize="medium")
     figure.supylabel(ylabel, fontsize="medium")
     bar = figure.colorbar(filled, ax=list(figure.axes), shrink=0.9, spacing="uniform")
     bar.set_label(unit)
-    ticks = edges[:: max(1, levels // 6)]
+    # Where no loss is finite, the scale is arbitrary: without numbers.
+    ticks = edges[:: max(1, levels // 6)] if finite.size else []
     bar.set_ticks(list(ticks), labels=[f"{tick:.3g}" for tick in ticks])
     bar.minorticks_off()
     return figure

@@ -15,7 +15,7 @@ from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees, vectors
 from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride, StackAxes
-from sam_optax.analysis._loss import Loss, LossLike, as_loss
+from sam_optax.analysis._loss import Loss, LossLike, as_loss, native
 from sam_optax.analysis._random import first_words
 
 PAPER_GAMMAS = (0.0, 0.0075**0.5, 0.01**0.5, 0.0125**0.5)
@@ -101,6 +101,7 @@ def gradient_stability(
       <https://openreview.net/forum?id=htUvh7xPoa>`_, 2022, section 3.1.
     """
     measured, words = as_loss(loss), first_words(key)
+    params, rhos, gammas = native((params, rhos, gammas))
     hp.check_integer("draws", draws, lower=1)
     for name, values in (("rhos", rhos), ("gammas", gammas)):
         if not len(values):

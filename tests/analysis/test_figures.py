@@ -78,6 +78,58 @@ def test_not_finite_losses_are_drawn_as_the_largest():
     assert analysis.plot_planes({"a": broken})._repr_png_()
 
 
+@pytest.mark.parametrize("options", [{}, {"ceiling": 1.0}])
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, 0.0, 1000.0, -1e30, 1e30])
+def test_planes_without_a_range(value, options):
+    """Equal losses are drawn as the lowest; where none is finite, the colour bar has no numbers."""
+    found = plane()
+    flat = found._replace(values=jnp.full((9, 9), value))
+    figure = analysis.plot_planes({"a": flat}, **options)
+    assert figure._repr_png_()
+    bands = [len(path.vertices) > 0 for path in figure.axes[0].collections[0].get_paths()]
+    finite = bool(np.isfinite(value))
+    assert bands == [finite, *[False] * 12, not finite]
+    assert bool(figure.axes[1].get_yticklabels()) == finite
+    # What is not finite differs from equal losses beside it.
+    half = flat._replace(values=flat.values.at[:4].set(jnp.nan))
+    drawn = analysis.plot_planes({"a": half}, **options).axes[0].collections[0].get_paths()
+    assert len(drawn[-1].vertices) > 0
+
+
+def test_planes_of_a_single_column():
+    """Along an axis without length there is no common scale of both."""
+    found = plane()
+    assert analysis.plot_planes({"a": found._replace(second=jnp.zeros(9))})._repr_png_()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("density", np.nan), ("density", np.inf), ("density", 0.0), ("weights", np.nan)],
+)
+def test_spectra_that_are_not_finite(field, value):
+    """The others keep their scale."""
+    found = density()
+    broken = found._replace(**{field: np.full_like(getattr(found, field), value)})
+    figure = analysis.plot_spectrum({"a": broken, "b": found})
+    assert figure._repr_png_()
+    assert figure.axes[0].get_ylim() == analysis.plot_spectrum({"b": found}).axes[0].get_ylim()
+    assert analysis.plot_spectrum({"a": broken})._repr_png_()
+
+
+def test_a_spectrum_of_any_width():
+    """Wide ones have densities far below 1."""
+    found = analysis.spectral_density(quadratic([1e20, -1e20]), jnp.ones(2))
+    axes = analysis.plot_spectrum({"a": found}).axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_ydata().max(), found.density.max())
+    bottom, top = axes.get_ylim()
+    assert bottom < found.density.max() < top
+    assert axes.collections[0].get_paths()[0].vertices[:, 1].max() < top
+
+
+def test_ranks_of_no_runs():
+    assert analysis.plot_ranks({"a": []}, [])._repr_png_()
+
+
 def test_ranks_show_tau_and_scale():
     figure = FIGURES["ranks"]()
     assert [axes.get_title() for axes in figure.axes] == ["τ = 1.000", "τ = 0.333"]

@@ -106,6 +106,31 @@ def test_spectra_that_break_lanczos_down(name, which):
     np.testing.assert_allclose(found.values, expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("top", [np.full(400, 3.0), np.r_[2.0, np.zeros(399)], np.zeros(400)])
+def test_exhausted_spaces_under_debug_nans(top):
+    """The step after the last is not divided by its length, which is zero."""
+    loss = with_spectrum(top)
+    with jax.debug_nans(True):
+        found = analysis.hessian_eigenvalues(loss, jnp.ones(400), 2)
+        density = analysis.spectral_density(loss, jnp.ones(400), probes=2)
+    np.testing.assert_allclose(found.values, top[:2], rtol=1e-6, atol=1e-6)
+    trace = np.sum(density.weights * density.nodes, axis=1) * 400
+    np.testing.assert_allclose(trace, np.sum(top), rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-26, 1e21])
+def test_spectra_whose_squares_leave_the_range_of_float32(scale):
+    spectrum = np.linspace(-1, 2, 200) * scale
+    found = analysis.hessian_eigenvalues(with_spectrum(spectrum), jnp.ones(200), 2, steps=60)
+    np.testing.assert_allclose(found.values, spectrum[:-3:-1], rtol=1e-3)
+
+
+def test_one_reorthogonalization_is_too_few():
+    """An isolated eigenvalue is found soon, and rounding then brings its vector back."""
+    spectrum = jnp.asarray(np.r_[1e4, np.linspace(0, 1, 199)], jnp.float32)
+    assert int(_krylov.lanczos(lambda v: spectrum * v, jnp.ones(200), 60).usable) == 60
+
+
 @pytest.mark.slow
 def test_a_single_run_misses_copies():
     """What the further runs are for: one Krylov space has one copy of a repeated eigenvalue."""

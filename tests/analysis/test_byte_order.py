@@ -1,0 +1,66 @@
+"""NumPy arrays of the other byte order, as files hold them: the measures of the native ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close
+
+import sam_optax
+from sam_optax import analysis
+
+W = np.array([[1.0, 2.0], [3.0, 4.0]])
+RHOS = np.array([0.0, 0.5])
+
+
+def swapped(array):
+    return array.astype(array.dtype.newbyteorder())
+
+
+def losses(w, x):
+    return x * jnp.sum(w**3)
+
+
+def loss(w):
+    return jnp.sum(w**3)
+
+
+DATA = analysis.DatasetLoss.from_examples(losses, jnp.arange(4.0), 2)
+MEASURES = {
+    "value": lambda w, rhos: DATA(w),
+    "gradient": lambda w, rhos: DATA.value_and_grad(w),
+    "product": lambda w, rhos: DATA.hvp(w, w),
+    "hessian_eigenvalues": lambda w, rhos: analysis.hessian_eigenvalues(loss, w, 1, steps=1)[:2],
+    "spectral_density": lambda w, rhos: analysis.spectral_density(loss, w)[:4],
+    "sharpness": lambda w, rhos: analysis.sharpness(loss, w, steps=2)[:5],
+    "adaptive_sharpness": lambda w, rhos: analysis.adaptive_sharpness(loss, w, steps=2)[:5],
+    "loss_rise": lambda w, rhos: analysis.loss_rise(loss, w, sam_optax.sam()),
+    "loss_line": lambda w, rhos: analysis.loss_line(loss, w, w, rhos),
+    "loss_plane": lambda w, rhos: analysis.loss_plane(loss, w, w, w, rhos, rhos),
+    "gradient_stability": lambda w, rhos: analysis.gradient_stability(loss, w, rhos, rhos, draws=1),
+    "alignment": lambda w, rhos: analysis.alignment(DATA, w, estimate=w),
+    "random_direction": lambda w, rhos: analysis.random_direction(w, 0),
+    "filter_normalized": lambda w, rhos: analysis.filter_normalized(w[::-1], w),
+    "between": lambda w, rhos: analysis.between(w, w[::-1]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i4", "u2"])
+def test_data(dtype):
+    """Also the shorter last batch, under jit, and in batches of another size."""
+    examples, weights = np.arange(10).astype(dtype), np.array([1, 2, 3], dtype)
+
+    def values(examples, weights):
+        found = analysis.DatasetLoss.from_examples(losses, examples[::2], 2)
+        batches = examples[:8].reshape(2, 4)
+        weighted = analysis.DatasetLoss(losses, batches, weights=weights, remainder=examples[8:])
+        every = found, found.rebatch(3), weighted
+        return [jax.jit(lambda f: f(jnp.ones(2)))(f) for f in every]
+
+    assert values(swapped(examples), swapped(weights)) == values(examples, weights)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_measures(name):
+    measure = MEASURES[name]
+    assert_close(measure(swapped(W), swapped(RHOS)), measure(W, RHOS), rtol=0, atol=0)
