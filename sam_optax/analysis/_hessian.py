@@ -59,11 +59,11 @@ def hessian_eigenvalues(
     .. math::
         \nabla^2 L(w)\, v_i = \lambda_i v_i.
 
-    They come from Lanczos runs with full reorthogonalization. One Krylov space contains a single
-    copy of a repeated eigenvalue, so further runs in the complement of the vectors found so far
-    look for more, until a run changes nothing: usually the second, at most 2k + 1. The eigenvalues
-    are then computed in the span of all vectors found (Rayleigh–Ritz), so λ_i is never above the
-    true one. A Hessian of up to 2·``steps`` rows is decomposed exactly.
+    They come from Lanczos runs with full reorthogonalization (by matfree). One Krylov space
+    contains a single copy of a repeated eigenvalue, so further runs in the complement of the
+    vectors found so far look for more, until a run changes nothing: usually the second, at most 2k
+    + 1. The eigenvalues are then computed in the span of all vectors found (Rayleigh–Ritz), so λ_i
+    is never above the true one. A Hessian of up to 2·``steps`` rows is decomposed exactly.
 
     Not for use under jit, as the number of runs depends on the values; the runs are jitted. They
     hold ``steps`` vectors of the size of the params.

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
+from matfree import decomp
 from scipy.linalg import eigh_tridiagonal
 
 from sam_optax._internal import trees, vectors
@@ -98,27 +99,30 @@ def hessian(loss: Loss, params: optax.Params) -> Callable[[jax.Array], jax.Array
 
 
 def lanczos(product: Callable[[jax.Array], jax.Array], start: jax.Array, steps: int) -> Krylov:
-    """The Lanczos process with full reorthogonalization."""
+    """The Lanczos process with full reorthogonalization.
 
-    def step(i: jax.Array, run: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        q, projections, v = run
-        norm = vectors.l2_norm(lambda: [v], full_range=True)
-        # An exhausted space leaves a zero vector, which stays zero: 0/0 would be NaN.
-        unit = v * norm.scale / jnp.where(norm.value == 0, 1, norm.value)
-        q = q.at[i].set(unit)
-        image = product(unit)
-        projection = q @ image
-        rest = image - projection @ q
-        return q, projections.at[i].set(projection), rest - (q @ rest) @ q
-
-    q, projections = (jnp.zeros((steps, size), start.dtype) for size in (start.size, steps))
-    q, projections, _ = lax.fori_loop(0, steps, step, (q, projections, start))
-    diagonal, off_diagonal = jnp.diagonal(projections), jnp.diagonal(projections, -1)
+    It runs on the operator divided by a power of two near its size, whose squares neither overflow
+    nor vanish, and from a unit vector.
+    """
+    run = decomp.tridiag_sym(steps, materialize=False, reortho="full", custom_vjp=False)
+    start = vectors.unit(start)
+    image = product(start)
+    norm = vectors.l2_norm(lambda: [image], full_range=True)
+    size = norm.value / norm.scale
+    scale = jnp.where(size > 0, jnp.exp2(jnp.round(jnp.log2(jnp.where(size > 0, size, 1)))), 1)
+    q, (diagonal, off_diagonal), *_ = run(lambda v: product(v) / scale, start)
     overlap = jnp.abs(q @ q.T - jnp.eye(steps, dtype=q.dtype))
     # Row i is valid if it is orthonormal to the rows before it; a comparison with NaN is false.
     sound = jnp.all(jnp.tril(overlap) <= jnp.sqrt(jnp.finfo(q.dtype).eps), axis=1)
     usable = jnp.sum(jnp.cumprod(sound.astype(jnp.int32)))
-    return Krylov(q, diagonal, off_diagonal, usable)
+    # Behind an exhausted space comes 0/0, which jax_debug_nans would take for a fault.
+    row = jnp.arange(steps)
+    return Krylov(
+        vectors=jnp.where(row[:, None] < usable, q, 0),
+        diagonal=jnp.where(row < usable, diagonal * scale, 0),
+        off_diagonal=jnp.where(row[1:] < usable, off_diagonal * scale, 0),
+        usable=usable,
+    )
 
 
 def decompose(

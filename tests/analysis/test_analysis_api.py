@@ -60,7 +60,7 @@ import sys
 def show(*names):
     print(*sorted({"matplotlib", "scipy.stats", *names} & set(sys.modules)))
 import sam_optax, sam_optax.training
-show("sam_optax.analysis")
+show("matfree", "sam_optax.analysis")
 from sam_optax import analysis
 show()
 analysis.plot_ranks({"sharpness": [1.0, 2.0, 4.0]}, [0.1, 0.3, 0.2])

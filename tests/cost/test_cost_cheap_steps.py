@@ -141,7 +141,7 @@ def test_steps_that_do_not_perturb(when):
 
 
 def test_looksam():
-    tx = sam_optax.looksam(BASE, k=5)
+    tx = sharp(descent=sam_optax.reuse_orthogonal(), when=sam_optax.every(5))
     compiled = compile_step(with_grad_fn(tx), tx)
     assert branches(compiled) == [[0, DOTS]]
     assert dots(compiled) == 2 * DOTS
@@ -177,7 +177,7 @@ def scanned(step):
 
 @pytest.mark.parametrize("name", ["when", "looksam"])
 def test_scan_keeps_the_condition(name):
-    looksam = sam_optax.looksam(BASE, k=5)
+    looksam = sharp(descent=sam_optax.reuse_orthogonal(), when=sam_optax.every(5))
     tx = looksam if name == "looksam" else sharp(when=sam_optax.every(5))
     assert branches(compile_step(scanned(with_grad_fn(tx)), tx)) == [[0, DOTS]]
 

@@ -45,9 +45,9 @@ def step(params, i):
     return Step(losses_fn, value_and_grad_fn, params, batch(i), key, (X, Y))
 
 
-def run(name, **hyperparameters):
+def run(name, base=BASE, **hyperparameters):
     variant = METHODS[name].variant(**hyperparameters)
-    tx = variant.transformation(BASE, KEY)
+    tx = variant.transformation(base, KEY)
 
     @jax.jit
     def train(params):
@@ -123,8 +123,7 @@ def leading(grad_fn, params):
 
 
 def x_sam_loop():
-    perturbation = sam_optax.away_from_eigenvector(0.8)
-    tx = sharp(SAM, optax.chain(perturbation, BASE.tx))
+    tx = sharp(SAM, descent=sam_optax.away_from_eigenvector(0.8))
     params, state = PARAMS, tx.init(PARAMS)
     for i in range(STEPS):
         grad_fn = jax.grad(lambda p, i=i: losses_fn(p, batch(i)).mean())
@@ -148,37 +147,65 @@ def gam_loop():
     return params
 
 
+def along(params, direction, rho):
+    norm = optax.tree.norm(direction)
+    return jax.tree.map(lambda w, d: w + rho * d / jnp.where(norm > 0, norm, 1), params, direction)
+
+
+def vasso_loop():
+    """VaSSO in plain arithmetic: the average starts at the first gradient."""
+    params, momentum, d = PARAMS, jax.tree.map(jnp.zeros_like, PARAMS), None
+    for i in range(STEPS):
+        grad_fn = jax.grad(lambda p, i=i: losses_fn(p, batch(i)).mean())
+        g = grad_fn(params)
+        d = g if d is None else jax.tree.map(lambda d, g: 0.7 * d + 0.3 * g, d, g)
+        sharp = grad_fn(along(params, d, 0.5))
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, sharp)
+        params = jax.tree.map(lambda w, m: w - 0.5 * m, params, momentum)
+    return params
+
+
+def momentum_loop(rho, weight_decay=0.0, decay=0.9):
+    """SGD at the point that is ρ along its own momentum, in plain arithmetic."""
+    params, momentum = PARAMS, jax.tree.map(jnp.zeros_like, PARAMS)
+    for i in range(STEPS):
+        grad_fn = jax.grad(lambda p, i=i: losses_fn(p, batch(i)).mean())
+        sharp = grad_fn(along(params, momentum, rho))
+        momentum = jax.tree.map(
+            lambda m, g, w: decay * m + g + weight_decay * w, momentum, sharp, params
+        )
+        params = jax.tree.map(lambda w, m: w - 0.5 * m, params, momentum)
+    return params
+
+
 def decayed(tx, weight_decay=0.1):
     return optax.chain(optax.add_decayed_weights(weight_decay), tx)
 
 
 # As a user would write them; those that the library's own tests cover in this form are left out.
 BY_HAND = {
-    "gsam": lambda: loop(
-        sharp(sam_optax.sam(0.8), optax.chain(sam_optax.surrogate_gap(0.1), BASE.tx))
-    ),
+    "gsam": lambda: loop(sharp(sam_optax.sam(0.8), descent=sam_optax.surrogate_gap(0.1))),
     "looksam": lambda: loop(
-        sharp(
-            sam_optax.sam(0.3),
-            optax.chain(sam_optax.reuse_orthogonal(0.7), BASE.tx),
-            when=sam_optax.every(5),
-        )
+        sharp(sam_optax.sam(0.3), descent=sam_optax.reuse_orthogonal(0.7), when=sam_optax.every(5))
     ),
+    "stable_sam": lambda: loop(sharp(SAM, descent=sam_optax.match_ascent_norm())),
+    "wsam": lambda: loop(sharp(SAM, descent=sam_optax.mix_gradients(0.25))),
     "part": lambda: loop(sharp(sam_optax.sam(0.95)), with_part),
     "sam_full": lambda: loop(sharp(SAM), with_all),
     "sam_batches": lambda: loop(sharp(SAM), several),
     "every": lambda: loop(sharp(sam_optax.sam(1.0), when=sam_optax.every(5))),
-    "wsam_decoupled": lambda: loop(sharp(SAM, sam_optax.decoupled_sharpness(BASE.tx, 0.5, 9.0))),
-    "msam": lambda: loop(
-        sharp(sam_optax.momentum_start(optax.chain(sam_optax.sam(2.0), optax.scale(-1.0)), 0.9))
+    "ss_sam": lambda: loop(sharp(SAM, when=sam_optax.bernoulli(0.5, key=KEY))),
+    "wsam_decoupled": lambda: loop(
+        sharp(SAM, optax.identity(), descent=sam_optax.decoupled_sharpness(BASE.tx, 0.5, 9.0))
     ),
+    "vasso": vasso_loop,
+    "momentum": lambda: momentum_loop(0.3),
+    "msam": lambda: momentum_loop(-2.0),
     "m_asam": lambda: loop(
-        sharp(
-            sam_optax.momentum_start(optax.chain(sam_optax.asam(5.0, 0.01), optax.scale(-1.0)), 0.9)
-        )
+        sharp(sam_optax.momentum_start(optax.chain(sam_optax.asam(5.0, 0.01), optax.scale(-1.0))))
     ),
     "xsam": lambda: loop(
-        sharp(SAM, optax.chain(sam_optax.toward_maximum(0.5), BASE.tx)),
+        sharp(SAM, descent=sam_optax.toward_maximum(0.5)),
         lambda grad, i: {"value_fn": lambda p: losses_fn(p, batch(i)).mean()},
     ),
     "lookbehind": lambda: loop(
@@ -199,10 +226,9 @@ BY_HAND = {
     "bsam": lambda: loop(
         sharp(
             sam_optax.bsam(0.02, data_size=40, weight_decay=0.1, decay=0.9, key=KEY),
-            decayed(
-                optax.chain(
-                    optax.ema(0.8, debias=False), sam_optax.scale_by_precision(), optax.scale(-0.5)
-                )
+            optax.scale(-0.5),
+            descent=decayed(
+                optax.chain(optax.ema(0.8, debias=False), sam_optax.scale_by_precision())
             ),
         )
     ),
@@ -219,6 +245,8 @@ HYPER = {
     "part": {"fraction": 0.2},
     "gsam": {"lr_max": 0.5},
     "ae_sam": {"c": 1.0, "decay": 0.5},
+    "vasso": {"theta": 0.3},
+    "wsam": {"gamma": 0.2},
     "zsharp": {"quantile": 0.5},
     "ada_sam": {"rho": 0.5, "lr": 0.02},
     "light_sam": {"rho": 0.01, "lr": 0.02},
@@ -239,12 +267,11 @@ def trained():
 def test_takes_steps_of_its_own(trained, name):
     leaves = jax.tree.leaves(trained[name])
     assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
-    if name not in ("sgd", "wsam"):  # the latter is SAM at its default, γ = ½
+    if name != "sgd":
         others = {other: trained[other]["kernel"] for other in METHODS if other != name}
-        same = {
-            o for o, kernel in others.items() if np.array_equal(kernel, trained[name]["kernel"])
-        }
-        assert same <= {"wsam"}
+        assert not any(
+            np.array_equal(kernel, trained[name]["kernel"]) for kernel in others.values()
+        )
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -255,6 +282,31 @@ def test_is_what_a_user_would_write(trained, name):
 def test_one_batch_is_sam_and_as_many_as_there_are_is_the_full_gradient(trained):
     assert_close(run("sam_batches", batches=1), trained["sam"], 0)
     assert_close(run("sam_batches", batches=4), trained["sam_full"], 0)
+
+
+def test_the_momentum_is_the_base_optimizer_s_with_what_it_adds_to_the_gradient(trained):
+    base = BASE._replace(tx=decayed(BASE.tx))
+    assert_close(run("msam", base), momentum_loop(-2.0, weight_decay=0.1), 1e-6)
+    assert_close(run("momentum", base), momentum_loop(0.3, weight_decay=0.1), 1e-6)
+    with pytest.raises(AssertionError):
+        assert_close(run("msam", base), trained["msam"], 1e-2)
+
+
+def test_without_momentum_of_gradients_there_is_an_average_of_them():
+    plain = BASE._replace(tx=optax.sgd(0.5), decay=0.0)
+    assert_close(run("momentum", plain), momentum_loop(0.3, decay=0.0), 1e-6)
+    rmsprop = BASE._replace(tx=optax.rmsprop(0.05, momentum=0.8), decay=0.8)
+    by_hand = sharp(sam_optax.momentum_start(sam_optax.sam(0.3), 0.8), rmsprop.tx)
+    assert_close(run("momentum", rmsprop), loop(by_hand), 1e-6)
+
+
+def test_asam_does_not_normalize_biases_by_default(trained):
+    def by_hand(biases):
+        return loop(sharp(sam_optax.asam(2.0, 0.01, bias_mask={"kernel": False, "bias": biases})))
+
+    assert_close(trained["asam"], by_hand(True), 1e-6)
+    with pytest.raises(AssertionError):
+        assert_close(trained["asam"], by_hand(False), 1e-2)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +352,7 @@ def test_the_wrong_method_is_told_apart(trained):
         ("wsam", {"gamma": 1.0}, r"--wsam\.gamma must be in \[0, 1\), got 1\.0"),
         ("gsam", {"rho_max": 0.1}, r"--gsam\.rho_max must be in \[0\.2, inf\), got 0\.1"),
         ("low_pass", {"samples": 0}, r"--low-pass\.samples must be at least 1, got 0"),
+        ("vasso", {"theta": 0.0}, r"--vasso\.theta must be in \(0, 1\], got 0\.0"),
         ("x_sam", {"iterations": 0}, r"--x-sam\.iterations must be at least 1, got 0"),
     ],
 )

@@ -249,6 +249,14 @@ def test_what_has_no_default_is_passed_on_where_it_is_given():
         assert "normalization" not in values
 
 
+def test_a_preset_lacks_nothing_but_the_radius_of_a_method_that_its_paper_does_not_have():
+    given = {"looksam": {"rho": (0.1,)}}
+    found = resolve(options("asam-cifar10", methods=("looksam",), hyperparameters=given))
+    (row,) = found.rows.values()
+    assert row.variant.hyperparameters == {"rho": 0.1, "k": 5, "alpha": 0.7}
+    assert row.sources == {"rho": "given", "k": CHOSEN_HERE, "alpha": CHOSEN_HERE}
+
+
 def test_the_frontier_has_several_radii_of_what_is_cheaper_than_sam():
     found = resolve(options(frontier=True, seeds=3))
     names = [one.method for one in found.rows.values()]
@@ -267,6 +275,10 @@ WRONG = {
     "no value": (
         {"preset": "asam-cifar10", "methods": ("gsam",)},
         "--preset asam-cifar10: has no value of rho_max for gsam; give --gsam.rho-max",
+    ),
+    "no radius": (
+        {"preset": "asam-cifar10", "methods": ("looksam",)},
+        "--preset asam-cifar10: has no value of rho for looksam; give --looksam.rho",
     ),
     "unused": (
         {"methods": ("sgd",), "hyperparameters": {"f_asam": {"eta": (0.1,)}}},
@@ -510,3 +522,13 @@ def test_base_optimizers_are_those_of_optax(given, expected):
 
     base = recipe(lr=0.1, schedule="constant", momentum=0.8, **given).base(10)
     np.testing.assert_array_equal(trained(base.tx), trained(expected))
+
+
+def test_what_goes_along_the_momentum_averages_gradients_where_the_optimizer_does_not():
+    def decay(**given):
+        return recipe(**given).base(10).decay
+
+    assert decay(optimizer="sgd") is decay(optimizer="adam", momentum=0.0) is None
+    assert decay(optimizer="adamw") is None
+    assert decay(optimizer="sgd", momentum=0.0) == 0.0
+    assert decay(optimizer="rmsprop", momentum=0.8) == 0.8

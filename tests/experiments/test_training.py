@@ -498,6 +498,17 @@ def test_every_method_trains(name):
         traced(tasks.make(tasks.images(), name, **options), name)
 
 
+@slow
+@pytest.mark.parametrize(
+    "recipe",
+    [{"optimizer": "adam"}, {"optimizer": "adamw"}, {"optimizer": "rmsprop"}, {"momentum": 0.0}],
+    ids=lambda recipe: next(iter(recipe.values())),
+)
+def test_every_base_optimizer_has_a_momentum_to_perturb_along(recipe):
+    for name in ("momentum", "msam", "m_asam"):
+        traced(tasks.make(tasks.images(), name, clip=1.0, **recipe), name)
+
+
 KINDS = {
     "wide resnet": WideResNet(3, depth=10, widen=1),
     "vision transformer": VisionTransformer(3, width=16, depth=1, heads=2, patch=4),

@@ -9,7 +9,7 @@ import pytest
 from helpers import assert_close
 
 import sam_optax
-from sam_optax._internal.leaf_roles import unit_axes, unit_norm
+from sam_optax._internal.leaf_roles import unit_axes, unit_norm, unit_squares
 
 # Drawing and statistics are not among the core's dependencies.
 analysis = pytest.importorskip("sam_optax.analysis", exc_type=ImportError)
@@ -145,9 +145,8 @@ def test_kernels_of_one_unit_and_of_many(stack_axes):
     params = stacked(layer(0), layer(1))
     units = unit_axes(params, -1, min_ndim=2, stack_axes=stack_axes)
     shapes = {name: unit_norm(jnp.abs(w), units[name]).shape for name, w in params.items()}
-    # The number of elements of a unit, as its squared norm counts them.
-    ones = {name: unit_norm(jnp.ones(w.shape), units[name]) for name, w in params.items()}
-    sizes = {name: round(float(norm.max()) ** 2) for name, norm in ones.items()}
+    counts = {name: unit_squares(jnp.ones(w.shape), units[name]) for name, w in params.items()}
+    sizes = {name: int(count.max()) for name, count in counts.items()}
     if stack_axes:
         assert shapes == {
             "conv": (2, 1, 1, 1, 4),

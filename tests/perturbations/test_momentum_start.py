@@ -1,13 +1,17 @@
 """Ascent along past gradients: the formula, one gradient a step, and every way of using it."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.tree_utils as otu
 import pytest
 import references_family as ref
 from family import BASE, LR, MOMENTUM, START, as_tree, gap, gradient, numpy_gradients, plain, run
-from helpers import RuntimeCounted, assert_close, assert_same, norm, vector
+from helpers import RuntimeCounted, assert_close, assert_same, norm, vector, x64
+from jax.sharding import PartitionSpec as P
 
 import sam_optax
 from sam_optax.training import TrainState
@@ -23,6 +27,7 @@ def momentum(decay=0.9, sign=1.0):
 
 
 METHOD = momentum(0.6)
+OF_BASE = momentum(None)
 
 
 def reference(gradient_of):
@@ -42,11 +47,181 @@ def test_trajectories(decay, sign):
 
 def test_momentum_sam_ascends_along_sgds_own_momentum():
     """ε = −ρ v/‖v‖ with v the trace of SGD with the same decay, as the paper writes it."""
-    _, states = run(sam_optax.sharpness_aware(BASE, momentum(MOMENTUM, -1.0)), 4)
+    points, states = run(sam_optax.sharpness_aware(BASE, momentum(MOMENTUM, -1.0)), 4)
     trace = vector(states[-1].base_state[0].trace)
     np.testing.assert_allclose(
         ref.unit(vector(states[-1].perturbation_state.ema)), ref.unit(trace), atol=1e-12
     )
+    of_base, states = run(sam_optax.sharpness_aware(BASE, momentum(None, -1.0)), 4)
+    assert gap(of_base, points) < 1e-13
+    assert not jax.tree.leaves(states[-1].perturbation_state)  # it costs no memory
+
+
+@pytest.mark.parametrize(
+    ("in_loss", "expected"), [(0.5, (0.04253, 3.26201)), (0.0, (0.03720, 3.11963))]
+)
+def test_the_momentum_of_the_base_contains_its_weight_decay(in_loss, expected):
+    """The decay is that of w + ε as part of the loss, and that of w as part of the base."""
+    with x64():
+        base = optax.chain(optax.add_decayed_weights(0.5 - in_loss), optax.sgd(0.1, momentum=0.9))
+        method = sam_optax.momentum_start(optax.chain(sam_optax.sam(1.0), optax.scale(-1.0)))
+        tx = sam_optax.sharpness_aware(base, method)
+        grad_fn = jax.grad(lambda w: 0.5 * w[0] ** 2 + w[1] + 0.5 * in_loss * jnp.sum(w**2))
+        w = jnp.array([0.1, 5.0])
+        state = tx.init(w)
+        for _ in range(3):
+            updates, state = tx.update(None, state, w, grad_fn=grad_fn)
+            w = optax.apply_updates(w, updates)
+        assert w.dtype == jnp.float64
+        np.testing.assert_allclose(w, expected, atol=6e-6)
+
+
+def labelled():
+    """SGD with momentum, with a leaf in its state that is no array."""
+
+    def update(updates, state, params=None):
+        updates, inner = BASE.update(updates, state[0], params)
+        return updates, (inner, "label")
+
+    return optax.GradientTransformation(lambda params: (BASE.init(params), "label"), update)
+
+
+BASES = {
+    "sgd": BASE,
+    "adam": optax.adam(LR),
+    "adamw": optax.inject_hyperparams(optax.adamw)(LR, weight_decay=0.1),
+    "labelled": labelled(),
+}
+
+
+def along_the_buffer(base, when=lambda t: True, steps=4):
+    """Params after some steps at w + ρ m/‖m‖, m the base's buffer, in a loop written by hand."""
+    params = as_tree(START, jnp.float32)
+    state = base.init(params)
+    for t in range(steps):
+        (m,) = otu.tree_get_all_with_path(state, "trace") or otu.tree_get_all_with_path(state, "mu")
+        scale = RHO / norm(m[1]) if t and when(t) else 0.0
+        point = jax.tree.map(lambda w, m: w + scale * m, params, m[1])  # noqa: B023
+        updates, state = base.update(gradient(point, t), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def step_of(tx):
+    def step(carry, t):
+        params, state = carry
+        updates, state = tx.update(None, state, params, grad_fn=lambda p: gradient(p, t))
+        return (optax.apply_updates(params, updates), state), None
+
+    return step
+
+
+def in_sharpness_aware(base, around=lambda step: step, **options):
+    tx = sam_optax.sharpness_aware(base, OF_BASE, **options)
+    params, step = as_tree(START, jnp.float32), around(step_of(tx))
+    carry = params, tx.init(params)
+    for t in range(4):
+        carry, _ = step(carry, t)
+    return carry[0]
+
+
+def in_scan(base):
+    tx = sam_optax.sharpness_aware(base, OF_BASE)
+    params = as_tree(START, jnp.float32)
+    scan = jax.jit(lambda carry: jax.lax.scan(step_of(tx), carry, jnp.arange(4))[0])
+    return scan((params, tx.init(params)))[0]
+
+
+def in_alternating(base):
+    tx = sam_optax.alternating(base, OF_BASE)
+    params = as_tree(START, jnp.float32)
+    state = tx.init(params)
+    for t in (0, 0, 1, 2, 3):  # one call more, to the first start
+        updates, state = tx.update(gradient(params, t), state, params)
+        params = optax.apply_updates(params, updates)
+    return sam_optax.eval_params(params, state)
+
+
+def by_hand(base):
+    params = as_tree(START, jnp.float32)
+    state, base_state = OF_BASE.init(params), base.init(params)
+    for t in range(4):
+        start = OF_BASE.start_fn(params, state, base_state=base_state)
+        grads = gradient(start, t)
+        point, state = OF_BASE.perturb_fn(params, grads, state, base_state=base_state)
+        assert_close(point, start, 1e-6)
+        updates, base_state = base.update(grads, base_state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+ENTRANCES = {
+    "eager": in_sharpness_aware,
+    "jit": lambda base: in_sharpness_aware(base, jax.jit),
+    "scan": in_scan,
+    "alternating": in_alternating,
+    "by_hand": by_hand,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "entrance"),
+    [(name, entrance) for name in BASES for entrance in ENTRANCES if name != "labelled"]
+    + [("labelled", "eager"), ("labelled", "alternating")],  # nothing else takes its state
+)
+@pytest.mark.fast("sgd-jit", "adam-*", "labelled-*")
+def test_the_base_optimizers_buffer_by_every_entrance(name, entrance):
+    found = ENTRANCES[entrance](BASES[name])
+    assert_close(found, along_the_buffer(BASES[name]), 1e-5)
+    assert np.abs(vector(found) - plain(BASES[name], 4, jnp.float32)[-1]).max() > 1e-3
+
+
+def test_the_base_optimizers_buffer_contains_the_steps_that_do_not_perturb():
+    found = in_sharpness_aware(BASE, jax.jit, when=sam_optax.every(2))
+    assert_close(found, along_the_buffer(BASE, lambda t: t % 2 == 0), 1e-5)
+
+
+class Named(NamedTuple):
+    """Params with the names of the buffers."""
+
+    mu: jax.Array
+    trace: jax.Array
+
+
+@pytest.mark.parametrize("base", ["sgd", "adam"])
+@pytest.mark.parametrize("make", [Named, lambda mu, trace: {"mu": mu, "trace": {"mu": trace}}])
+def test_params_with_the_names_of_a_buffer(make, base):
+    params = make(jnp.array([3.0, 4.0]), jnp.array([0.0]))
+    state = jax.tree.map(lambda x: x + 2, BASES[base].init(params))  # every buffer is 2
+    start = OF_BASE.start_fn(params, OF_BASE.init(params), base_state=state)
+    np.testing.assert_allclose(vector(start) - vector(params), RHO / np.sqrt(3), rtol=1e-5)
+
+
+def test_of_a_part_of_the_params():
+    params, only = as_tree(START, jnp.float32), {"a": False, "b": True}
+    method = sam_optax.perturb_only(OF_BASE, only)
+    state = jax.tree.map(lambda x: x + 2, optax.adam(LR).init(params))
+    start = method.start_fn(params, method.init(params), base_state=state)
+    assert_same(start["a"], params["a"])
+    np.testing.assert_allclose(start["b"] - params["b"], RHO / np.sqrt(3), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("base", "found"),
+    [
+        (optax.sgd(0.1), "none"),
+        (
+            optax.chain(optax.trace(0.9), optax.adam(0.1)),
+            r"\[0\]TraceState.trace, \[1\]\[0\]ScaleByAdamState.mu",
+        ),
+    ],
+)
+@pytest.mark.parametrize("params", [jnp.ones(2), {"mu": jnp.ones(2)}])
+def test_no_buffer_and_several(base, found, params):
+    for combinator in (sam_optax.sharpness_aware, sam_optax.alternating):
+        tx = combinator(base, OF_BASE)
+        with pytest.raises(ValueError, match=rf"exactly one, found: {found}\. .*decay=0\.9"):
+            tx.update(params, tx.init(params), params, grad_fn=lambda p: p)
 
 
 def test_first_step_is_the_base_optimizers_to_the_bit():
@@ -113,11 +288,24 @@ def test_apply_loss_returns_the_loss_at_the_perturbed_params():
     assert losses == pytest.approx([12.5, 0.5 * (5 + RHO) ** 2])
 
 
+def on_two_devices(kind, function, data):
+    """The results of both devices."""
+    if kind == "pmap":
+        return jax.pmap(function, axis_name="batch", devices=jax.devices()[:2])(data)
+    if not hasattr(jax, "shard_map"):
+        pytest.skip("jax.shard_map is newer than this jax")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("batch",))
+    one = lambda x: jax.tree.map(lambda leaf: leaf[None], function(x[0]))
+    return jax.jit(jax.shard_map(one, mesh=mesh, in_specs=P("batch"), out_specs=P("batch")))(data)
+
+
 @pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.slow
-def test_devices_keep_one_state(sync):
+@pytest.mark.parametrize("kind", ["pmap", "shard_map"])
+@pytest.mark.parametrize("method", [METHOD, OF_BASE], ids=["own", "base"])
+@pytest.mark.fast("base-shard_map-False")
+def test_devices_keep_one_state(sync, kind, method):
     tx = sam_optax.sharpness_aware(
-        optax.sgd(0.1, momentum=0.9), METHOD, axis_name="batch", sync_perturbation=sync
+        optax.sgd(0.1, momentum=0.9), method, axis_name="batch", sync_perturbation=sync
     )
     w = jnp.array([1.0, -2.0])
 
@@ -129,11 +317,11 @@ def test_devices_keep_one_state(sync):
         return params, state
 
     centres = jnp.array([[1.0, 0.0], [3.0, -2.0]])
-    result = jax.pmap(steps, axis_name="batch", devices=jax.devices()[:2])(centres)
+    result = on_two_devices(kind, steps, centres)
     for leaf in jax.tree.leaves(result):
         assert_same(leaf[0], leaf[1])
     # The gradient is linear in the centre: the devices' mean is the whole batch.
-    single = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), METHOD)
+    single = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), method)
     params, state = w, single.init(w)
     for _ in range(3):
         grad_fn = lambda p: p**3 - centres.mean(0)
@@ -199,8 +387,8 @@ def test_schedule_of_the_decay():
     state = method.init(jnp.zeros(1))
     for g in (3.0, 5.0, 10.0):
         _, state = method.update(jnp.array([g]), state, jnp.zeros(1))
-    assert float(state.ema[0]) == pytest.approx(6.0)
-    assert int(state.schedule.step) == 3
+    assert float(state.inner_state.ema[0]) == pytest.approx(6.0)
+    assert int(state.step) == 3
 
 
 @pytest.mark.parametrize(
@@ -224,6 +412,11 @@ def test_schedule_of_the_decay():
             lambda: sam_optax.sharpness_aware(BASE, optax.chain(METHOD)).init(jnp.ones(2)),
             ValueError,
             ["optax.chain", "momentum_start"],
+        ),
+        (
+            lambda: OF_BASE.start_fn(jnp.ones(2), OF_BASE.init(jnp.ones(2))),
+            ValueError,
+            ["base_state=opt_state to start_fn and perturb_fn", "decay=0.9"],
         ),
     ],
 )

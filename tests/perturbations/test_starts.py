@@ -130,7 +130,7 @@ def test_whatever_init_returns_is_a_state(kind, combinator):
 
 
 def test_a_state_of_another_kind_is_refused_by_the_method():
-    method = sam_optax.remove_full_gradient()
+    method = sam_optax.fsam(0.1)
     other = sam_optax.rsam(0.1, key=KEY)
     with pytest.raises(TypeError, match=r"FullGradientState.*StartState.*another method"):
         method.update(W, other.init(W), W)

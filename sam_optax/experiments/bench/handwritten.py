@@ -154,17 +154,14 @@ def part(loss: Loss, rho: float = RHO, fraction: float = FRACTION) -> Step:
     return Step(zeros, step)
 
 
-def momentum(loss: Loss, rho: float = RHO, decay: float = 0.9) -> Step:
-    """The gradient at w + ρ m/‖m‖, m ← β m + (1 − β) g."""
+def momentum(loss: Loss, rho: float = RHO) -> Step:
+    """The gradient at w + ρ m/‖m‖, with the momentum m of SGD."""
 
-    def step(params: optax.Params, state: optax.OptState, batch: PyTree) -> PyTree:
-        ema, momentum = state
-        value, grads = jax.value_and_grad(loss)(along(params, ema, rho), batch)
-        ema = jax.tree.map(lambda m, g: decay * m + (1 - decay) * g, ema, grads)
-        params, momentum = descend(params, momentum, grads)
-        return params, (ema, momentum), value
+    def step(params: optax.Params, momentum: optax.Updates, batch: PyTree) -> PyTree:
+        value, grads = jax.value_and_grad(loss)(along(params, momentum, rho), batch)
+        return *descend(params, momentum, grads), value
 
-    return Step(lambda params: (zeros(params), zeros(params)), step)
+    return Step(zeros, step)
 
 
 _METHODS = sgd, sam, asam, fsam, rsam, gsam, fisher_sam, part, momentum

@@ -1,7 +1,7 @@
 """Builders of the methods in the registry."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import optax
@@ -11,6 +11,7 @@ from sam_optax.experiments.methods.method import Base
 
 Perturbation: TypeAlias = optax.GradientTransformation
 Optimizer: TypeAlias = optax.GradientTransformation
+T = TypeVar("T")
 
 
 def built(make: Callable[..., Perturbation]) -> Callable[..., Optimizer]:
@@ -18,19 +19,29 @@ def built(make: Callable[..., Perturbation]) -> Callable[..., Optimizer]:
     return lambda base, key, **options: base.sharp(make(key, **options))
 
 
-def keyless(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
-    """A perturbation without randomness."""
+def keyless(make: Callable[..., T]) -> Callable[..., T]:
+    """Something without randomness."""
     return lambda key, **options: make(**options)
 
 
-def keyed(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
-    """A perturbation that takes a key."""
+def keyed(make: Callable[..., T]) -> Callable[..., T]:
+    """Something that takes a key."""
     return lambda key, **options: make(**options, key=key)
 
 
 def before_sam(make: Callable[..., Perturbation]) -> Callable[..., Optimizer]:
     """SAM along what the piece ``make(**hyperparameters)`` makes of the gradient."""
     return built(lambda key, rho, **options: optax.chain(make(**options), sam_optax.sam(rho)))
+
+
+def after_sam(make: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """SAM with the descent ``make(**hyperparameters)``."""
+    return lambda base, key, rho, **options: base.sharp(sam_optax.sam(rho), make(**options))
+
+
+def sam_when(make: Callable[..., Any]) -> Callable[..., Optimizer]:
+    """SAM at the steps that ``make(key, **hyperparameters)`` chooses."""
+    return lambda base, key, rho, **rest: base.sharp(sam_optax.sam(rho), when=make(key, **rest))
 
 
 def friendly(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
@@ -55,15 +66,29 @@ def asam(
     return sam_optax.asam(rho, eta, p=float(p), normalization=normalization, bias_mask=biases)
 
 
+def smooth(theta: float) -> Perturbation:
+    """VaSSO's average, in which the new gradient weighs θ."""
+    if not 0 < theta <= 1:
+        raise ValueError(f"theta must be in (0, 1], got {theta!r}.")
+    return sam_optax.smooth_gradient(1 - theta)
+
+
 def sparse(key: jax.Array, **options: Any) -> Perturbation:
     """SSAM's mask; the dynamic one if ``drop`` is given."""
     choice: Any = "dynamic" if "drop" in options else "fisher"
     return sam_optax.sparsify(**options, choice=choice, key=key)
 
 
-def ahead(perturbation: Perturbation, decay: float) -> Perturbation:
-    """A perturbation along past gradients, in the direction of the next update."""
-    return sam_optax.momentum_start(optax.chain(perturbation, optax.scale(-1.0)), decay)
+def of_momentum(make: Callable[..., Perturbation]) -> Callable[..., Optimizer]:
+    """The base optimizer, driven by the perturbation along its momentum."""
+    return lambda base, key, **options: base.sharp(
+        sam_optax.momentum_start(make(**options), base.decay)
+    )
+
+
+def ahead(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
+    """A perturbation in the opposite direction."""
+    return lambda **options: optax.chain(make(**options), optax.scale(-1.0))
 
 
 def sam(base: Base, key: jax.Array, rho: float, **_: Any) -> Optimizer:
@@ -88,21 +113,6 @@ def looksam(base: Base, key: jax.Array, rho: float, k: int, alpha: float) -> Opt
     return base.sharp(sam_optax.sam(rho), reuse, when=sam_optax.every(k))
 
 
-def every(base: Base, key: jax.Array, rho: float, k: int) -> Optimizer:
-    """SAM at every k-th step."""
-    return base.sharp(sam_optax.sam(rho), when=sam_optax.every(k))
-
-
-def ss_sam(base: Base, key: jax.Array, rho: float, p: float) -> Optimizer:
-    """SAM at random steps."""
-    return base.sharp(sam_optax.sam(rho), when=sam_optax.bernoulli(p, key=key))
-
-
-def stable_sam(base: Base, key: jax.Array, rho: float) -> Optimizer:
-    """The sharp gradient at the length of the ascent gradient."""
-    return base.sharp(sam_optax.sam(rho), sam_optax.match_ascent_norm())
-
-
 def gc_sam(base: Base, key: jax.Array, rho: float) -> Optimizer:
     """Both gradients without their means over the inputs of each output, in Flax's layout."""
 
@@ -111,11 +121,6 @@ def gc_sam(base: Base, key: jax.Array, rho: float) -> Optimizer:
 
     centralize = optax.stateless(lambda g, _: jax.tree.map(centred, g))
     return base.sharp(optax.chain(centralize, sam_optax.sam(rho)), centralize)
-
-
-def ae_sam(base: Base, key: jax.Array, rho: float, c: float, decay: float) -> Optimizer:
-    """SAM at steps with a large gradient."""
-    return base.sharp(sam_optax.sam(rho), when=sam_optax.above_average(c, decay))
 
 
 def xsam(base: Base, key: jax.Array, rho: float, every: int) -> Optimizer:
@@ -140,15 +145,13 @@ _START_OF_SUM = 1e-8
 def b_sam(
     base: Base, key: jax.Array, rho: float, lr: float, beta1: float, beta2: float
 ) -> Optimizer:
-    """bSAM, whose base optimizer divides by the precision of its perturbation."""
-
-    def descent(rate: optax.Schedule) -> Optimizer:
-        average = optax.ema(beta1, debias=False)
-        scale = optax.scale_by_learning_rate(rate)
-        return optax.chain(average, sam_optax.scale_by_precision(), scale)
-
-    how = {"data_size": base.examples, "weight_decay": base.weight_decay}
-    return base.replaced(descent, lr).sharp(sam_optax.bsam(rho, **how, decay=beta2, key=key))
+    """bSAM, whose descent divides by the precision of its perturbation."""
+    prior = {"data_size": base.examples, "weight_decay": base.weight_decay}
+    pieces = optax.add_decayed_weights(base.weight_decay), optax.ema(beta1, debias=False)
+    descent = optax.chain(*pieces, sam_optax.scale_by_precision())
+    scale = optax.scale_by_learning_rate(lambda step: lr * base.learning_rate(step))
+    bsam = sam_optax.bsam(rho, **prior, decay=beta2, key=key)
+    return base._replace(tx=scale).sharp(bsam, descent)
 
 
 def sampa(base: Base, key: jax.Array, rho: float, lmbda: float) -> Optimizer:
@@ -161,20 +164,15 @@ def polyak(base: Base, key: jax.Array, rho: float, largest: float) -> Optimizer:
     return base._replace(tx=optax.polyak_sgd(largest)).sharp(sam_optax.sam(rho))
 
 
-def away(base: Base, key: jax.Array, rho: float, alpha: float, **_: Any) -> Optimizer:
-    """X-SAM; :func:`eigenvector` is its other half."""
-    return base.sharp(sam_optax.sam(rho), sam_optax.away_from_eigenvector(alpha))
-
-
-def wsam(base: Base, key: jax.Array, rho: float, gamma: float) -> Optimizer:
-    """WSAM, coupled."""
-    return base.sharp(sam_optax.sam(rho), sam_optax.mix_gradients(_odds(gamma)))
+def weighted(gamma: float) -> Optimizer:
+    """WSAM's descent, coupled."""
+    return sam_optax.mix_gradients(_odds(gamma))
 
 
 def wsam_decoupled(base: Base, key: jax.Array, rho: float, gamma: float) -> Optimizer:
     """WSAM, decoupled."""
-    tx = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, _odds(gamma))
-    return base._replace(tx=tx).sharp(sam_optax.sam(rho))
+    around = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, _odds(gamma))
+    return base._replace(tx=optax.identity()).sharp(sam_optax.sam(rho), around)
 
 
 def _odds(gamma: float) -> float:

@@ -19,7 +19,9 @@ CATALOGUE: dict[str, Method] = {
         options(rho=1.0, tau=(0.2, "Budget τ for the rise of the loss.")),
         radius=("rho", "tau"),
     ),
-    "stable_sam": Method("Stable SAM", build.stable_sam, options(rho=0.5)),
+    "stable_sam": Method(
+        "Stable SAM", build.after_sam(sam_optax.match_ascent_norm), options(rho=0.5)
+    ),
     "gc_sam": Method("GC-SAM", build.gc_sam, options(rho=0.5)),
     "zsharp": Method(
         "ZSharp",
@@ -28,7 +30,7 @@ CATALOGUE: dict[str, Method] = {
     ),
     "ae_sam": Method(  # at most 2 gradients
         "AE-SAM",
-        build.ae_sam,
+        build.sam_when(build.keyless(sam_optax.above_average)),
         options(
             rho=0.5,
             c=(0.0, "Threshold in standard deviations of the squared gradient norm."),
@@ -50,7 +52,7 @@ CATALOGUE: dict[str, Method] = {
     ),
     "x_sam": WHOLE(
         "X-SAM",
-        build=build.away,
+        build=build.after_sam(lambda alpha, **_: sam_optax.away_from_eigenvector(alpha)),
         options=options(
             rho=0.25,
             alpha=(0.5, "Share α of the sharp gradient that is removed along the eigenvector."),

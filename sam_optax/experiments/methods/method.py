@@ -38,6 +38,7 @@ class Base(NamedTuple):
     groups: int | None = None  # of the batch, each with a separate perturbation
     weight_decay: float = 0.0  # of tx
     examples: int = 1  # to train on
+    decay: float | None = None  # of an average of gradients, where tx keeps no momentum of them
 
     def replaced(
         self, make: Callable[[optax.Schedule], optax.GradientTransformation], lr: float
@@ -55,14 +56,12 @@ class Base(NamedTuple):
     def sharp(
         self,
         perturbation: optax.GradientTransformation,
-        first: optax.GradientTransformation | None = None,
+        descent: optax.GradientTransformation | None = None,
         **options: Any,
     ) -> optax.GradientTransformationExtraArgs:
-        """The base optimizer (after ``first``, if given), driven by the sharp gradient."""
-        tx = self.tx if first is None else optax.chain(first, self.tx)
-        return sam_optax.sharpness_aware(
-            tx, perturbation, info=self.info, groups=self.groups, **options
-        )
+        """The base optimizer (behind ``descent``, if given), driven by the sharp gradient."""
+        options |= {"descent": descent, "info": self.info, "groups": self.groups}
+        return sam_optax.sharpness_aware(self.tx, perturbation, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +204,7 @@ def check(name: str, variant: Variant) -> None:
 
         value_and_grad_fn = jax.value_and_grad(loss, has_aux=True)
         step = Step(losses_fn, value_and_grad_fn, params, batch, key, batch)
-        tx = variant.transformation(Base(optax.sgd(0.1), optax.constant_schedule(0.1)), key)
+        tx = variant.transformation(Base(optax.adam(0.1), optax.constant_schedule(0.1)), key)
         return variant.update(tx, tx.init(params), step)
 
     try:

@@ -16,7 +16,6 @@ _HELP = {
     "gamma": "The weight of the sharpness is γ/(1 − γ).",
     "sparsity": "Share of the params that is not perturbed.",
     "every": "Number of perturbations between choices of the mask.",
-    "decay": "Decay β of the average of past gradients.",
     "k": "Period of the SAM steps.",
     "lr": "Learning rate of the method's own base optimizer, relative to --lr.",
 }

@@ -75,13 +75,13 @@ METHODS: dict[str, Method] = {
     "rgsam": Method("R-GSAM", build.rgsam, options(rho=0.5) | _START | options(alpha=0.1)),
     "wsam": Method(
         "WSAM, coupled: a weighted sum of both gradients",
-        build.wsam,
+        build.after_sam(build.weighted),
         options(rho=0.5, gamma=0.5),
     ),
     "wsam_decoupled": Method("WSAM, decoupled", build.wsam_decoupled, options(rho=0.5, gamma=0.9)),
     "vasso": Method(
         "VaSSO",
-        build.before_sam(sam_optax.smooth_gradient),
+        build.before_sam(build.smooth),
         options(rho=0.5, theta=(0.4, "Weight θ of the new gradient in the average.")),
     ),
     "ssam_f": Method("SSAM with a Fisher mask", _SSAM(), options(rho=0.5) | _MASK),
@@ -136,11 +136,16 @@ METHODS: dict[str, Method] = {
     ),
     "ss_sam": Method(
         "SS-SAM",
-        build.ss_sam,
+        build.sam_when(build.keyed(sam_optax.bernoulli)),
         options(rho=0.5, p=(0.5, "Probability that a step perturbs.")),
         lambda batches, p, **_: 1 + p,
     ),
-    "every": Method("SAM at every k-th step", build.every, options(rho=1.0, k=5), _periodic),
+    "every": Method(
+        "SAM at every k-th step",
+        build.sam_when(build.keyless(sam_optax.every)),
+        options(rho=1.0, k=5),
+        _periodic,
+    ),
     "looksam": Method(
         "LookSAM",
         build.looksam,
@@ -154,19 +159,13 @@ METHODS: dict[str, Method] = {
         arguments=arguments.part,
     ),
     "momentum": _PAST(
-        "ascent along past gradients",
-        built(lambda key, rho, decay: sam_optax.momentum_start(sam_optax.sam(rho), decay)),
-        options(rho=0.3, decay=0.9),
+        "ascent along past gradients", build.of_momentum(sam_optax.sam), options(rho=0.3)
     ),
-    "msam": _PAST(
-        "Momentum-SAM",
-        built(lambda key, rho, decay: build.ahead(sam_optax.sam(rho), decay)),
-        options(rho=2.0, decay=0.9),
-    ),
+    "msam": _PAST("Momentum-SAM", build.of_momentum(build.ahead(sam_optax.sam)), options(rho=2.0)),
     "m_asam": _PAST(
         "Momentum-SAM with ASAM's normalization",
-        built(lambda key, rho, eta, decay: build.ahead(sam_optax.asam(rho, eta), decay)),
-        options(rho=5.0, eta=0.01, decay=0.9),
+        build.of_momentum(build.ahead(sam_optax.asam)),
+        options(rho=5.0, eta=0.01),
     ),
     "low_pass": Method(
         "LPF-SGD: smoothing by noise",

@@ -177,6 +177,8 @@ def _hyperparameter(
     known = inspect.signature(function).parameters.get(option) if function else None
     if known is not None and isinstance(known.default, int | float):
         return Setting((known.default,), f"default of sam_optax.{name}")
+    if option not in METHODS[name].radius:
+        return Setting((default,), CHOSEN_HERE)
     raise UserError(
         f"--preset {options.preset}: has no value of {option} for {name}; give "
         f"{option_flag(name, option)}."

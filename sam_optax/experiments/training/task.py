@@ -68,7 +68,10 @@ class Recipe:
             }
             pieces.append(chosen[self.optimizer])
         groups = self.groups if self.groups > 1 else None
-        return Base(optax.chain(*pieces), rate, groups=groups, weight_decay=self.weight_decay)
+        base = Base(optax.chain(*pieces), rate, groups=groups, weight_decay=self.weight_decay)
+        # The momentum of rmsprop is one of updates.
+        keeps = self.optimizer != "rmsprop" and (self.optimizer != "sgd" or self.momentum)
+        return base if keeps else base._replace(decay=self.momentum)
 
 
 @dataclasses.dataclass(frozen=True)
