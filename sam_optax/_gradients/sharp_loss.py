@@ -41,12 +41,13 @@ def sharp_loss(
 
     A gradient costs exactly two gradients of ``loss_fn``, and a value without a gradient costs one
     evaluation. The function works under ``jit``, ``vmap``, ``lax.scan``, ``jax.checkpoint``,
-    ``pmap`` and ``shard_map``. A gradient under ``vmap`` over examples perturbs the params
-    separately for each example; so does a device that takes its own gradient. For one perturbation
-    along the mean gradient, take the mean inside ``loss_fn``.
+    ``pmap`` and ``shard_map``. Under ``vmap`` over examples, each example has a separate
+    perturbation: for one perturbation along the mean gradient, put ``vmap`` and the mean inside
+    ``loss_fn``. Under ``pmap``, and under ``shard_map`` with ``check_vma=False``, each device has a
+    separate perturbation.
 
-    Pass the batch, the key and other arrays as arguments: ``loss_fn`` should not close over arrays
-    that JAX traces.
+    Pass the batch, the key and other traced arrays as arguments; ``loss_fn`` must not close over
+    them.
 
     Args:
       loss_fn: ``(params, *args, **kwargs) -> loss``, a scalar, or ``-> (loss, aux)`` with
@@ -113,7 +114,7 @@ def _with_sharp_gradient(
 
     def forward(primals: Arrays) -> tuple[Any, tuple[Arrays, Arrays]]:
         arrays = {i: primal.value for i, primal in primals.items()}
-        moved = [i for i, p in primals.items() if p.perturbed and trees.is_inexact(p.value)]
+        moved = [i for i, p in primals.items() if p.perturbed]
         _refuse_other_arguments([i for i in moved if i >= params.num_leaves], call)
         w = {i: arrays.pop(i) for i in moved}
         result, grads = jax.value_and_grad(lambda w: plain({**arrays, **w}), has_aux=True)(w)
