@@ -19,6 +19,7 @@ from sam_optax._gradients.lookbehind import lookbehind
 from sam_optax._gradients.part_of_batch import part_of_batch
 from sam_optax._gradients.reweighted_ascent import reweighted_ascent
 from sam_optax._gradients.rising_samples import rising_samples
+from sam_optax._gradients.sharp_loss import sharp_loss
 from sam_optax._internal.biases import bias_leaves
 from sam_optax._internal.devices import local
 from sam_optax._internal.hyperparameters import ScheduleState
@@ -103,6 +104,7 @@ __all__ = [  # noqa: RUF022
     "part_of_batch",
     "reweighted_ascent",
     "rising_samples",
+    "sharp_loss",
     # Schedules of the radius, and of the steps that perturb.
     "GradNormWhen",
     "RandomWhen",
