@@ -23,6 +23,7 @@ from sam_optax._gradients.sharp_loss import sharp_loss
 from sam_optax._internal.biases import bias_leaves
 from sam_optax._internal.devices import local
 from sam_optax._internal.hyperparameters import ScheduleState
+from sam_optax._internal.start_state import StartState
 from sam_optax._perturbations.asam import asam
 from sam_optax._perturbations.bsam import BsamState, bsam
 from sam_optax._perturbations.fisher_sam import fisher_sam
@@ -44,7 +45,6 @@ from sam_optax._perturbations.rsam import rsam
 from sam_optax._perturbations.sam import sam
 from sam_optax._perturbations.smooth_gradient import SmoothGradientState, smooth_gradient
 from sam_optax._perturbations.sparsify import SparsifyState, sparsify
-from sam_optax._perturbations.start_state import StartState
 from sam_optax._perturbations.stochastic_rounding import (
     StochasticRoundingState,
     stochastic_rounding,

@@ -92,7 +92,8 @@ def alternating_states(state: optax.OptState) -> list[AlternatingState]:
 
 _REMEDY = (
     "Put what follows or surrounds it inside, alternating(optax.chain(base_tx, ...), "
-    "perturbation), and choose what is perturbed with sam_optax.perturb_only. optax.lookahead cannot be used."
+    "perturbation), and choose what is perturbed with sam_optax.perturb_only. optax.lookahead "
+    "cannot be used."
 )
 _REWRITING = (
     optax.LookaheadState,

@@ -6,11 +6,14 @@ from typing import TypeAlias
 import jax.numpy as jnp
 import optax
 
-from sam_optax._internal import control_flow, roles, trees
+from sam_optax._gradients.stateless import displacement, require_stateless
+from sam_optax._internal import control_flow, trees
 from sam_optax._internal import hyperparameters as hp
 
 Reached: TypeAlias = tuple[optax.Params, optax.Updates, optax.Updates]
 """A point, the gradient there, and the sum of the gradients so far."""
+
+_ALTERNATIVE = "lookbehind ascends from the point that it receives, each time anew."
 
 
 def lookbehind(
@@ -34,8 +37,8 @@ def lookbehind(
 
     Args:
       grad_fn: ``params -> grads``, the gradient on the step's batch.
-      perturbation: the perturbation of the step. It must not depend on its state (:func:`sam`,
-        :func:`asam`, :func:`fisher_sam`): each ascent step starts from ``init``.
+      perturbation: the perturbation of the step, with neither a start nor a state: :func:`sam`,
+        :func:`asam`, :func:`fisher_sam`.
       k: number of gradients to average, an integer ≥ 1. 1 is SAM.
 
     Returns:
@@ -43,7 +46,7 @@ def lookbehind(
 
     Raises:
       TypeError: ``perturbation`` is not a gradient transformation.
-      ValueError: ``k`` < 1, or ``perturbation`` has a start.
+      ValueError: ``k`` < 1, or ``perturbation`` has a start or a state.
 
     Example:
       >>> import jax, jax.numpy as jnp, sam_optax
@@ -56,20 +59,12 @@ def lookbehind(
       <https://arxiv.org/abs/2307.16704>`_, 2024.
     """
     hp.check_integer("k", k, lower=1)
-    hp.check_transformation("perturbation", perturbation)
-    method = roles.open_to_arguments(perturbation)
-    if getattr(perturbation, "has_start", False):
-        raise ValueError(
-            "perturbation must not have a start (random_start, low_pass, momentum_start): "
-            "lookbehind ascends from the point that it receives."
-        )
+    require_stateless(perturbation, _ALTERNATIVE)
 
     def averaged(params: optax.Params) -> optax.Updates:
         def climb(reached: Reached) -> Reached:
             point, grads, total = reached
-            arguments = roles.of_perturbation(grads, {})
-            eps, _ = method.update(grads, method.init(point), point, **arguments)
-            point = trees.add(point, eps)
+            point = trees.add(point, displacement(perturbation, grads, point, _ALTERNATIVE))
             grads = grad_fn(point)
             more = trees.map_inexact(lambda t, g: t + jnp.asarray(g).astype(t.dtype), total, grads)
             return point, grads, more

@@ -1,6 +1,5 @@
 """A loss function whose gradient is the sharp gradient."""
 
-import contextlib
 import functools
 from typing import Any, NamedTuple, TypeAlias
 
@@ -10,12 +9,18 @@ import optax
 from jax import lax
 from jax.tree_util import PyTreeDef, keystr, tree_leaves_with_path
 
-from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import slips, trees
+from sam_optax._gradients.stateless import displacement, require_stateless
+from sam_optax._internal import trees
+from sam_optax._internal.checks import loss_and_aux
 from sam_optax._internal.types import ExtraArgs, Function, PyTree
 
 Arrays: TypeAlias = dict[int, Any]
 """The JAX arrays among the leaves of a tree, by position."""
+
+_ALTERNATIVE = (
+    "a loss cannot keep it. Use sam_optax.sharpness_aware, or sam_optax.alternating where a loop "
+    "cannot pass grad_fn."
+)
 
 
 class Call(NamedTuple):
@@ -80,11 +85,7 @@ def sharp_loss(
     """
     if not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function that returns the loss, got {loss_fn!r}.")
-    hp.check_transformation("perturbation", perturbation)
-    state: optax.OptState = ()
-    with contextlib.suppress(Exception):  # an init may need the structure of the params
-        state = jax.eval_shape(perturbation.init, jax.ShapeDtypeStruct((), jnp.float32))
-    _refuse_start_and_state(perturbation, state)
+    require_stateless(perturbation, _ALTERNATIVE)
 
     @functools.wraps(loss_fn)
     def sharp(params: optax.Params, /, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +96,7 @@ def sharp_loss(
         def plain(arrays: Arrays) -> tuple[jax.Array, Arrays]:
             nonlocal rebuild_aux
             params, args, kwargs = rebuild(arrays)
-            loss, aux = slips.loss_and_aux(loss_fn(params, *args, **kwargs), has_aux)
+            loss, aux = loss_and_aux(loss_fn(params, *args, **kwargs), has_aux)
             aux, rebuild_aux = _split(aux)
             return loss, aux
 
@@ -157,19 +158,8 @@ def _perturbed(
     # optax's convention for complex gradients is the conjugate of JAX's.
     grads = _unflatten(structure, jax.tree.map(jnp.conj, grads))
     params = _unflatten(structure, w)
-    point = trees.add(params, _displacement(perturbation, grads, params))
+    point = trees.add(params, displacement(perturbation, grads, params, _ALTERNATIVE))
     return dict(zip(w, jax.tree.leaves(point), strict=True))
-
-
-def _displacement(
-    perturbation: optax.GradientTransformation, grads: optax.Updates, params: optax.Params
-) -> optax.Updates:
-    """ε, from a perturbation without state."""
-    state = perturbation.init(params)
-    _refuse_start_and_state(perturbation, state)
-    extra = {"training_step": None, "draw_index": None, "norm_axis_name": None, "base_state": None}
-    update = optax.with_extra_args_support(perturbation).update
-    return update(grads, state, params, ascent_grads=grads, **extra)[0]
 
 
 @jax.custom_jvp
@@ -193,18 +183,4 @@ def _refuse_other_arguments(positions: list[int], call: PyTreeDef) -> None:
             "sharp_loss returns a function (params, *args, **kwargs) that can be differentiated "
             f"only with respect to params, but {name} is differentiated. If its derivative is not "
             "needed, pass jax.lax.stop_gradient of it; to train it, make it part of params."
-        )
-
-
-def _refuse_start_and_state(
-    perturbation: optax.GradientTransformation, state: optax.OptState
-) -> None:
-    held = [keystr(path) or "an array" for path, _ in tree_leaves_with_path(state)]
-    has_start = getattr(perturbation, "has_start", False)
-    if has_start or held:
-        found = "this one has a start" if has_start else f"the state of this one holds {held[0]}"
-        raise ValueError(
-            "perturbation must have neither a start nor a state (schedules, averages, random "
-            f"masks, inject_hyperparams), which a loss cannot keep, but {found}: use "
-            "sam_optax.sharpness_aware, or sam_optax.alternating where a loop cannot pass grad_fn."
         )

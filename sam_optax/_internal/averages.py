@@ -11,7 +11,7 @@ from sam_optax._internal import trees
 from sam_optax._internal.types import Leaf
 
 EmaStart: TypeAlias = Literal["first_gradient", "zero", "bias_corrected"]
-"""The first average m₁: g₁, (1 − λ) g₁, or the latter with weights that sum to 1."""
+"""From g₁, from zero, or from zero with weights that are divided by their sum."""
 
 
 def check_ema_start(ema_start: object) -> None:
@@ -50,8 +50,8 @@ def ema(
 ) -> optax.Updates:
     """The new average, in the dtypes of the old one, by :func:`weights`.
 
-    Leaves and subtrees without a gradient keep the old average. ``removed`` is the multiple of the old average
-    that has been subtracted from ``grads``.
+    Leaves and subtrees without a gradient keep the old average. ``removed`` is the multiple of the
+    old average that has been subtracted from ``grads``.
     """
 
     def leaf(g: Leaf, m: Leaf) -> Leaf:

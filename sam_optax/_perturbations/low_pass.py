@@ -8,9 +8,9 @@ from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
 from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride, StackAxes
+from sam_optax._internal.start_state import StartState
 from sam_optax._perturbations.perturbation import Perturbation
 from sam_optax._perturbations.random_start import random_start
-from sam_optax._perturbations.start_state import StartState
 
 
 def low_pass(

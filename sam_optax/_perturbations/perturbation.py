@@ -10,8 +10,8 @@ from jax.typing import DTypeLike
 
 from sam_optax._internal import checks, control_flow, roles, trees
 from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.start_state import StartState, refuse_lost_start, unmarked
 from sam_optax._internal.types import ExtraArgs, Function
-from sam_optax._perturbations.start_state import StartState, refuse_lost_start, unmarked
 
 TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
 """Extra arguments of perturbations that have the structure of the params."""

@@ -32,8 +32,9 @@ def rsam(
         \delta_0 \sim N\left(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2 / n_j)\right).
 
     It is ``random_start(sam(rho), gamma, lmbda, key=key)``. The noise is relative to the norm of
-    each kernel, and both terms have unit length before λ weights them. The paper prints ``noise_scale="sqrt_norm", weighting="raw"``,
-    without γ and λ: see :func:`random_start`. γ = 0 is SAM, bit for bit by default.
+    each kernel, and both terms have unit length before λ weights them. The paper prints
+    ``noise_scale="sqrt_norm", weighting="raw"``, without γ and λ: see :func:`random_start`. γ = 0
+    is SAM, bit for bit by default.
 
     Args:
       rho: radius ρ ≥ 0 of the whole perturbation, noise included. Default 0.05, SAM's.

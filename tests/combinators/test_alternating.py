@@ -535,7 +535,7 @@ def test_errors_say_what_to_pass():
     lost = optax.chain(sam_optax.rsam(key=jax.random.key(3)))
     with pytest.raises(ValueError, match="random start"):
         alternating(optax.sgd(0.1), lost).init(jnp.ones(2))
-    with pytest.raises(ValueError, match="contains alternating.*got tuple"):
+    with pytest.raises(ValueError, match=r"contains alternating.*got tuple"):
         eval_params(jnp.ones(2), optax.sgd(0.1).init(jnp.ones(2)))
     with pytest.raises(ValueError, match=r"two states of alternating.*pass the state of one"):
         eval_params(jnp.ones(2), (state, state))

@@ -36,7 +36,6 @@ NUMBERS = {
     "lmbda": 0.7,
     "alpha": 0.4,
     "gamma": 0.6,
-    "decay": 0.8,
     "tau": 0.1,
     "quantile": 0.5,
     "k": 3,
@@ -49,7 +48,6 @@ NUMBERS = {
     "beta2": 0.7,
     "n": 50.0,
     "radius": 0.5,
-    "every": 3,
     "largest": 0.3,
     "key": 0,
 }
@@ -204,7 +202,7 @@ PAPERS = {
     "GSAM": lambda: momentum(family.gsam(RHO, ALPHA)),
     "LookSAM": lambda: momentum(family.looksam(RHO, N["k"], ALPHA)),
     "WSAM": lambda: family.wsam_decoupled(START, GRADIENTS, RHO, N["gamma"], LR, MOMENTUM),
-    "Momentum-SAM": lambda: momentum(family.momentum_ascent(RHO, N["decay"], -1.0)),
+    "Momentum-SAM": lambda: momentum(family.momentum_ascent(RHO, MOMENTUM, -1.0)),
     "LE-SAM": lambda: momentum(paper.le_sam(RHO, N["tau"])),
     "Stable SAM": lambda: momentum(paper.stable_sam(RHO)),
     "ZSharp": lambda: momentum(paper.zsharp(RHO, N["quantile"], layers)),
@@ -233,7 +231,7 @@ PAPERS = {
     "SAM-Polyak": lambda: paper.sam_polyak(START, GRADIENTS, LOSSES, RHO, N["largest"]),
     "X-SAM": lambda: momentum(paper.x_sam(RHO, ALPHA, eigenvector)),
     "XSAM": lambda: momentum(
-        paper.xsam(RHO, N["radius"], N["every"], np.linspace(0, 2, 21), LOSSES, XSAM_LOG)
+        paper.xsam(RHO, N["radius"], N["k"], np.linspace(0, 2, 21), LOSSES, XSAM_LOG)
     ),
     "GAM": lambda: momentum(paper.gam(RHO, ALPHA, hessian)),
     "Functional SAM": lambda: momentum(

@@ -161,3 +161,43 @@ def test_what_nnx_hands_over(kind):
     assert not same(model.kernel[...], kernel)
     with pytest.raises(ValueError, match=r"nnx\.state\(model, wrt\)"):
         eval_params(model, optimizer.opt_state)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    ("wrap", "found"),
+    [
+        (lambda tx: optax.chain(tx, optax.transforms.freeze({"w": True})), "followed by another"),
+        (lambda tx: optax.chain(tx, optax.scale(0.5)), "followed by another"),
+        (lambda tx: optax.chain(optax.clip(1.0), optax.chain(tx, optax.scale(0.5))), "followed"),
+        (lambda tx: optax.contrib.schedule_free(tx, 0.1), "ScheduleFreeState"),
+        (lambda tx: optax.contrib.mechanize(tx), "MechanicState"),
+    ],
+)
+def test_what_changes_the_updates_behind_it_is_refused(wrap, found, calls):
+    """A leaf frozen at 10 would be returned as trained."""
+    params = {"w": jnp.array([10.0, 3.0])}
+    tx = wrap(alternating(optax.adam(1.0), sam_optax.sam(1.0)))
+    state = tx.init(params)
+    for _ in range(calls):
+        updates, state = tx.update(params, state, params)
+        params = optax.apply_updates(params, updates)
+    with pytest.raises(ValueError, match=rf"{found}.*alternating\(optax\.chain\(base_tx"):
+        eval_params(params, state)
+
+
+def test_lookahead_is_refused():
+    tx = optax.lookahead(alternating(optax.sgd(0.0), sam_optax.sam()), 3, 0.5)
+    params = optax.LookaheadParams.init_synced({"w": jnp.ones(2)})
+    with pytest.raises(ValueError, match=r"LookaheadState.*optax\.lookahead cannot be used"):
+        eval_params(params.fast, tx.init(params))
+    with pytest.raises(ValueError, match="LookaheadState"):
+        next(sam_optax.repeat_batches([1.0], lambda: tx.init(params)))
+
+
+def test_what_stands_before_it_is_not():
+    params = {"w": jnp.array([10.0, 3.0])}
+    tx = optax.chain(optax.clip(1.0), alternating(optax.adam(1.0), sam_optax.sam(1.0)))
+    state = tx.init(params)
+    updates, state = tx.update(params, state, params)
+    assert_same(eval_params(optax.apply_updates(params, updates), state), params)

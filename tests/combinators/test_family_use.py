@@ -16,14 +16,14 @@ import sam_optax
 SAM = sam_optax.sam(0.3)
 partition = getattr(optax, "partition", optax.multi_transform)  # its name in newer versions
 W = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([3.0])}
-BASES = {
+DESCENTS = {
     "surrogate_gap": lambda: sam_optax.surrogate_gap(0.4),
     "mix_gradients": lambda: sam_optax.mix_gradients(2.0),
     "reuse_orthogonal": lambda: sam_optax.reuse_orthogonal(0.7),
     "match_ascent_norm": sam_optax.match_ascent_norm,
     "decoupled_sharpness": lambda: sam_optax.decoupled_sharpness(optax.identity(), 0.1, 2.0),
 }
-every_base = pytest.mark.parametrize("name", BASES)
+every_descent = pytest.mark.parametrize("name", DESCENTS)
 
 
 def gradient(params):
@@ -44,38 +44,38 @@ def steps(tx, count=3, params=W, **extra):
     return params, state
 
 
-def sharp(base, **options):
-    options = {"when": sam_optax.every(2), **options}
-    return sam_optax.sharpness_aware(optax.chain(base, optax.sgd(0.1)), SAM, **options)
+def sharp(descent, **options):
+    options = {"descent": descent, "when": sam_optax.every(2), **options}
+    return sam_optax.sharpness_aware(optax.sgd(0.1), SAM, **options)
 
 
-@every_base
+@every_descent
 @pytest.mark.slow
 def test_state_survives_serialization(name):
-    tx = sharp(BASES[name]())
+    tx = sharp(DESCENTS[name]())
     _, state = steps(tx)
     data = flax.serialization.to_bytes(state)
     assert_same(flax.serialization.from_bytes(tx.init(W), data), state)
     assert_same(pickle.loads(pickle.dumps(state)), state)
 
 
-@every_base
+@every_descent
 @pytest.mark.slow
 def test_wrappers_around(name):
-    expected, _ = steps(sharp(BASES[name]()))
+    expected, _ = steps(sharp(DESCENTS[name]()))
     for wrapped in (
-        optax.chain(sharp(BASES[name]()), optax.identity()),
-        optax.apply_if_finite(sharp(BASES[name]()), 2),
-        sharp(BASES[name](), skip_nonfinite=True),
+        optax.chain(sharp(DESCENTS[name]()), optax.identity()),
+        optax.apply_if_finite(sharp(DESCENTS[name]()), 2),
+        sharp(DESCENTS[name](), skip_nonfinite=True),
     ):
         assert_close(steps(wrapped)[0], expected, 1e-6)
 
 
-@every_base
+@every_descent
 @pytest.mark.fast("surrogate_gap")
 def test_partitions_need_masked_extra_arguments(name):
     labels = {"a": "x", "b": "y"}
-    parts = {"x": BASES[name](), "y": optax.identity()}
+    parts = {"x": DESCENTS[name](), "y": optax.identity()}
     with pytest.raises(ValueError, match=r"ascent_grads must have .*mask_compatible_extra_args"):
         steps(sharp(partition(parts, labels)), 1)
     one = sharp(partition(parts, labels, mask_compatible_extra_args=True))
@@ -86,19 +86,24 @@ def test_partitions_need_masked_extra_arguments(name):
     assert np.abs(vector(params["a"]) - vector(plain["a"])).max() > 1e-4
 
 
-@every_base
-def test_wrappers_that_drop_extra_arguments_are_refused(name):
-    base = optax.MultiSteps(optax.chain(BASES[name](), optax.sgd(0.1)), 2)
-    tx = sam_optax.sharpness_aware(base.gradient_transformation(), SAM)
-    with pytest.raises(ValueError, match=rf"{name} needs ascent_grads.*MultiSteps"):
+@every_descent
+@pytest.mark.parametrize("place", ["base", "wrapped"])
+def test_without_the_ascent_gradient_it_is_refused(name, place):
+    """Inside the base optimizer, and in a wrapper that drops extra arguments."""
+    if place == "base":
+        base = optax.chain(DESCENTS[name](), optax.sgd(0.1))
+        tx = sam_optax.sharpness_aware(base, SAM)
+    else:
+        tx = sharp(optax.MultiSteps(DESCENTS[name](), 2).gradient_transformation())
+    with pytest.raises(ValueError, match=rf"{name} needs ascent_grads.*as descent=.*MultiSteps"):
         steps(tx, 1)
 
 
-@every_base
+@every_descent
 def test_in_place_of_a_perturbation_it_is_refused(name):
     """There it would see the ascent gradient twice: silently plain SAM."""
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), optax.chain(BASES[name](), SAM))
-    with pytest.raises(ValueError, match=rf"{name} is not a perturbation: .*base optimizer"):
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), optax.chain(DESCENTS[name](), SAM))
+    with pytest.raises(ValueError, match=rf"{name} is not a perturbation: pass it as descent="):
         steps(tx, 1)
 
 
@@ -122,7 +127,7 @@ def test_trees_of_another_structure(name, wrong):
 )
 def test_ascent_gradients_of_another_structure(wrong, error):
     tx = sam_optax.sharpness_aware(optax.sgd(0.1), SAM)
-    with pytest.raises(error, match=r"ascent_grad_fn returns must .*jax\.value_and_grad"):
+    with pytest.raises(error, match=r"the result of ascent_grad_fn must .*jax\.(value_and_)?grad"):
         steps(tx, 1, ascent_grad_fn=wrong)
 
 
@@ -136,8 +141,6 @@ def test_ascent_gradients_may_have_holes():
 
 @needs_partition  # that optax takes no typed keys either
 def test_inject_hyperparams_leaves_whole_numbers_alone():
-    looksam = optax.inject_hyperparams(sam_optax.looksam)(base_tx=optax.sgd(0.1), rho=0.3)
-    assert_close(steps(looksam)[0], steps(sam_optax.looksam(optax.sgd(0.1), 0.3))[0], 1e-6)
     key = jax.random.key(0)
     for make in (sam_optax.low_pass, sam_optax.random_mask):
         assert optax.inject_hyperparams(make)(key=key).init(W).hyperparams.keys() <= {
@@ -160,7 +163,7 @@ def test_params_cut_up_inside_shard_map(name, check_vma):
     def make(**options):
         if name == "project_out":
             return sam_optax.sharpness_aware(optax.sgd(0.1), TREES["full_grads"], **options)
-        return sharp(BASES[name](), **options)
+        return sharp(DESCENTS[name](), **options)
 
     def run(tx, params, full):
         state = tx.init(params)

@@ -177,3 +177,24 @@ def test_scan_keeps_structure_and_dtypes():
     _, norms = jax.lax.scan(body, (PARAMS, tx.init(PARAMS)), length=3)
     assert norms.shape == (3,)
     assert np.all(np.diff(norms) < 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"skip_nonfinite": True}, {"when": sam_optax.every(2)}])
+@pytest.mark.parametrize("jit", [False, True])
+def test_diagnostics_can_be_turned_on_and_off_in_a_run(options, jit):
+    make_tx = lambda info: sam_optax.sharpness_aware(
+        optax.sgd(0.1, momentum=0.9), sam_optax.fsam(0.1), info=info, **options
+    )
+    x, grad_fn = jnp.array([3.0, 4.0]), lambda x: x
+    expected = None
+    for infos in ([False] * 4, [False, True, True, False]):
+        params, state = x, make_tx(infos[0]).init(x)
+        for info in infos:
+            tx = make_tx(info)
+            step = lambda s, p: tx.update(None, s, p, grad_fn=grad_fn)  # noqa: B023
+            updates, state = (jax.jit(step) if jit else step)(state, params)
+            params = params + updates
+            assert (state.info is not None) is info
+            assert not info or state.info.ascent_norm > 0
+        expected = params if expected is None else expected
+    assert_same(params, expected)

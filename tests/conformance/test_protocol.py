@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_close, assert_same, signature
-from methods import KINDS, NAMES, make, subject
+from methods import KINDS, NAMES, OPTIONS, make, subject
 
 import sam_optax
 
@@ -216,6 +216,54 @@ def test_mixed_dtypes_of_params_and_gradients(name, kind, low, high):
     second = jax.eval_shape(step, *first)
     assert signature(second) == signature(first)
     assert [x.dtype for x in first[0].values()] == [jnp.dtype(low), jnp.dtype(high)]
+
+
+@pytest.mark.parametrize("grads", ["bfloat16", "float32"])
+def test_one_dtype_of_updates_for_all_options(grads):
+    """That of the base optimizer for the gradient, whatever surrounds it."""
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    grad_fn = lambda p: jax.tree.map(lambda x: (0.5 * x).astype(grads), p)
+    expected, _ = BASE.update(grad_fn(params), BASE.init(params), params)
+    for name, options in OPTIONS.items():
+        tx = sam_optax.sharpness_aware(BASE, sam_optax.sam(0.1), **options)
+        given = (lambda p, i: grad_fn(p)) if name == "groups" else grad_fn
+        step = lambda s, g: tx.update(g, s, params, grad_fn=given)  # noqa: B023
+        for run in (step, jax.jit(step)):
+            for g in (None, grad_fn(params)):
+                updates, _ = run(tx.init(params), g)
+                assert jax.tree.map(jnp.result_type, updates) == jax.tree.map(
+                    jnp.result_type, expected
+                ), name
+
+
+def test_counts_saturate():
+    """The largest training step stays it, as ``optax.safe_increment`` has it."""
+    seen = []
+    largest = jnp.iinfo(jnp.int32).max
+    for combine in (sam_optax.sharpness_aware, sam_optax.alternating):
+        when = lambda step: (seen.append(int(step)), True)[1]
+        tx = combine(BASE, sam_optax.sam(0.1), when=when)
+        state = tx.init(PARAMS)._replace(
+            step=jnp.asarray(largest - 5, jnp.int32), skipped=jnp.asarray(10, jnp.int32)
+        )
+        seen.clear()
+        for _ in range(2):
+            _, state = tx.update(gradient(PARAMS), state, PARAMS, grad_fn=gradient)
+        assert set(seen) == {largest}
+
+
+def test_tree_map_params_of_a_mask_of_the_params():
+    mask = {"bias": False, "kernel": True}
+    for method in (
+        sam_optax.perturb_only(sam_optax.fsam(0.1), mask),
+        sam_optax.random_start(sam_optax.perturb_only(sam_optax.asam(0.1), mask), key=0),
+        sam_optax.asam(0.1, bias_mask={"bias": True, "kernel": False}),
+    ):
+        tx = sam_optax.sharpness_aware(BASE, method)
+        state = tx.init(PARAMS)
+        ones = optax.tree_utils.tree_map_params(tx, lambda leaf: leaf + 1, state)
+        assert_same(ones.base_state[0].trace, jax.tree.map(jnp.ones_like, PARAMS))
+        assert jax.tree.structure(ones) == jax.tree.structure(state)
 
 
 # ---------------------------------------------------------------- restored without a target

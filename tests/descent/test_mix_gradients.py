@@ -17,13 +17,14 @@ RHO = 0.3
 
 
 def coupled(weight, **options):
-    base = optax.chain(sam_optax.mix_gradients(weight), BASE)
-    return sam_optax.sharpness_aware(base, sam_optax.sam(RHO), **options)
+    descent = sam_optax.mix_gradients(weight)
+    return sam_optax.sharpness_aware(BASE, sam_optax.sam(RHO), descent=descent, **options)
 
 
-def decoupled(weight, learning_rate=LR, **options):
-    base = sam_optax.decoupled_sharpness(BASE, learning_rate, weight)
-    return sam_optax.sharpness_aware(base, sam_optax.sam(RHO), **options)
+def decoupled(weight, learning_rate=LR, base=BASE, **options):
+    descent = sam_optax.decoupled_sharpness(base, learning_rate, weight)
+    sam = sam_optax.sam(RHO)
+    return sam_optax.sharpness_aware(optax.identity(), sam, descent=descent, **options)
 
 
 @functools.cache
@@ -67,11 +68,9 @@ def test_wrong_formulas_are_told_apart():
 
 @pytest.mark.slow
 def test_both_forms_agree_for_plain_sgd():
-    base = optax.sgd(LR)
-    one = optax.chain(sam_optax.mix_gradients(4.0), base)
-    other = sam_optax.decoupled_sharpness(base, LR, 4.0)
-    points = [run(sam_optax.sharpness_aware(b, sam_optax.sam(RHO)), 4)[0] for b in (one, other)]
-    assert gap(*points) < 1e-14
+    sgd, mix = optax.sgd(LR), sam_optax.mix_gradients(4.0)
+    coupled_sgd = sam_optax.sharpness_aware(sgd, sam_optax.sam(RHO), descent=mix)
+    assert gap(run(coupled_sgd, 4)[0], run(decoupled(4.0, base=sgd), 4)[0]) < 1e-14
 
 
 @pytest.mark.slow
@@ -129,11 +128,11 @@ def test_schedules_count_steps():
 def test_weight_decay_and_adam_of_the_decoupled_form():
     """Adam's moments see the plain gradient alone."""
     base = optax.adamw(LR, weight_decay=0.1)
-    tx = sam_optax.sharpness_aware(sam_optax.decoupled_sharpness(base, LR, 2.0), sam_optax.sam(RHO))
+    tx = decoupled(2.0, base=base)
     w = jnp.array([3.0, -4.0])
     updates, state = tx.update(None, tx.init(w), w, grad_fn=lambda w: w**3)
     alone, alone_state = base.update(w**3, base.init(w), w)
-    assert_same(state.base_state[1], alone_state)
+    assert_same(state.base_state, (alone_state, optax.EmptyState()))
     rise = (w + RHO * w**3 / jnp.linalg.norm(w**3)) ** 3 - w**3
     assert_close(updates, alone - LR * 2.0 * rise, 1e-6)
 
@@ -193,10 +192,10 @@ def test_an_unperturbed_step_keeps_its_gradient(perturbed):
         (
             lambda: sam_optax.mix_gradients(1.0).update(jnp.ones(2), ()),
             ValueError,
-            ["mix_gradients needs ascent_grads", "sharpness_aware"],
+            ["mix_gradients needs ascent_grads", "sharpness_aware", "pass it as descent="],
         ),
         (
-            lambda: sam_optax.decoupled_sharpness(BASE, 0.1, 1.0).update(jnp.ones(2), ((), ())),
+            lambda: sam_optax.decoupled_sharpness(BASE, 0.1, 1.0).update(jnp.ones(2), ()),
             ValueError,
             ["decoupled_sharpness needs ascent_grads"],
         ),

@@ -17,8 +17,8 @@ RHO = 0.3
 
 
 def tx(alpha, perturbation=None, **options):
-    base = optax.chain(sam_optax.surrogate_gap(alpha), BASE)
-    return sam_optax.sharpness_aware(base, perturbation or sam_optax.sam(RHO), **options)
+    descent, sam = sam_optax.surrogate_gap(alpha), sam_optax.sam(RHO)
+    return sam_optax.sharpness_aware(BASE, perturbation or sam, descent=descent, **options)
 
 
 @functools.cache
@@ -122,9 +122,7 @@ def test_with_a_random_start_it_is_r_gsam():
         return p**3
 
     w = jnp.array([1.0, -2.0, 0.5])
-    r_gsam = sam_optax.sharpness_aware(
-        optax.chain(sam_optax.surrogate_gap(0.4), optax.sgd(1.0)), method
-    )
+    r_gsam = sam_optax.sharpness_aware(optax.sgd(1.0), method, descent=sam_optax.surrogate_gap(0.4))
     updates, _ = r_gsam.update(None, r_gsam.init(w), w, grad_fn=grad_fn)
     g, g_s = (np.asarray(x, np.float64) for x in g_and_g_s)
     assert np.abs(g - np.asarray(w**3)).max() > 0.01
@@ -230,9 +228,10 @@ def test_wrappers_take_the_same_steps():
 
 
 def test_alternating_hands_over_the_ascent_gradient():
-    base = optax.chain(sam_optax.surrogate_gap(0.4), optax.sgd(0.1))
-    both = sam_optax.alternating(base, sam_optax.sam(RHO), keep_ascent_grads=True)
-    single = sam_optax.sharpness_aware(base, sam_optax.sam(RHO))
+    both, single = (
+        combinator(optax.sgd(0.1), sam_optax.sam(RHO), descent=sam_optax.surrogate_gap(0.4))
+        for combinator in (sam_optax.alternating, sam_optax.sharpness_aware)
+    )
     w = v = jnp.array([1.0, -2.0])
     state, single_state = both.init(w), single.init(v)
     for _ in range(3):
@@ -248,12 +247,14 @@ def test_errors():
     with pytest.raises(ValueError, match=r"alpha must be in \[0, inf\), got -0.1"):
         sam_optax.surrogate_gap(-0.1)
     gap_tx = sam_optax.surrogate_gap()
+    inside = sam_optax.sharpness_aware(optax.chain(gap_tx, optax.sgd(0.1)), sam_optax.sam(RHO))
     for update in (
         lambda: gap_tx.update(jnp.ones(2), gap_tx.init(jnp.ones(2))),
-        # In place of the perturbation it would silently be another method.
         lambda: optax.chain(optax.sgd(0.1), gap_tx).update(
             jnp.ones(2), optax.chain(optax.sgd(0.1), gap_tx).init(jnp.ones(2)), jnp.ones(2)
         ),
+        # In the base optimizer it gets no ascent gradient.
+        lambda: inside.update(None, inside.init(jnp.ones(2)), jnp.ones(2), grad_fn=lambda p: p),
     ):
-        with pytest.raises(ValueError, match=r"surrogate_gap needs ascent_grads.*keep_ascent"):
+        with pytest.raises(ValueError, match=r"surrogate_gap needs ascent_grads.*as descent="):
             update()

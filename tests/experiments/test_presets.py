@@ -19,7 +19,7 @@ from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.hyperparameters import Hyperparameters
 from sam_optax.experiments.options.options import DEFAULTS, Compare, Options, Train
 from sam_optax.experiments.options.presets import PRESETS
-from sam_optax.experiments.options.resolve import RECIPE, SHARED, resolve
+from sam_optax.experiments.options.resolve import CHOSEN_HERE, RECIPE, SHARED, resolve
 from sam_optax.experiments.training.task import Recipe
 
 

@@ -135,7 +135,9 @@ def steps(name):
 
     def train(radius):
         variant = known._replace(hyperparameters={**known.hyperparameters, **radius})
-        tx = variant.transformation(Base(optax.sgd(0.1), optax.constant_schedule(0.1)), key)
+        tx = variant.transformation(
+            Base(optax.sgd(0.1, momentum=0.9), optax.constant_schedule(0.1)), key
+        )
         given = Step(losses_fn, jax.value_and_grad(loss, has_aux=True), params, batch, key, data)
         state, new = tx.init(params), params
         for _ in range(2):  # past gradients are 0 in the first

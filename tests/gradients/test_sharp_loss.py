@@ -517,14 +517,14 @@ STARTS = ["rsam", "momentum", "low_pass", "only_rsam", "bsam"]
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_perturbation_with_state(name):
-    match = r"perturbation must have .* the state of this one holds .*\..*: use sam_optax\.sharp"
+    match = r"perturbation must have .* but has a state, which holds .*\..*: .*Use sam_optax\.sharp"
     with pytest.raises(ValueError, match=match):
         sharp_loss(cosh, build(name))
 
 
 @pytest.mark.parametrize("name", STARTS)
 def test_a_perturbation_with_a_start(name):
-    with pytest.raises(ValueError, match=r"neither a start .* this one has a start: use sam_op"):
+    with pytest.raises(ValueError, match=r"neither a start .* but has a start: .*Use sam_op"):
         sharp_loss(cosh, build(name))
 
 
@@ -532,12 +532,12 @@ def test_a_start_without_state():
     start = sam_optax.Perturbation(
         lambda params: (), lambda g, state, params=None, **extra: (g, state), lambda p, *_, **__: p
     )
-    with pytest.raises(ValueError, match="this one has a start"):
+    with pytest.raises(ValueError, match="but has a start"):
         sharp_loss(cosh, start)
 
 
 def test_hyperparameters_in_the_state():
-    with pytest.raises(ValueError, match=r"the state of this one holds \.count.*: use"):
+    with pytest.raises(ValueError, match=r"but has a state, which holds \.count.*: .*Use"):
         sharp_loss(cosh, optax.inject_hyperparams(sam)(rho=0.1))
 
 
@@ -545,7 +545,7 @@ def test_a_state_that_is_an_array():
     counting = optax.GradientTransformation(
         lambda params: jnp.zeros(()), lambda g, s, p=None: (g, s)
     )
-    with pytest.raises(ValueError, match="holds an array: use"):
+    with pytest.raises(ValueError, match=r"holds an array: .*Use"):
         sharp_loss(cosh, counting)
 
 

@@ -275,3 +275,90 @@ def test_an_axis_that_is_not_bound_is_named(name, jit):
         step = lambda w: tx.update(None, tx.init(w), w, grad_fn=lambda w: w)  # noqa: B023
         with pytest.raises(ValueError, match=rf"^{name}='batch' names an axis that is not bound"):
             (jax.jit(step) if jit else step)(w)
+
+
+# ---------------------------------------------------------------- devices that would drift apart
+
+
+def drifting(w, c, **options):
+    """The usual loop under ``pmap``: averaged ``grads``, and each device's own ``grad_fn``."""
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(0.1), **options)
+    grad_fn = lambda w: w - c
+    return tx.update(jax.lax.pmean(grad_fn(w), "batch"), tx.init(w), w, grad_fn=grad_fn)[0]
+
+
+def run_drifting(runner, **options):
+    step = functools.partial(drifting, **options)
+    w, c = jnp.zeros((2, 1)), jnp.array([[1.0], [-3.0]])
+    if runner in ("pmap", "vmap"):
+        return getattr(jax, runner)(step, axis_name="batch")(w, c)
+    check = runner == "shard_map"
+    specs = {"in_specs": (P(), P("batch")), "out_specs": P("batch"), "check_vma": check}
+    return jax.shard_map(step, mesh=mesh(2), **specs)(w[0], c[:, 0])
+
+
+SHOWN = hasattr(jax.sharding, "get_abstract_mesh")
+NO_AXIS = r"sharpness_aware is traced under the axis 'batch'.*axis_name='batch'.*axis_name=\(\)"
+
+
+@pytest.mark.skipif(not SHOWN, reason="this jax does not name the axes of a trace")
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_devices_that_would_drift_apart_are_warned_of(runner):
+    with pytest.warns(UserWarning, match=NO_AXIS):
+        updates = run_drifting(runner)
+    assert np.ptp(np.asarray(updates)) > 0.1  # they do
+    updates = run_drifting(runner, axis_name=())  # each device's own params, as said
+    assert np.ptp(np.asarray(updates)) > 0.1
+
+
+def test_the_axis_of_vmap_is_no_device_axis():
+    assert np.ptp(np.asarray(run_drifting("vmap"))) > 0.1
+
+
+@pytest.mark.skipif(not SHOWN, reason="this jax does not name the axes of a trace")
+def test_simultaneous_warns_too():
+    tx = sam_optax.simultaneous(optax.sgd(0.1), sam_optax.sam(0.1))
+    step = lambda w, c: tx.update(None, tx.init(w), w, grad_fn=lambda w: w - c)[0]
+    with pytest.warns(UserWarning, match="simultaneous is traced under the axis 'batch'"):
+        jax.pmap(step, axis_name="batch")(jnp.zeros((2, 1)), jnp.array([[1.0], [-3.0]]))
+
+
+def test_gradients_that_do_not_differ_are_no_drift():
+    """With ``check_vma``, the gradient with respect to replicated params is summed."""
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(0.1))
+
+    def step(w, c):
+        grad_fn = jax.grad(lambda w: 0.5 * jnp.sum((w - c) ** 2))
+        return tx.update(None, tx.init(w), w, grad_fn=grad_fn)[0]
+
+    specs = {"in_specs": (P(), P("batch")), "out_specs": P()}
+    jax.shard_map(step, mesh=mesh(2), **specs)(jnp.zeros(1), jnp.array([1.0, -3.0]))
+
+
+def test_averaged_gradients_with_an_axis_are_refused_where_it_shows():
+    with pytest.raises(ValueError, match=r"grads must be each device's own.*been averaged"):
+        run_drifting("shard_map", axis_name="batch")
+
+
+@pytest.mark.parametrize("piece", ["random_mask", "stochastic_rounding"])
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_each_shard_of_the_params_has_its_own_draws(piece, check_vma):
+    """And leaves that are replicated over the axis the same ones, as far as their types show it."""
+    if piece == "random_mask":
+        method = sam_optax.random_mask(0.5, key=KEY)
+    else:
+        method = sam_optax.stochastic_rounding(optax.scale(0.003), key=KEY)
+    eps = {"cut": jnp.ones(256, jnp.bfloat16), "whole": jnp.ones(128, jnp.bfloat16)}
+
+    def draw(eps):
+        found, _ = method.update(eps, method.init(eps), eps, norm_axis_name="batch")
+        return found["cut"], found["whole"][None]
+
+    specs = {"cut": P("batch"), "whole": P()}
+    cut, whole = jax.shard_map(
+        draw, mesh=mesh(2), in_specs=(specs,), out_specs=P("batch"), check_vma=check_vma
+    )(eps)
+    assert not np.array_equal(cut[:128], cut[128:])
+    assert len(np.unique(np.asarray(cut, np.float32))) > 1
+    if check_vma:
+        np.testing.assert_array_equal(whole[0], whole[1])
