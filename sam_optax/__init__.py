@@ -3,6 +3,7 @@
 from sam_optax._combinators.alternating import AlternatingState, alternating
 from sam_optax._combinators.eval_params import eval_params
 from sam_optax._combinators.first_pass import FirstPassState, pop_first_pass
+from sam_optax._combinators.lookbehind import LookbehindState, lookbehind
 from sam_optax._combinators.repeat_batches import repeat_batches
 from sam_optax._combinators.sharpness_aware import SharpnessAwareState, sharpness_aware
 from sam_optax._combinators.simultaneous import SimultaneousState, simultaneous
@@ -15,7 +16,6 @@ from sam_optax._descent.scale_by_precision import scale_by_precision
 from sam_optax._descent.surrogate_gap import surrogate_gap
 from sam_optax._descent.toward_maximum import TowardMaximumState, toward_maximum
 from sam_optax._gradients.accumulate import accumulate
-from sam_optax._gradients.lookbehind import lookbehind
 from sam_optax._gradients.part_of_batch import part_of_batch
 from sam_optax._gradients.reweighted_ascent import reweighted_ascent
 from sam_optax._gradients.rising_samples import rising_samples
@@ -60,6 +60,7 @@ __all__ = [  # noqa: RUF022
     # Combinators and their companions.
     "alternating",
     "eval_params",
+    "lookbehind",
     "pop_first_pass",
     "repeat_batches",
     "sharpness_aware",
@@ -100,7 +101,6 @@ __all__ = [  # noqa: RUF022
     # Gradient functions.
     "accumulate",
     "local",
-    "lookbehind",
     "part_of_batch",
     "reweighted_ascent",
     "rising_samples",
@@ -120,6 +120,7 @@ __all__ = [  # noqa: RUF022
     "FirstPassState",
     "FullGradientState",
     "LimitRiseState",
+    "LookbehindState",
     "MomentumStartState",
     "PerturbationSurvival",
     "RandomMaskState",

@@ -195,12 +195,17 @@ def one_each(
             f"{size}."
         )
     first = lax.axis_index(axis_name) == 0
-    own = trees.map_inexact(lambda p, q: jnp.where(first, p, q), point, ahead)
-    grads = evaluate(own).grads
+    own = evaluate(trees.map_inexact(lambda p, q: jnp.where(first, p, q), point, ahead)).grads
+    if not devices.shows_variation(axis_name):
+        other = trees.map_inexact(lambda g: lax.ppermute(g, axis_name, [(0, 1), (1, 0)]), own)
+        pairs = [(own, other), (other, own)]
+        return tuple(
+            trees.map_inexact(lambda x, y: jnp.where(first, x, y), *pair) for pair in pairs
+        )
 
     def of(mine: jax.Array) -> jax.Array:
         return trees.map_inexact(
-            lambda g: lax.psum(jnp.where(mine, g, jnp.zeros_like(g)), axis_name), grads
+            lambda g: lax.psum(jnp.where(mine, g, jnp.zeros_like(g)), axis_name), own
         )
 
     return of(first), of(~first)

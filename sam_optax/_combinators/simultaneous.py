@@ -54,19 +54,25 @@ def simultaneous(
         \end{aligned}
 
     ∇L(y_t) is known from the previous step, so neither of the two gradients depends on the other.
-    Only the last line changes the base optimizer's state. The first step has no ∇L(y₀), so ε = 0.
+    Only the last line changes the base optimizer's state. The first step has no ∇L(y₀): ε = 0 and
+    y₁ = w₀.
+
+    ``update(None, state, params, grad_fn=grad_fn, previous_grad_fn=previous_grad_fn)`` takes two
+    gradient functions, as in the public code: ∇L(w̃_t) is on the batch of the *previous* step, on
+    which ∇L(y_t) was taken, and ∇L(y_{t+1}) on the batch of this step. At the first step both are
+    on its batch.
 
     With ``axis_name``, an axis of two devices in ``jax.shard_map`` or ``jax.pmap`` on which params
-    and state are replicated, each device evaluates one gradient. Without it a step evaluates two.
-
-    ``update(None, state, params, grad_fn=grad_fn)`` also takes ``ascent_grad_fn``, the gradient at
-    y if it is on another batch (in the public code w̃ uses the previous batch). With ``axis_name``,
-    each device has a separate ``grad_fn``: device 0 is for w̃, device 1 for y.
+    and state are replicated, each device evaluates one gradient, with its own ``grad_fn``: that of
+    device 0 is on the previous batch, for w̃, and that of device 1 on this step's, for y. They
+    exchange one gradient each (with ``check_vma=True``, where JAX asks for a proof that both hold
+    the same, they sum two). Without an axis a step evaluates two gradients.
 
     Args:
       base_tx: the base optimizer, any optax transformation.
       perturbation: maps the gradient at y to ε, such as :func:`sam`.
-      lmbda: λ in [0, 1], or an optax schedule of it. Default 0.2, as in the public code.
+      lmbda: λ in [0, 1], or an optax schedule of it. Default 0.2, as in the public code (which
+        never perturbs for λ = 0).
       descent: as in :func:`sharpness_aware`; its ascent gradient is ∇L(y_t).
       axis_name: the axis of two devices. Over other axes, ``grad_fn`` returns a mean; without this
         axis, ``()`` says so.
@@ -77,15 +83,17 @@ def simultaneous(
     Raises:
       TypeError: an argument is not a gradient transformation.
       ValueError: ``lmbda`` is out of range, or the perturbation has a start; in ``update``, an
-        argument is missing, or the axis does not have two devices.
+        argument is missing or not allowed, or the axis does not have two devices.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax
       >>> tx = sam_optax.simultaneous(optax.sgd(0.25), sam_optax.sam(rho=1.0), lmbda=0.0)
       >>> x = jnp.array(4.0)
       >>> state = tx.init(x)
+      >>> grad_fn = jax.grad(lambda x: x**2)  # on one batch, for brevity
       >>> for _ in range(2):
-      ...     updates, state = tx.update(None, state, x, grad_fn=jax.grad(lambda x: x**2))
+      ...     updates, state = tx.update(
+      ...         None, state, x, grad_fn=grad_fn, previous_grad_fn=grad_fn)
       ...     x = optax.apply_updates(x, updates)
       ...     print(x)  # 4 − 2 · 4/4, then 2 − 2 · (2 + 1)/4
       2.0
@@ -132,17 +140,14 @@ class _Step:
         params: optax.Params | None = None,
         *,
         grad_fn: GradFn | None = None,
-        ascent_grad_fn: GradFn | None = None,
+        previous_grad_fn: GradFn | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, SimultaneousState]:
         """Both points follow from ∇L(y_t), which is known; then both gradients are evaluated."""
         del updates
         checks.check_params(params, "simultaneous")
         checks.check_state(state, SimultaneousState)
-        if ascent_grad_fn is not None and self.axis_name:
-            raise ValueError(
-                "ascent_grad_fn cannot be used with axis_name: pass each one's grad_fn."
-            )
+        self._check_functions(previous_grad_fn)
         require_bound("axis_name", self.axis_name)
         g = trees.merge(state.ahead_grads, jax.tree.map(trees.zeros_like, params))
         base_state = self.optimizer.base_state(state.base_state)
@@ -158,12 +163,15 @@ class _Step:
         trial = self.optimizer.update(
             g, state.base_state, params, {**added, "perturbed": False}, extra
         )
-        ahead = trees.add(params, trial[0])
-        loss = evaluations(params, grad_fn, None, ascent_grad_fn, extra, bool(self.axis_name))
+        moves = trees.map_inexact(
+            lambda u: jnp.where(state.step > 0, u, jnp.zeros_like(u)), trial[0]
+        )
+        ahead = trees.add(params, moves)
+        loss = evaluations(params, grad_fn, None, previous_grad_fn, extra, once=True)
         if self.axis_name:
             sharp, seen = one_each(loss.sharp, point, ahead, self.axis_name)
         else:
-            sharp, seen = loss.sharp(point).grads, loss.ascent(ahead).grads
+            sharp, seen = loss.ascent(point).grads, loss.sharp(ahead).grads
         if self.axis_name is None:
             warn_of_drift("simultaneous", sharp)
         share = 1 - jnp.asarray(hp.evaluate(self.lmbda, state.step))
@@ -176,3 +184,17 @@ class _Step:
             perturbation_state=moved,
             base_state=new_base_state,
         )
+
+    def _check_functions(self, previous_grad_fn: GradFn | None) -> None:
+        """Raises unless there is one gradient function for each gradient."""
+        if self.axis_name and previous_grad_fn is not None:
+            raise ValueError(
+                "previous_grad_fn cannot be used with axis_name, under which each device has a "
+                "grad_fn of its own: device 0 that of the previous batch."
+            )
+        if not self.axis_name and previous_grad_fn is None:
+            raise ValueError(
+                "simultaneous needs previous_grad_fn, the gradient on the batch of the previous "
+                "step: call update(None, state, params, grad_fn=grad_fn, previous_grad_fn="
+                "previous_grad_fn), at the first step with grad_fn for both."
+            )

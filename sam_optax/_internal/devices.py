@@ -87,6 +87,11 @@ def is_replicated(leaf: Leaf, axis_name: AxisName | None) -> bool:
     return any(jax.typeof(_vary(leaf, axis)) != jax.typeof(leaf) for axis in _axes(axis_name))
 
 
+def shows_variation(axis_name: AxisName) -> bool:
+    """Whether types show what varies along the axis: ``shard_map`` with ``check_vma=True``."""
+    return is_replicated(jnp.zeros(()), axis_name)
+
+
 def all_replicated(tree: PyTree, axis_name: AxisName) -> bool:
     """Whether the type system knows that all devices hold the same numbers."""
     return all(is_replicated(leaf, axis_name) for leaf in trees.inexact_leaves(tree))

@@ -91,7 +91,7 @@ def test_the_rise_is_unknown_without_values():
 def test_a_start_of_its_own_has_no_loss_at_the_params(name):
     methods = {
         "rsam": lambda: sam_optax.rsam(0.5, key=KEY),
-        "momentum": lambda: sam_optax.momentum_start(sam_optax.sam(0.5)),
+        "momentum": lambda: sam_optax.momentum_start(sam_optax.sam(0.5), 0.9),
     }
     _, state = step(methods[name]())
     assert not state.info.loss_known
