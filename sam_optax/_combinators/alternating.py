@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks
 from sam_optax._combinators.skip_nonfinite import all_finite
@@ -45,15 +46,15 @@ class AlternatingState(NamedTuple):
     step: chex.Array
     skipped: chex.Array
     phase: chex.Array
-    params: optax.Params
-    ascent_grads: optax.Updates
-    perturbation_state: optax.OptState
+    params: Params
+    ascent_grads: Updates
+    perturbation_state: OptState
     other_perturbation_state: PyTree
-    base_state: optax.OptState
+    base_state: OptState
     when_state: PyTree
 
 
-Moved: TypeAlias = tuple[optax.Updates, AlternatingState]
+Moved: TypeAlias = tuple[Updates, AlternatingState]
 """What the params move by in a call, and the new state."""
 
 
@@ -174,7 +175,7 @@ class _Step:
         """Whether a call needs the perturbation's state from before the call before."""
         return self.optimizer.descent is not None or self.skip_nonfinite
 
-    def init(self, params: optax.Params) -> AlternatingState:
+    def init(self, params: Params) -> AlternatingState:
         """The state before the first call."""
         checks.check_copied(params)
         step = jnp.zeros((), jnp.int32)
@@ -198,11 +199,7 @@ class _Step:
         )
 
     def update(
-        self,
-        updates: optax.Updates,
-        state: AlternatingState,
-        params: optax.Params | None = None,
-        **extra: Any,
+        self, updates: Updates, state: AlternatingState, params: Params | None = None, **extra: Any
     ) -> Moved:
         """One call: the move that the phase prescribes, from ``params``."""
         if updates is None or params is None:
@@ -235,8 +232,8 @@ class _Call:
     """One call of a step, with its gradient, its params and the state before it."""
 
     of: _Step
-    grads: optax.Updates
-    params: optax.Params
+    grads: Updates
+    params: Params
     state: AlternatingState
     extra: ExtraArgs
 
@@ -246,7 +243,7 @@ class _Call:
         return saturating_sum(self.state.step, self.state.skipped)
 
     @property
-    def w(self) -> optax.Params:
+    def w(self) -> Params:
         """The unperturbed params."""
         return trees.merge(self.state.params, self.params)
 
@@ -293,23 +290,19 @@ class _Call:
         point, phase = self._first_point(self.w, self.state, self.step)
         return self._to(point), self.state._replace(phase=phase)
 
-    def _arguments(self, base_state: optax.OptState, step: jax.Array) -> ExtraArgs:
+    def _arguments(self, base_state: OptState, step: jax.Array) -> ExtraArgs:
         """The arguments of the perturbation."""
         own = self.of.optimizer.base_state(base_state)
         return roles.for_perturbation(self.extra, training_step=step, base_state=own)
 
-    def _perturb(self) -> tuple[optax.Params, optax.OptState]:
+    def _perturb(self) -> tuple[Params, OptState]:
         """``w + ε`` and the perturbation's new state."""
         arguments = self._arguments(self.state.base_state, self.step)
         before = self.state.perturbation_state
         return perturbed_params(self.of.method, self.w, self.grads, before, None, arguments)
 
     def _descend(
-        self,
-        ascent_grads: optax.Updates | None,
-        before: optax.OptState,
-        now: optax.OptState,
-        perturbed: bool,
+        self, ascent_grads: Updates | None, before: OptState, now: OptState, perturbed: bool
     ) -> Moved:
         """The step from w; ``before`` and ``now`` are the perturbation's states around it."""
         added = {
@@ -334,11 +327,11 @@ class _Call:
         return self._to(point), state._replace(phase=phase)
 
     def _first_point(
-        self, w: optax.Params, state: AlternatingState, step: jax.Array
-    ) -> tuple[optax.Params, jax.Array]:
+        self, w: Params, state: AlternatingState, step: jax.Array
+    ) -> tuple[Params, jax.Array]:
         """Where a training step takes its first gradient, and the phase of that gradient."""
 
-        def start() -> optax.Params:
+        def start() -> Params:
             arguments = self._arguments(state.base_state, step)
             return self.of.method.start_fn(w, state.perturbation_state, **arguments)
 
@@ -346,7 +339,7 @@ class _Call:
         point = control_flow.cond(perturbed, start, lambda: w) if self.of.method.has_start else w
         return point, jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
 
-    def _to(self, point: optax.Params) -> optax.Updates:
+    def _to(self, point: Params) -> Updates:
         """The updates that move the params to a point."""
         return trees.displacement(self.grads, self.params, point)
 

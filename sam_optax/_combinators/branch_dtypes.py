@@ -6,20 +6,20 @@ from a separate ``ascent_grad_fn``, or at perturbed params of another dtype.
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import DTypeLike
+from optax import Params, Updates
 
 from sam_optax._combinators.gradient_functions import Evaluation
 from sam_optax._internal import control_flow, trees
 
 
 def in_dtypes_of_sharp(
-    grads: optax.Updates,
+    grads: Updates,
     sharp: Evaluation,
-    params: optax.Params,
+    params: Params,
     perturb_dtype: DTypeLike | None,
     groups: int | None,
-) -> optax.Updates:
+) -> Updates:
     """The gradient of a step that does not perturb, in the dtypes of the sharp gradient."""
     # Outside of jit the branches need not agree, and checking would trace at every step.
     known = perturb_dtype is not None or not control_flow.is_traced(params, grads)
@@ -33,14 +33,14 @@ def in_dtypes_of_sharp(
 
 
 def in_dtypes_of_plain_step(
-    ascent: optax.Updates,
-    sharp: optax.Updates,
-    params: optax.Params,
+    ascent: Updates,
+    sharp: Updates,
+    params: Params,
     perturb_dtype: DTypeLike | None,
     *,
     at_params: bool,
     ascent_given: bool,
-) -> tuple[optax.Updates, optax.Updates]:
+) -> tuple[Updates, Updates]:
     """Both gradients of a step that perturbs, in the dtypes of a step that does not.
 
     Args:

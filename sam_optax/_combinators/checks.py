@@ -2,6 +2,7 @@
 
 import jax
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._combinators.first_pass import FirstPassState
 from sam_optax._internal import checks, roles
@@ -77,7 +78,7 @@ def check_options(
         raise ValueError("sync_perturbation=True needs axis_name, the axis to synchronize over.")
 
 
-def check_params(params: optax.Params | None, name: str = "sharpness_aware") -> None:
+def check_params(params: Params | None, name: str = "sharpness_aware") -> None:
     """Raises for params that are missing, or that are not arrays."""
     if params is None:
         raise ValueError(
@@ -87,7 +88,7 @@ def check_params(params: optax.Params | None, name: str = "sharpness_aware") -> 
     checks.require_arrays(params)
 
 
-def check_copied(params: optax.Params) -> None:
+def check_copied(params: Params) -> None:
     """Raises for params of which ``alternating`` cannot keep a copy."""
     _refuse_lookahead("alternating", params)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
@@ -98,7 +99,7 @@ def check_copied(params: optax.Params) -> None:
     checks.require_arrays(params)
 
 
-def _refuse_lookahead(name: str, params: optax.Params) -> None:
+def _refuse_lookahead(name: str, params: Params) -> None:
     if isinstance(params, optax.LookaheadParams):
         raise TypeError(
             f"{name} got optax.LookaheadParams, but the gradient covers the fast params only: "
@@ -107,7 +108,7 @@ def _refuse_lookahead(name: str, params: optax.Params) -> None:
         )
 
 
-def check_state(state: optax.OptState, expected: type) -> None:
+def check_state(state: OptState, expected: type) -> None:
     """Raises for another method's state, and for a state that still holds a first pass."""
     if isinstance(state, FirstPassState):
         raise ValueError(
@@ -120,7 +121,7 @@ def check_state(state: optax.OptState, expected: type) -> None:
 def check_functions(
     method: Perturbation,
     when: When | None,
-    updates: optax.Updates | None,
+    updates: Updates | None,
     value_and_grad_fn: Function | None,
     ascent_grad_fn: Function | None,
 ) -> None:

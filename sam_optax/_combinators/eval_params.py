@@ -5,11 +5,12 @@ from typing import Any
 import jax
 import optax
 import optax.contrib
+from optax import OptState, Params
 
 from sam_optax._combinators.alternating import AlternatingState
 
 
-def eval_params(params: optax.Params, state: optax.OptState) -> optax.Params:
+def eval_params(params: Params, state: OptState) -> Params:
     """Returns the exact unperturbed params of a training run with :func:`alternating`.
 
     Args:
@@ -60,7 +61,7 @@ def eval_params(params: optax.Params, state: optax.OptState) -> optax.Params:
     return jax.tree.unflatten(structure, own)
 
 
-def alternating_states(state: optax.OptState) -> list[AlternatingState]:
+def alternating_states(state: OptState) -> list[AlternatingState]:
     """The states of :func:`sam_optax.alternating` in an optimizer's state, at least one.
 
     Raises:
@@ -95,11 +96,7 @@ _REMEDY = (
     "perturbation), and choose what is perturbed with sam_optax.perturb_only. optax.lookahead "
     "cannot be used."
 )
-_REWRITING = (
-    optax.LookaheadState,
-    optax.contrib.MechanicState,
-    optax.contrib.ScheduleFreeState,
-)
+_REWRITING = (optax.LookaheadState, optax.contrib.MechanicState, optax.contrib.ScheduleFreeState)
 
 
 def _is_followed(chain: tuple[Any, ...]) -> bool:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import jax
-import optax
+from optax import OptState
 
 from sam_optax._internal.types import LossAndAux, PyTree
 
@@ -19,11 +19,11 @@ class FirstPassState(NamedTuple):
       value: ``(loss, aux)`` of the first pass.
     """
 
-    state: optax.OptState
+    state: OptState
     value: LossAndAux
 
 
-def pop_first_pass(opt_state: optax.OptState) -> tuple[optax.OptState, LossAndAux]:
+def pop_first_pass(opt_state: OptState) -> tuple[OptState, LossAndAux]:
     """Separates the loss and auxiliary output of the first pass from the new optimizer state.
 
     Args:

@@ -7,14 +7,15 @@ from typing import NamedTuple, NoReturn, TypeAlias
 import chex
 import jax
 import optax
+from optax import Params, Updates
 
 from sam_optax._internal import checks, control_flow, trees
 from sam_optax._internal.types import ExtraArgs, LossAndAux, PyTree
 
-GradFn: TypeAlias = Callable[..., optax.Updates]
+GradFn: TypeAlias = Callable[..., Updates]
 """``params -> grads``; with groups of the batch, ``(params, index) -> grads``."""
 
-ValueAndGradFn: TypeAlias = Callable[..., tuple[LossAndAux, optax.Updates]]
+ValueAndGradFn: TypeAlias = Callable[..., tuple[LossAndAux, Updates]]
 """What ``jax.value_and_grad(loss_fn, has_aux=True)`` returns."""
 
 
@@ -27,7 +28,7 @@ class Pass(NamedTuple):
     """
 
     value: LossAndAux | None
-    grads: optax.Updates
+    grads: Updates
 
 
 Evaluation: TypeAlias = Callable[..., Pass]
@@ -49,7 +50,7 @@ class Evaluations(NamedTuple):
 
 
 def evaluations(
-    params: optax.Params,
+    params: Params,
     grad_fn: GradFn | None,
     value_and_grad_fn: ValueAndGradFn | None,
     ascent_grad_fn: GradFn | None,
@@ -88,7 +89,7 @@ def evaluations(
     return Evaluations(sharp, ascent, True)
 
 
-def _explaining(evaluate: Evaluation, params: optax.Params) -> Evaluation:
+def _explaining(evaluate: Evaluation, params: Params) -> Evaluation:
     """The evaluation, with errors that explain why a function may fail on these params."""
 
     def is_masked(node: PyTree) -> bool:
@@ -99,7 +100,7 @@ def _explaining(evaluate: Evaluation, params: optax.Params) -> Evaluation:
     without = any(node is None for node in nodes)
     vector = jax.tree_util.all_leaves([params]) and jax.numpy.ndim(params) == 1
 
-    def explaining(params: optax.Params, *group: chex.Numeric) -> Pass:
+    def explaining(params: Params, *group: chex.Numeric) -> Pass:
         try:
             return evaluate(params, *group)
         except Exception as error:
@@ -142,7 +143,7 @@ def _missing(grad_fn: object) -> NoReturn:
     )
 
 
-def _of_grad(name: str, grad_fn: GradFn, params: optax.Params) -> Evaluation:
+def _of_grad(name: str, grad_fn: GradFn, params: Params) -> Evaluation:
     gradient = checks.checked_gradient(grad_fn, params, name)
     return lambda params, *group: Pass(None, gradient(params, *group))
 
@@ -154,7 +155,7 @@ def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
             f"has_aux=True), got {value_and_grad_fn!r}."
         )
 
-    def evaluate(params: optax.Params, *group: chex.Numeric) -> Pass:
+    def evaluate(params: Params, *group: chex.Numeric) -> Pass:
         value, grads = value_and_grad_fn(params, *group)
         if not (isinstance(value, tuple) and len(value) == 2):
             raise TypeError(
@@ -187,7 +188,7 @@ def _gradient_of_loss(extra: ExtraArgs) -> GradFn | None:
     names = list(inspect.signature(loss_fn).parameters)[1:]
     given = {name: extra[name] for name in names if name in extra}
 
-    def grad_fn(params: optax.Params) -> optax.Updates:
+    def grad_fn(params: Params) -> Updates:
         grads = jax.grad(lambda p: loss_fn(p, **given), allow_int=True)(params)
         # For complex params, optax descends along the conjugate of JAX's gradient.
         return trees.map_inexact(lambda g: g.conj() if jax.numpy.iscomplexobj(g) else g, grads)

@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks
 from sam_optax._combinators.gradient_functions import GradFn, evaluations
@@ -27,8 +28,8 @@ class LookbehindState(NamedTuple):
     """
 
     step: chex.Array
-    perturbation_state: optax.OptState
-    base_state: optax.OptState
+    perturbation_state: OptState
+    base_state: OptState
 
 
 def lookbehind(
@@ -94,11 +95,11 @@ def lookbehind(
 class _Reached(NamedTuple):
     """Both trajectories after some ascents."""
 
-    point: optax.Params
-    fast: optax.Params
-    grads: optax.Updates
-    perturbation_state: optax.OptState
-    base_state: optax.OptState
+    point: Params
+    fast: Params
+    grads: Updates
+    perturbation_state: OptState
+    base_state: OptState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +111,7 @@ class _Step:
     k: int
     alpha: hp.Hyperparameter | Literal["adaptive"]
 
-    def init(self, params: optax.Params) -> LookbehindState:
+    def init(self, params: Params) -> LookbehindState:
         """The state before the first step."""
         checks.check_params(params, "lookbehind")
         return LookbehindState(
@@ -119,13 +120,13 @@ class _Step:
 
     def update(
         self,
-        updates: optax.Updates | None,
+        updates: Updates | None,
         state: LookbehindState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         grad_fn: GradFn | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, LookbehindState]:
+    ) -> tuple[Updates, LookbehindState]:
         """Takes k ascents from w, each with a step of the fast weights, and a part of their way."""
         checks.check_params(params, "lookbehind")
         checks.check_state(state, LookbehindState)
@@ -162,7 +163,7 @@ class _Step:
             optax.safe_increment(state.step), last.perturbation_state, last.base_state
         )
 
-    def _shares(self, first: optax.Updates, way: optax.Updates, step: jax.Array) -> optax.Updates:
+    def _shares(self, first: Updates, way: Updates, step: jax.Array) -> Updates:
         """α of each leaf, from its first step and from its whole way."""
         if self.alpha != "adaptive":
             alpha = hp.evaluate(self.alpha, step)

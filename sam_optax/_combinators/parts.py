@@ -7,8 +7,8 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
+from optax import OptState, Params, Updates
 
 from sam_optax._combinators import step_info
 from sam_optax._combinators.branch_dtypes import in_dtypes_of_sharp
@@ -36,7 +36,7 @@ class Devices:
         """The mean over the devices."""
         return devices.pmean(tree, self.axis_name)
 
-    def synchronized(self, grads: optax.Updates) -> optax.Updates:
+    def synchronized(self, grads: Updates) -> Updates:
         """The ascent gradient that each device perturbs by."""
         return self.mean(grads) if self.sync_perturbation else grads
 
@@ -73,8 +73,8 @@ class AveragedGradients:
         self,
         loss: Evaluations,
         first: Pass | None,
-        state: optax.OptState,
-        params: optax.Params,
+        state: OptState,
+        params: Params,
         extra: ExtraArgs,
     ) -> Gradients:
         """The mean over the devices, on each of which params and state are local."""
@@ -107,8 +107,8 @@ class AveragedGradients:
         index: tuple[chex.Numeric, ...],
         loss: Evaluations,
         first: Pass | None,
-        state: optax.OptState,
-        params: optax.Params,
+        state: OptState,
+        params: Params,
         extra: ExtraArgs,
     ) -> Gradients:
         """One sample of one group; ``draw_index`` tells it from the others, and devices apart."""
@@ -121,12 +121,7 @@ class AveragedGradients:
         return self.one(loss, first, state, params, {**extra, "draw_index": draw})
 
     def plain(
-        self,
-        loss: Evaluations,
-        first: Pass | None,
-        leads: bool,
-        state: optax.OptState,
-        params: optax.Params,
+        self, loss: Evaluations, first: Pass | None, leads: bool, state: OptState, params: Params
     ) -> Gradients:
         """The gradients of a step that does not perturb: both are the one at the params.
 
@@ -144,7 +139,7 @@ class AveragedGradients:
         climb = step_info.no_climb(params) if self.one.info else None
         return Gradients(g.value, ascent, grads, state, climb)
 
-    def _plain_pass(self, evaluate: Evaluation, params: optax.Params) -> Pass:
+    def _plain_pass(self, evaluate: Evaluation, params: Params) -> Pass:
         """The gradient at the params, on the whole batch."""
         if self.groups:
             return control_flow.mean_of(lambda i: evaluate(params, i), self.groups, params)
@@ -159,7 +154,7 @@ class AveragedGradients:
         )
 
 
-def warn_of_drift(who: str, grads: optax.Updates) -> None:
+def warn_of_drift(who: str, grads: Updates) -> None:
     """Warns if devices take different gradients, as far as JAX shows it.
 
     Under ``jax.pmap`` and without ``check_vma`` a ``grad_fn`` that averages over the devices itself
@@ -186,8 +181,8 @@ def of_group(evaluate: Evaluation, group: chex.Numeric) -> Evaluation:
 
 
 def one_each(
-    evaluate: Evaluation, point: optax.Params, ahead: optax.Params, axis_name: AxisName
-) -> tuple[optax.Updates, optax.Updates]:
+    evaluate: Evaluation, point: Params, ahead: Params, axis_name: AxisName
+) -> tuple[Updates, Updates]:
     """The gradients at both points, each of which one of two devices evaluates."""
     if (size := lax.psum(1, axis_name)) != 2:
         raise ValueError(

@@ -9,8 +9,8 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-import optax
 from jax.typing import DTypeLike
+from optax import OptState, Params, Updates
 
 from sam_optax._combinators import step_info
 from sam_optax._combinators.branch_dtypes import in_dtypes_of_plain_step
@@ -32,9 +32,9 @@ class Gradients(NamedTuple):
     """
 
     value: LossAndAux | None
-    ascent: optax.Updates
-    sharp: optax.Updates
-    perturbation_state: optax.OptState
+    ascent: Updates
+    sharp: Updates
+    perturbation_state: OptState
     climb: step_info.Climb | None
 
 
@@ -51,8 +51,8 @@ class PerturbedGradient:
         self,
         loss: Evaluations,
         first: Pass | None,
-        state: optax.OptState,
-        params: optax.Params,
+        state: OptState,
+        params: Params,
         extra: ExtraArgs,
     ) -> Gradients:
         """Evaluates the ascent gradient g and the sharp gradient g_s.
@@ -63,9 +63,7 @@ class PerturbedGradient:
         """
         g = loss.ascent(self._start(params, state, extra)) if first is None else first
 
-        def ascend_again(
-            reached: tuple[optax.Params, optax.OptState],
-        ) -> tuple[optax.Params, optax.OptState]:
+        def ascend_again(reached: tuple[Params, OptState]) -> tuple[Params, OptState]:
             grads = loss.ascent(self._start(*reached, extra)).grads
             return self._perturb(*reached, grads, extra)
 
@@ -96,7 +94,7 @@ class PerturbedGradient:
             return self.method.samples == 1
         return given and self.ascent_steps == 1 and not self.method.has_start
 
-    def _start(self, point: optax.Params, state: optax.OptState, extra: ExtraArgs) -> optax.Params:
+    def _start(self, point: Params, state: OptState, extra: ExtraArgs) -> Params:
         """The params at which the ascent gradient is evaluated."""
         if not self.method.has_start:
             return point
@@ -106,12 +104,8 @@ class PerturbedGradient:
         return self.method.start_fn(point, state, **extra)
 
     def _perturb(
-        self,
-        point: optax.Params,
-        state: optax.OptState,
-        grads: optax.Updates,
-        extra: ExtraArgs,
-    ) -> tuple[optax.Params, optax.OptState]:
+        self, point: Params, state: OptState, grads: Updates, extra: ExtraArgs
+    ) -> tuple[Params, OptState]:
         """``point + ε`` and the new state of the perturbation."""
         return perturbed_params(self.method, point, grads, state, self.perturb_dtype, extra)
 

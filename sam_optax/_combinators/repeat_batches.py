@@ -7,7 +7,7 @@ from typing import TypeVar
 import chex
 import jax
 import numpy as np
-import optax
+from optax import OptState
 
 from sam_optax._combinators.eval_params import alternating_states
 from sam_optax._internal.hyperparameters import check_integer
@@ -16,10 +16,7 @@ Batch = TypeVar("Batch")
 
 
 def repeat_batches(
-    batches: Iterable[Batch],
-    state_fn: Callable[[], optax.OptState],
-    *,
-    microbatches: int = 1,
+    batches: Iterable[Batch], state_fn: Callable[[], OptState], *, microbatches: int = 1
 ) -> Iterator[Batch]:
     """Yields each batch once per call that its training step with :func:`alternating` takes.
 
@@ -72,7 +69,7 @@ def repeat_batches(
 
 
 def _repeat(
-    batches: Iterator[Batch], state_fn: Callable[[], optax.OptState], microbatches: int
+    batches: Iterator[Batch], state_fn: Callable[[], OptState], microbatches: int
 ) -> Iterator[Batch]:
     while len(step := list(itertools.islice(batches, microbatches))) == microbatches:
         before = _progress(state_fn())
@@ -97,7 +94,7 @@ class _Progress:
       buffer: the array from which ``phase`` was read.
     """
 
-    def __init__(self, state: optax.OptState) -> None:
+    def __init__(self, state: OptState) -> None:
         states = alternating_states(state)
         found = {(_value(s.step) + _value(s.skipped), _value(s.phase)) for s in states}
         if len(found) > 1:
@@ -110,7 +107,7 @@ class _Progress:
         (self.buffer,) = jax.tree.leaves(states[0].phase)
 
 
-def _progress(state: optax.OptState, before: _Progress | None = None) -> _Progress:
+def _progress(state: OptState, before: _Progress | None = None) -> _Progress:
     now = _Progress(state)
     if before is not None and now.buffer is before.buffer:
         raise ValueError(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
+from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks, step_info
 from sam_optax._combinators.first_pass import FirstPassState
@@ -40,8 +41,8 @@ class SharpnessAwareState(NamedTuple):
 
     step: chex.Array
     skipped: chex.Array
-    perturbation_state: optax.OptState
-    base_state: optax.OptState
+    perturbation_state: OptState
+    base_state: OptState
     when_state: PyTree
     info: StepInfo | None
 
@@ -204,7 +205,7 @@ class _Step:
     when: When | None
     skip_nonfinite: bool
 
-    def init(self, params: optax.Params) -> SharpnessAwareState:
+    def init(self, params: Params) -> SharpnessAwareState:
         """The state before the first step."""
         checks.check_params(params)
         return SharpnessAwareState(
@@ -218,15 +219,15 @@ class _Step:
 
     def update(
         self,
-        updates: optax.Updates | None,
+        updates: Updates | None,
         state: SharpnessAwareState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         grad_fn: GradFn | None = None,
         value_and_grad_fn: ValueAndGradFn | None = None,
         ascent_grad_fn: GradFn | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, SharpnessAwareState | FirstPassState]:
+    ) -> tuple[Updates, SharpnessAwareState | FirstPassState]:
         """G = ∇L(w), ε = perturbation(g), g_s = ∇L(w + ε), w ← w + base_tx(descent(g_s))."""
         self._check(updates, state, params, value_and_grad_fn, ascent_grad_fn)
         state = state._replace(info=self._info(state.info, params))
@@ -261,7 +262,7 @@ class _Step:
 
         found = self.gradients.mean(control_flow.cond(perturbed, perturb, do_not_perturb))
 
-        def descend() -> tuple[optax.Updates, SharpnessAwareState]:
+        def descend() -> tuple[Updates, SharpnessAwareState]:
             new_state = state._replace(when_state=when_state)
             return self._descend(found, perturbed, step, new_state, params, extra)
 
@@ -274,9 +275,9 @@ class _Step:
 
     def _check(
         self,
-        updates: optax.Updates | None,
+        updates: Updates | None,
         state: SharpnessAwareState,
-        params: optax.Params | None,
+        params: Params | None,
         value_and_grad_fn: ValueAndGradFn | None,
         ascent_grad_fn: GradFn | None,
     ) -> None:
@@ -297,9 +298,9 @@ class _Step:
         perturbed: chex.Numeric,
         step: jax.Array,
         state: SharpnessAwareState,
-        params: optax.Params,
+        params: Params,
         extra: ExtraArgs,
-    ) -> tuple[optax.Updates, SharpnessAwareState]:
+    ) -> tuple[Updates, SharpnessAwareState]:
         """The updates from both gradients, and the new state."""
         axis = self.gradients.devices.norm_axis_name
         added = {
@@ -325,13 +326,13 @@ class _Step:
             info=info,
         )
 
-    def _info(self, info: StepInfo | None, params: optax.Params) -> StepInfo | None:
+    def _info(self, info: StepInfo | None, params: Params) -> StepInfo | None:
         """The diagnostics so far, also where the state was made without or with them."""
         if not self.gradients.one.info:
             return None
         return step_info.initial(params) if info is None else info
 
-    def _evaluates_once(self, given: optax.Updates | None) -> bool:
+    def _evaluates_once(self, given: Updates | None) -> bool:
         """Whether a step evaluates a single gradient."""
         always = self.when is None and self.gradients.groups is None
         return always and self.gradients.one.evaluates_once(given is not None)

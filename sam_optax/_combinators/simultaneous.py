@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks
 from sam_optax._combinators.gradient_functions import GradFn, evaluations
@@ -30,9 +31,9 @@ class SimultaneousState(NamedTuple):
     """
 
     step: chex.Array
-    ahead_grads: optax.Updates
-    perturbation_state: optax.OptState
-    base_state: optax.OptState
+    ahead_grads: Updates
+    perturbation_state: OptState
+    base_state: OptState
 
 
 def simultaneous(
@@ -123,7 +124,7 @@ class _Step:
     lmbda: hp.Hyperparameter
     axis_name: AxisName | None
 
-    def init(self, params: optax.Params) -> SimultaneousState:
+    def init(self, params: Params) -> SimultaneousState:
         """The state before the first step."""
         checks.check_params(params, "simultaneous")
         return SimultaneousState(
@@ -135,14 +136,14 @@ class _Step:
 
     def update(
         self,
-        updates: optax.Updates | None,
+        updates: Updates | None,
         state: SimultaneousState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         grad_fn: GradFn | None = None,
         previous_grad_fn: GradFn | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, SimultaneousState]:
+    ) -> tuple[Updates, SimultaneousState]:
         """Both points follow from ∇L(y_t), which is known; then both gradients are evaluated."""
         del updates
         checks.check_params(params, "simultaneous")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
+from optax import Updates
 
 from sam_optax._internal import control_flow, devices, trees, vectors
 from sam_optax._internal.devices import AxisName
@@ -25,14 +25,12 @@ def norm_is_finite(tree: PyTree, axis_name: AxisName | None = None) -> jax.Array
 
 
 def unless_nonfinite(
-    finite: jax.Array,
-    descend: Callable[[], tuple[optax.Updates, PyTree]],
-    skipped: PyTree,
-) -> tuple[optax.Updates, PyTree]:
+    finite: jax.Array, descend: Callable[[], tuple[Updates, PyTree]], skipped: PyTree
+) -> tuple[Updates, PyTree]:
     """``descend()``, or zero updates and the state ``skipped`` in the dtypes of the new state."""
     descend = control_flow.trace_once(descend, finite)
 
-    def skip() -> tuple[optax.Updates, PyTree]:
+    def skip() -> tuple[Updates, PyTree]:
         updates, state = jax.eval_shape(descend)
         return (
             jax.tree.map(_no_update, updates),

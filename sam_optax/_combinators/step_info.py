@@ -6,7 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from optax import Params, Updates
 
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
@@ -50,19 +50,19 @@ class Climb(NamedTuple):
     loss_known: chex.Array
 
 
-def dtype_of(params: optax.Params) -> np.dtype:
+def dtype_of(params: Params) -> np.dtype:
     """The dtype of all numbers."""
     return vectors.accumulator_dtype(trees.inexact_leaves(params))
 
 
-def initial(params: optax.Params) -> StepInfo:
+def initial(params: Params) -> StepInfo:
     """Before the first step; one buffer per number, as donation must not take a buffer twice."""
     dtype = dtype_of(params)
     numbers = {name: jnp.zeros((), dtype) for name in StepInfo._fields}
     return StepInfo(**{**numbers, "loss_known": jnp.zeros((), bool)})
 
 
-def no_climb(params: optax.Params) -> Climb:
+def no_climb(params: Params) -> Climb:
     """A step that does not perturb: the loss does not rise."""
     dtype = dtype_of(params)
     zero = jnp.zeros((), dtype)
@@ -70,9 +70,9 @@ def no_climb(params: optax.Params) -> Climb:
 
 
 def climb(
-    params: optax.Params,
-    start: optax.Params | None,
-    point: optax.Params,
+    params: Params,
+    start: Params | None,
+    point: Params,
     losses: tuple[jax.Array, jax.Array] | None,
     axis_name: AxisName | None,
 ) -> Climb:
@@ -98,7 +98,7 @@ def climb(
 
 
 def collect(
-    ascent_grads: optax.Updates, grads: optax.Updates, seen: Climb, axis_name: AxisName | None
+    ascent_grads: Updates, grads: Updates, seen: Climb, axis_name: AxisName | None
 ) -> StepInfo:
     """The diagnostics of the step."""
     dtype = seen.eps_norm.dtype

@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._descent.descent import descent, require, where_perturbed
 from sam_optax._internal import checks, trees, vectors
@@ -58,16 +59,16 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
     hp.check("alpha", alpha, lower=0)
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
+        updates: Updates,
+        state: OptState,
+        params: Params | None = None,
         *,
         alpha: chex.Numeric,
-        eigenvector: optax.Params | None = None,
+        eigenvector: Params | None = None,
         perturbed: chex.Numeric | None = None,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[Updates, OptState]:
         del params
         perturbed = require("away_from_eigenvector", "perturbed", perturbed, extra)
         if eigenvector is None:

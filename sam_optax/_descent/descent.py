@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Updates
 
 from sam_optax._internal import checks
 from sam_optax._internal import hyperparameters as hp
@@ -46,8 +47,8 @@ def require(who: str, name: str, value: T | None, extra: ExtraArgs) -> T:
 
 
 def require_ascent_grads(
-    who: str, ascent_grads: optax.Updates | None, updates: optax.Updates, extra: ExtraArgs
-) -> optax.Updates:
+    who: str, ascent_grads: Updates | None, updates: Updates, extra: ExtraArgs
+) -> Updates:
     """The ascent gradient, matching the sharp one."""
     found = require(who, "ascent_grads", ascent_grads, extra)
     remedy = "Inside optax.masked and optax.partition, set mask_compatible_extra_args=True."

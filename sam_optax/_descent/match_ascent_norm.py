@@ -5,6 +5,7 @@ from typing import Any
 import chex
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._descent.descent import require_ascent_grads, where_perturbed
 from sam_optax._internal import vectors
@@ -43,15 +44,15 @@ def match_ascent_norm() -> optax.GradientTransformationExtraArgs:
     """
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
+        updates: Updates,
+        state: OptState,
+        params: Params | None = None,
         *,
-        ascent_grads: optax.Updates | None = None,
+        ascent_grads: Updates | None = None,
         perturbed: chex.Numeric = True,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[Updates, OptState]:
         del params
         g = require_ascent_grads("match_ascent_norm", ascent_grads, updates, extra)
         wanted, length = vectors.norm(g, norm_axis_name), vectors.norm(updates, norm_axis_name)

@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._descent.descent import descent, require_ascent_grads, where_perturbed
 from sam_optax._internal import hyperparameters as hp
@@ -53,15 +54,15 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
     hp.check("weight", weight, lower=0)
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
+        updates: Updates,
+        state: OptState,
+        params: Params | None = None,
         *,
         weight: chex.Numeric,
-        ascent_grads: optax.Updates | None = None,
+        ascent_grads: Updates | None = None,
         perturbed: chex.Numeric = True,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[Updates, OptState]:
         del params
         g = require_ascent_grads("mix_gradients", ascent_grads, updates, extra)
         # With weight 1, the gradient of a step that does not perturb is unchanged.
@@ -70,7 +71,7 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
     return descent(lambda params: optax.EmptyState(), update_fn, {"weight": weight})
 
 
-def mix(sharp: optax.Updates, ascent: optax.Updates, alpha: jax.Array) -> optax.Updates:
+def mix(sharp: Updates, ascent: Updates, alpha: jax.Array) -> Updates:
     """(1 − α) g + α g_s, in the dtypes of g_s."""
 
     def leaf(g_s: jax.Array, g: Leaf) -> jax.Array:
@@ -127,15 +128,15 @@ def decoupled_sharpness(
     base = roles.open_to_arguments(base_tx)
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
+        updates: Updates,
+        state: OptState,
+        params: Params | None = None,
         *,
         learning_rate: chex.Numeric,
         weight: chex.Numeric,
-        ascent_grads: optax.Updates | None = None,
+        ascent_grads: Updates | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[Updates, OptState]:
         g = require_ascent_grads("decoupled_sharpness", ascent_grads, updates, extra)
         given = {name: value for name, value in extra.items() if name not in roles.FOR_DESCENTS}
         base_updates, state = base.update(g, state, params, **given)

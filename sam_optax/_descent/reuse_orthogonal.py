@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from sam_optax._descent.descent import descent, require_ascent_grads
 from sam_optax._internal import control_flow, trees, vectors
@@ -23,7 +24,7 @@ class ReuseOrthogonalState(NamedTuple):
       norm: ‖g_v‖, float32 (or wider) scalar.
     """
 
-    g_v: optax.Updates
+    g_v: Updates
     norm: chex.Array
 
 
@@ -69,25 +70,25 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
     """
     hp.check("alpha", alpha, lower=0)
 
-    def init_fn(params: optax.Params) -> ReuseOrthogonalState:
+    def init_fn(params: Params) -> ReuseOrthogonalState:
         g_v = trees.inexact_zeros(params)
         return ReuseOrthogonalState(g_v, jnp.zeros((), vectors.norm(g_v).dtype))
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: ReuseOrthogonalState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         alpha: chex.Numeric,
-        ascent_grads: optax.Updates | None = None,
+        ascent_grads: Updates | None = None,
         perturbed: chex.Numeric = True,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, ReuseOrthogonalState]:
+    ) -> tuple[Updates, ReuseOrthogonalState]:
         del params
         g = require_ascent_grads("reuse_orthogonal", ascent_grads, updates, extra)
 
-        def remember() -> tuple[optax.Updates, optax.Updates, jax.Array]:
+        def remember() -> tuple[Updates, Updates, jax.Array]:
             rest, norm = vectors.reject(updates, g, norm_axis_name)
             g_v = jax.tree.map(
                 lambda old, new: None if old is None else trees.cast_like(new, old),
@@ -97,7 +98,7 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
             )
             return updates, g_v, norm.astype(state.norm.dtype)
 
-        def reuse() -> tuple[optax.Updates, optax.Updates, jax.Array]:
+        def reuse() -> tuple[Updates, Updates, jax.Array]:
             share = vectors.norm(updates, norm_axis_name) / jnp.where(state.norm > 0, state.norm, 1)
             share = share * jnp.asarray(alpha).astype(share.dtype)
             mixed = vectors.combine(updates, state.g_v, share)

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._descent.descent import require
 from sam_optax._internal import trees
@@ -42,13 +43,13 @@ def scale_by_precision() -> optax.GradientTransformationExtraArgs:
     """
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
+        updates: Updates,
+        state: OptState,
+        params: Params | None = None,
         *,
-        perturbation_state: optax.OptState | None = None,
+        perturbation_state: OptState | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[Updates, OptState]:
         del params
         found = require("scale_by_precision", "perturbation_state", perturbation_state, extra)
         precision = getattr(found, "precision", None)

@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._descent.descent import descent, require_ascent_grads, where_perturbed
 from sam_optax._internal import hyperparameters as hp
@@ -56,16 +57,16 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
     hp.check("alpha", alpha, lower=0)
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
+        updates: Updates,
+        state: OptState,
+        params: Params | None = None,
         *,
         alpha: chex.Numeric,
-        ascent_grads: optax.Updates | None = None,
+        ascent_grads: Updates | None = None,
         perturbed: chex.Numeric = True,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[Updates, OptState]:
         del params
         g = require_ascent_grads("surrogate_gap", ascent_grads, updates, extra)
         a = where_perturbed(perturbed, alpha, 0)

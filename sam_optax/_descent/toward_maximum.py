@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from optax import Params, Updates
 
 from sam_optax._descent.descent import require_ascent_grads
 from sam_optax._internal import control_flow, trees, vectors
@@ -85,21 +86,21 @@ def toward_maximum(
     hp.check_number("largest", largest, lower=0, lower_allowed=False)
     hp.check_integer("candidates", candidates, lower=2)
 
-    def init_fn(params: optax.Params) -> TowardMaximumState:
+    def init_fn(params: Params) -> TowardMaximumState:
         dtype = vectors.accumulator_dtype(trees.inexact_leaves(params))
         return TowardMaximumState(jnp.zeros((), jnp.int32), jnp.ones((), dtype))
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: TowardMaximumState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
-        ascent_grads: optax.Updates | None = None,
+        ascent_grads: Updates | None = None,
         perturbed: chex.Numeric = True,
-        value_fn: Callable[[optax.Params], chex.Numeric] | None = None,
+        value_fn: Callable[[Params], chex.Numeric] | None = None,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, TowardMaximumState]:
+    ) -> tuple[Updates, TowardMaximumState]:
         g = require_ascent_grads("toward_maximum", ascent_grads, updates, extra)
         if value_fn is None or params is None:
             raise ValueError(

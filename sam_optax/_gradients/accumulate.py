@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 import chex
-import optax
+from optax import Params, Updates
 
 from sam_optax._internal.control_flow import mean_of
 from sam_optax._internal.hyperparameters import check_integer
 
 
 def accumulate(
-    grad_fn: Callable[[optax.Params, chex.Numeric], optax.Updates], n: int
-) -> Callable[[optax.Params], optax.Updates]:
+    grad_fn: Callable[[Params, chex.Numeric], Updates], n: int
+) -> Callable[[Params], Updates]:
     r"""Makes a gradient function that averages over n microbatches, evaluated sequentially.
 
     .. math::
@@ -43,7 +43,7 @@ def accumulate(
     """
     check_integer("n", n, lower=1)
 
-    def mean_grad(params: optax.Params) -> optax.Updates:
+    def mean_grad(params: Params) -> Updates:
         return mean_of(lambda i: grad_fn(params, i), n, params)
 
     return mean_grad

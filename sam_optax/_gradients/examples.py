@@ -6,16 +6,16 @@ from typing import TypeAlias
 import chex
 import jax
 import jax.numpy as jnp
-import optax
+from optax import Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.types import PyTree
 
-LossesFn: TypeAlias = Callable[[optax.Params, PyTree], chex.Array]
+LossesFn: TypeAlias = Callable[[Params, PyTree], chex.Array]
 """``(params, batch) -> losses``, one per example, of shape (batch,)."""
 
 
-def gradient(loss: Callable[[optax.Params], chex.Array], params: optax.Params) -> optax.Updates:
+def gradient(loss: Callable[[Params], chex.Array], params: Params) -> Updates:
     """The gradient in optax's convention, which for complex params is the conjugate of JAX's."""
     return jax.tree.map(lambda g: jnp.conj(g) if jnp.iscomplexobj(g) else g, jax.grad(loss)(params))
 
@@ -36,7 +36,7 @@ def batch_size(batch: PyTree) -> int:
     return int(sizes.pop())
 
 
-def losses_of(losses_fn: LossesFn, params: optax.Params, batch: PyTree, n: int) -> chex.Array:
+def losses_of(losses_fn: LossesFn, params: Params, batch: PyTree, n: int) -> chex.Array:
     losses = losses_fn(params, batch)
     if jnp.shape(losses) != (n,):
         raise ValueError(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import chex
 import jax
 import jax.numpy as jnp
-import optax
+from optax import Params, Updates
 
 from sam_optax._gradients.examples import LossesFn, gradient
 from sam_optax._internal import hyperparameters as hp
@@ -15,7 +15,7 @@ from sam_optax._internal.types import Leaf, PyTree
 
 def reweighted_ascent(
     losses_fn: LossesFn, batch: PyTree, *, key: noise.Key, power: float = 1.0
-) -> Callable[[optax.Params], optax.Updates]:
+) -> Callable[[Params], Updates]:
     r"""δ-SAM: an ascent gradient that approximates a separate perturbation for each example.
 
     .. math::
@@ -59,7 +59,7 @@ def reweighted_ascent(
     hp.check("power", power, lower=0, schedule=False)
     noise.check_key(key)
 
-    def grad_fn(params: optax.Params) -> optax.Updates:
+    def grad_fn(params: Params) -> Updates:
         words = noise.first_key(key)
         draw = noise.normal_tree(words, params, 1.0)
         direction = trees.map_inexact(lambda p, z: trees.cast_like(z, p), params, draw)

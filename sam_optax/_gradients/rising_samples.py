@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
+from optax import Params, Updates
 
 from sam_optax._gradients.examples import LossesFn, batch_size, check_fraction, gradient, losses_of
 from sam_optax._internal.types import PyTree
 
 
 def rising_samples(
-    losses_fn: LossesFn, params: optax.Params, batch: PyTree, fraction: float = 0.5
-) -> Callable[[optax.Params], optax.Updates]:
+    losses_fn: LossesFn, params: Params, batch: PyTree, fraction: float = 0.5
+) -> Callable[[Params], Updates]:
     r"""ESAM: takes the sharp gradient only on the examples whose loss rises most.
 
     .. math::
@@ -52,7 +52,7 @@ def rising_samples(
     kept = max(1, round(float(fraction) * n))
     before = losses_of(losses_fn, params, batch, n)
 
-    def grad_fn(point: optax.Params) -> optax.Updates:
+    def grad_fn(point: Params) -> Updates:
         rises = jax.lax.stop_gradient(losses_of(losses_fn, point, batch, n) - before)
         _, index = jax.lax.top_k(rises, kept)
         risen = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], batch)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.tree_util import PyTreeDef, keystr, tree_leaves_with_path
+from optax import Params
 
 from sam_optax._gradients.stateless import displacement, require_stateless
 from sam_optax._internal import trees
@@ -26,7 +27,7 @@ _ALTERNATIVE = (
 class Call(NamedTuple):
     """The arguments of a loss function."""
 
-    params: optax.Params
+    params: Params
     args: tuple[Any, ...]
     kwargs: ExtraArgs
 
@@ -88,7 +89,7 @@ def sharp_loss(
     require_stateless(perturbation, _ALTERNATIVE)
 
     @functools.wraps(loss_fn)
-    def sharp(params: optax.Params, /, *args: Any, **kwargs: Any) -> Any:
+    def sharp(params: Params, /, *args: Any, **kwargs: Any) -> Any:
         call = Call(params, args, kwargs)
         arrays, rebuild = _split(call)
         rebuild_aux: Function

@@ -5,6 +5,7 @@ import contextlib
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import roles
@@ -21,13 +22,13 @@ def require_stateless(perturbation: optax.GradientTransformation, alternative: s
     hp.check_transformation("perturbation", perturbation)
     if getattr(perturbation, "has_start", False):
         raise ValueError(_message("a start", alternative))
-    state: optax.OptState = ()
+    state: OptState = ()
     with contextlib.suppress(Exception):  # an init may need the structure of the params
         state = jax.eval_shape(perturbation.init, jax.ShapeDtypeStruct((), jnp.float32))
     _require_empty(state, alternative)
 
 
-def _require_empty(state: optax.OptState, alternative: str) -> None:
+def _require_empty(state: OptState, alternative: str) -> None:
     refuse_lost_start(state)
     held = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(state)]
     if held:
@@ -42,11 +43,8 @@ def _message(found: str, alternative: str) -> str:
 
 
 def displacement(
-    perturbation: optax.GradientTransformation,
-    grads: optax.Updates,
-    params: optax.Params,
-    alternative: str,
-) -> optax.Updates:
+    perturbation: optax.GradientTransformation, grads: Updates, params: Params, alternative: str
+) -> Updates:
     """ε at the params, from their gradient."""
     state = perturbation.init(params)
     _require_empty(state, alternative)

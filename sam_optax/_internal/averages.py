@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias, get_args
 import chex
 import jax
 import jax.numpy as jnp
-import optax
+from optax import Updates
 
 from sam_optax._internal import trees
 from sam_optax._internal.types import Leaf
@@ -43,11 +43,11 @@ def weights(
 
 
 def ema(
-    average: optax.Updates,
-    grads: optax.Updates,
+    average: Updates,
+    grads: Updates,
     weights: tuple[chex.Numeric, chex.Numeric],
     removed: chex.Numeric = 0,
-) -> optax.Updates:
+) -> Updates:
     """The new average, in the dtypes of the old one, by :func:`weights`.
 
     Leaves and subtrees without a gradient keep the old average. ``removed`` is the multiple of the

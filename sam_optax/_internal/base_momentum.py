@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.tree_utils as otu
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import trees
 from sam_optax._internal.types import Leaf
@@ -12,7 +13,7 @@ from sam_optax._internal.types import Leaf
 _FIELDS = ("trace", "mu")
 
 
-def base_momentum(base_state: optax.OptState | None, params: optax.Params) -> optax.Updates:
+def base_momentum(base_state: OptState | None, params: Params) -> Updates:
     """The one momentum in a base optimizer's state, for the leaves of the params.
 
     It is a field ``trace`` or ``mu`` of a NamedTuple, with the structure and shapes of the params:
@@ -54,7 +55,7 @@ def _chosen(p: Leaf, m: Leaf) -> Leaf:
     return p if _is_masked(p) else m
 
 
-def _fits(momentum: optax.Updates, params: optax.Params) -> bool:
+def _fits(momentum: Updates, params: Params) -> bool:
     def same(p: Leaf, m: Leaf) -> bool:
         return _is_masked(p) or (trees.is_array(m) and jnp.shape(m) == jnp.shape(p))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
-import optax
+from optax import Params
 
 from sam_optax._internal import trees
 from sam_optax._internal.leaf_roles import BiasMask, StackAxes, expand_mask, layer_of
@@ -41,7 +41,7 @@ def _is_bias(path: KeyPath) -> bool:
     return bool(_BIAS_NAME.fullmatch(names[0])) or not _BIAS_WORDS.isdisjoint(names[0].split("_"))
 
 
-def bias_leaves(params: optax.Params) -> PyTree:
+def bias_leaves(params: Params) -> PyTree:
     """Shows which leaves :func:`asam` treats as biases: one Boolean per leaf, by its name.
 
     The last name on a leaf's path decides. A bias is called
@@ -73,14 +73,14 @@ def bias_leaves(params: optax.Params) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, _: _is_bias(path), params)
 
 
-def resolve_biases(params: optax.Params, bias_mask: BiasMask | None) -> PyTree:
+def resolve_biases(params: Params, bias_mask: BiasMask | None) -> PyTree:
     """One Boolean per leaf: whether it is a bias, by the caller's mask or by its name."""
     if bias_mask is not None:
         return expand_mask("bias_mask", bias_mask, params)
     return bias_leaves(params)
 
 
-def warn_without_biases(params: optax.Params, stack_axes: StackAxes) -> None:
+def warn_without_biases(params: Params, stack_axes: StackAxes) -> None:
     """Warns if no leaf is named like a bias although the tree looks like a network with biases.
 
     Such a tree has leaves with one axis and leaves with more; a bare vector has no layers. The

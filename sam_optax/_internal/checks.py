@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from optax import OptState
 
 from sam_optax._internal import trees
 from sam_optax._internal.types import Function, KeyPath, Leaf, LossAndAux, PyTree
@@ -18,7 +19,7 @@ StateType: TypeAlias = type | tuple[Any, ...]
 
 
 def require_state(
-    name: str, state: optax.OptState, expected: StateType, content: StateType | None = None
+    name: str, state: OptState, expected: StateType, content: StateType | None = None
 ) -> None:
     """Raises unless ``state`` has the expected type; ``content`` is shown in the message."""
     if not _is_of(state, expected):
@@ -30,7 +31,7 @@ def require_state(
         )
 
 
-def _is_of(state: optax.OptState, expected: StateType) -> bool:
+def _is_of(state: OptState, expected: StateType) -> bool:
     if isinstance(expected, tuple):
         return (
             isinstance(state, tuple)
@@ -48,7 +49,7 @@ def _wanted(expected: StateType) -> str:
     return expected.__name__
 
 
-def _found(state: optax.OptState) -> str:
+def _found(state: OptState) -> str:
     """The names of the state tuples in a state, such as ``(FullGradientState, EmptyState)``."""
     if not isinstance(state, tuple):
         return type(state).__name__

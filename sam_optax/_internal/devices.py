@@ -5,8 +5,8 @@ from typing import TypeAlias
 import chex
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
+from optax import Updates
 
 from sam_optax._internal import trees
 from sam_optax._internal.types import Leaf, PyTree
@@ -118,7 +118,7 @@ def require_bound(name: str, axis_name: AxisName | None) -> None:
             ) from error
 
 
-def check_local(grads: optax.Updates, axis_name: AxisName | None) -> None:
+def check_local(grads: Updates, axis_name: AxisName | None) -> None:
     """Raises for a gradient that is known to be the same on all devices of the axis."""
     if any(is_replicated(leaf, axis_name) for leaf in trees.inexact_leaves(grads)):
         raise ValueError(

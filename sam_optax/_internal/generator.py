@@ -39,14 +39,7 @@ from jax import lax
 # quantile function, weighted by the exact distribution of s and scaled to variance 1. The
 # distribution function is within 4e-4 of the normal one, the kurtosis is 2.9997, the largest
 # magnitude 4.68.
-_QUANTILE = (
-    1.09911499,
-    -0.0170216267,
-    0.0170709122,
-    0.00441047238,
-    -0.00233205256,
-    0.000283106587,
-)
+_QUANTILE = (1.09911499, -0.0170216267, 0.0170709122, 0.00441047238, -0.00233205256, 0.000283106587)
 _MEAN_SUM = 2047 / 2 + 2047 / 2 + 1023 / 2
 
 

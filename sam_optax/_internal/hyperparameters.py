@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.typing import DTypeLike
+from optax import OptState, Params, Updates
 from typing_extensions import TypeAliasType
 
 from sam_optax._internal.checks import require_state
@@ -31,7 +32,7 @@ class ScheduleState(NamedTuple):
     """
 
     step: chex.Array
-    inner_state: optax.OptState
+    inner_state: OptState
 
 
 def check(
@@ -176,17 +177,17 @@ def scheduled(
     def at(step: chex.Numeric) -> dict[str, Any]:
         return {**values, **{name: schedule(step) for name, schedule in schedules.items()}}
 
-    def init_fn(params: optax.Params) -> ScheduleState:
+    def init_fn(params: Params) -> ScheduleState:
         return ScheduleState(jnp.zeros((), jnp.int32), init(params))
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: ScheduleState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         training_step: chex.Numeric | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, ScheduleState]:
+    ) -> tuple[Updates, ScheduleState]:
         require_state("state", state, ScheduleState)
         step = state.step if training_step is None else training_step
         given = {**extra, "training_step": training_step, **at(step)}
@@ -195,12 +196,12 @@ def scheduled(
         return updates, ScheduleState(next_step, inner_state)
 
     def start_fn(
-        params: optax.Params,
+        params: Params,
         state: ScheduleState,
         *,
         training_step: chex.Numeric | None = None,
         **extra: Any,
-    ) -> optax.Params:
+    ) -> Params:
         step = state.step if training_step is None else training_step
         given = {**extra, "training_step": training_step, **at(step)}
         return start(params, state.inner_state, **given)

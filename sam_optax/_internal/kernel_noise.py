@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias, get_args
 import chex
 import jax
 import jax.numpy as jnp
-import optax
+from optax import Params, Updates
 
 from sam_optax._internal import noise, trees, vectors
 from sam_optax._internal.devices import AxisName
@@ -27,7 +27,7 @@ def check_noise_scale(noise_scale: object) -> None:
 
 
 def expected_squares(
-    params: optax.Params, noise_scale: NoiseScale, kernel_axis: AxisOverride, stack_axes: StackAxes
+    params: Params, noise_scale: NoiseScale, kernel_axis: AxisOverride, stack_axes: StackAxes
 ) -> jax.Array:
     """E‖δ_j‖²/γ² of each kernel's noise δ_j, broadcastable to the leaf.
 
@@ -54,7 +54,7 @@ def expected_squares(
 
 
 def kernel_noise(
-    params: optax.Params,
+    params: Params,
     expected_squares: PyTree,
     words: chex.Array,
     gamma: chex.Numeric,
@@ -82,7 +82,7 @@ def kernel_noise(
 
 
 def expected_length(
-    grads: optax.Updates, expected_squares: PyTree, gamma: chex.Numeric, axis_name: AxisName | None
+    grads: Updates, expected_squares: PyTree, gamma: chex.Numeric, axis_name: AxisName | None
 ) -> jax.Array:
     """(E‖δ₀‖²)^½ over the leaves that have a gradient.
 

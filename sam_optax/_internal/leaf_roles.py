@@ -7,13 +7,13 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from optax import Params
 from typing_extensions import TypeAliasType
 
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.types import KeyPath, Leaf, PyTree
 
-BiasMask = TypeAliasType("BiasMask", PyTree | Callable[[optax.Params], PyTree])
+BiasMask = TypeAliasType("BiasMask", PyTree | Callable[[Params], PyTree])
 """A pytree of booleans (a prefix of the params), or a function of the params returning one."""
 
 Normalization: TypeAlias = Literal["elementwise", "filterwise"]
@@ -29,7 +29,7 @@ CONVOLUTION_NDIM = 4
 """Minimum number of axes of a convolution kernel: two spatial, input and output channels."""
 
 
-def expand_mask(name: str, mask: BiasMask, params: optax.Params) -> PyTree:
+def expand_mask(name: str, mask: BiasMask, params: Params) -> PyTree:
     """A mask (pytree prefix of booleans, or a function of params) as one Boolean per leaf."""
     mask = mask(params) if callable(mask) else mask
     try:
@@ -98,7 +98,7 @@ def layer_of(stack_axes: StackAxes, path: KeyPath, leaf: Leaf) -> tuple[int, Lea
 
 
 def unit_axes(
-    params: optax.Params, override: AxisOverride, *, min_ndim: int, stack_axes: StackAxes = 0
+    params: Params, override: AxisOverride, *, min_ndim: int, stack_axes: StackAxes = 0
 ) -> PyTree:
     """The :class:`Units` of each leaf.
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._internal.types import ExtraArgs
 
@@ -40,7 +41,7 @@ FOR_DESCENTS = (
 whether the step perturbs; the training step."""
 
 
-def of_perturbation(updates: optax.Updates, extra: ExtraArgs) -> ExtraArgs:
+def of_perturbation(updates: Updates, extra: ExtraArgs) -> ExtraArgs:
     """The arguments of a perturbation's ``update``, each of which is present."""
     return {**dict.fromkeys(FOR_PERTURBATIONS), "ascent_grads": updates, **extra}
 
@@ -52,9 +53,7 @@ def for_perturbation(extra: ExtraArgs, **known: Any) -> ExtraArgs:
     return given
 
 
-def open_to_arguments(
-    tx: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+def open_to_arguments(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """The transformation, tolerating extra arguments if optax's protocol says that it does not.
 
     A transformation that claims optax's protocol and breaks it, an ExtraArgs ``update`` without
@@ -63,11 +62,8 @@ def open_to_arguments(
     inner = optax.with_extra_args_support(tx)
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         with _explaining_closed_signatures():
             return inner.update(updates, state, params, **extra)
 
@@ -98,23 +94,18 @@ class Descend:
     descent: optax.GradientTransformationExtraArgs | None
     base: optax.GradientTransformationExtraArgs
 
-    def init(self, params: optax.Params) -> optax.OptState:
+    def init(self, params: Params) -> OptState:
         """The state before the first step."""
         base_state = self.base.init(params)
         return base_state if self.descent is None else (self.descent.init(params), base_state)
 
-    def base_state(self, state: optax.OptState) -> optax.OptState:
+    def base_state(self, state: OptState) -> OptState:
         """The base optimizer's part of the state."""
         return state if self.descent is None else state[1]
 
     def update(
-        self,
-        grads: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params,
-        added: ExtraArgs,
-        extra: ExtraArgs,
-    ) -> tuple[optax.Updates, optax.OptState]:
+        self, grads: Updates, state: OptState, params: Params, added: ExtraArgs, extra: ExtraArgs
+    ) -> tuple[Updates, OptState]:
         """The updates from the sharp gradient; ``added`` is for the descent alone."""
         if self.descent is None:
             return self.base.update(grads, state, params, **extra)

@@ -7,13 +7,13 @@ mark, although it has no ``start_fn``.
 from typing import Any, NamedTuple
 
 import jax
-import optax
+from optax import OptState
 
 from sam_optax._internal import checks
 
 
 class _Marked(NamedTuple):
-    state: optax.OptState
+    state: OptState
 
 
 class StartState(_Marked):
@@ -38,13 +38,13 @@ class StartState(_Marked):
         return StartState(fields["state"] if "state" in fields else self.state._replace(**fields))
 
 
-def unmarked(state: optax.OptState, state_type: checks.StateType | None) -> optax.OptState:
+def unmarked(state: OptState, state_type: checks.StateType | None) -> OptState:
     """The method's own state."""
     checks.require_state("perturbation_state", state, StartState, state_type)
     return state.state
 
 
-def refuse_lost_start(state: optax.OptState) -> optax.OptState:
+def refuse_lost_start(state: OptState) -> OptState:
     """Raises if a state without a start contains the mark of one."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, StartState))
     if any(isinstance(node, StartState) for node in nodes):

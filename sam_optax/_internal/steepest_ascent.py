@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import chex
 import jax
 import jax.numpy as jnp
-import optax
+from optax import Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees, vectors
@@ -24,24 +24,24 @@ def check_p(p: float) -> None:
 
 
 def steepest_ascent(
-    grads: optax.Updates,
-    scaling: Callable[[], optax.Params] | None,
+    grads: Updates,
+    scaling: Callable[[], Params] | None,
     rho: chex.Numeric,
     p: float,
     axis_name: AxisName | None = None,
-) -> optax.Updates:
+) -> Updates:
     """The argmax of ⟨g, ε⟩ over ‖T⁻¹ε‖_p ≤ ρ, with T the diagonal ``scaling()`` (None: identity).
 
     The solution is ε = T ε̃, where ε̃ solves the same problem for T g in the plain ball. Norms span
     the devices of ``axis_name`` if the tree is sharded over them.
     """
 
-    def scaled() -> optax.Updates:
+    def scaled() -> Updates:
         return trees.map_inexact(
             lambda g, *t: vectors.times(trees.widen(g), *t), grads, *diagonal()
         )
 
-    def diagonal() -> tuple[optax.Params, ...]:
+    def diagonal() -> tuple[Params, ...]:
         return () if scaling is None else (scaling(),)
 
     if p == 2:

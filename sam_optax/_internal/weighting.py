@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import chex
 import jax
 import jax.numpy as jnp
-import optax
+from optax import Updates
 
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
@@ -39,7 +39,7 @@ class Factors(NamedTuple):
 
 def of_terms(
     weighting: Weighting,
-    grads: optax.Updates,
+    grads: Updates,
     lmbda: chex.Numeric,
     noise_length: Callable[[], jax.Array],
     axis_name: AxisName | None,

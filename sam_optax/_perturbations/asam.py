@@ -5,6 +5,7 @@ from typing import Any
 import chex
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
@@ -116,21 +117,21 @@ def asam(
 
     check_stack_axes(stack_axes)
 
-    def init_fn(params: optax.Params) -> optax.EmptyState:
+    def init_fn(params: Params) -> optax.EmptyState:
         if bias_mask is None:
             warn_without_biases(params, stack_axes)
         return optax.EmptyState()
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: optax.EmptyState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         rho: chex.Numeric,
         eta: chex.Numeric,
         norm_axis_name: AxisName | None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.EmptyState]:
+    ) -> tuple[Updates, optax.EmptyState]:
         del extra
         if params is None:
             raise ValueError(
@@ -154,14 +155,11 @@ def asam(
                 magnitude = unit_norm(magnitude, units)
             return magnitude + jnp.asarray(eta).astype(magnitude.dtype)
 
-        def operator() -> optax.Params:
+        def operator() -> Params:
             return trees.map_inexact(normalization_operator, params, biases, filters)
 
         return steepest_ascent(updates, operator, rho, p, norm_axis_name), state
 
     return Perturbation(
-        init_fn,
-        update_fn,
-        hyperparameters={"rho": rho, "eta": eta},
-        state_type=optax.EmptyState,
+        init_fn, update_fn, hyperparameters={"rho": rho, "eta": eta}, state_type=optax.EmptyState
     )

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-import optax
+from optax import Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
@@ -93,7 +93,7 @@ def bsam(
     hp.check_number("initial_precision", initial_precision, lower=0, lower_allowed=False)
     noise.check_key(key)
 
-    def init_fn(params: optax.Params) -> BsamState:
+    def init_fn(params: Params) -> BsamState:
         def initial(p: Leaf) -> jax.Array:
             return jnp.full_like(trees.widen(p).real, initial_precision)
 
@@ -101,12 +101,8 @@ def bsam(
         return BsamState(noise.first_key(key), precision)
 
     def start_fn(
-        params: optax.Params,
-        state: BsamState,
-        *,
-        draw_index: chex.Numeric | None,
-        **extra: Any,
-    ) -> optax.Params:
+        params: Params, state: BsamState, *, draw_index: chex.Numeric | None, **extra: Any
+    ) -> Params:
         del extra
         normal = noise.normal_tree(noise.fold_in(state.key, draw_index), params, 1.0)
 
@@ -117,13 +113,13 @@ def bsam(
         return trees.add(params, jax.tree.map(scaled, state.precision, normal))
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: BsamState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         rho: chex.Numeric,
         **extra: Any,
-    ) -> tuple[optax.Updates, BsamState]:
+    ) -> tuple[Updates, BsamState]:
         del params, extra
 
         def ascend(g: jax.Array, s: jax.Array) -> jax.Array:

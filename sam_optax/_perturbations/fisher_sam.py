@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from optax import Params, Updates
 
 from sam_optax._internal import checks, trees
 from sam_optax._internal import hyperparameters as hp
@@ -61,17 +62,17 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
     hp.check("eta", eta, lower=0)
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: optax.EmptyState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         rho: chex.Numeric,
         eta: chex.Numeric,
-        ascent_grads: optax.Updates,
-        fisher: optax.Params | None = None,
+        ascent_grads: Updates,
+        fisher: Params | None = None,
         norm_axis_name: AxisName | None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.EmptyState]:
+    ) -> tuple[Updates, optax.EmptyState]:
         del params, extra
         if fisher is not None:
             remedy = "Pass the mean over examples of squared gradients."
@@ -89,15 +90,12 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
                 root > 2.0**30, 1 / jnp.maximum(root, 1), lax.rsqrt(1 + jnp.square(root))
             )
 
-        def operator() -> optax.Params:
+        def operator() -> Params:
             source = ascent_grads if fisher is None else fisher
             return trees.map_inexact(normalization_operator, source)
 
         return steepest_ascent(updates, operator, rho, 2, norm_axis_name), state
 
     return Perturbation(
-        stateless,
-        update_fn,
-        hyperparameters={"rho": rho, "eta": eta},
-        state_type=optax.EmptyState,
+        stateless, update_fn, hyperparameters={"rho": rho, "eta": eta}, state_type=optax.EmptyState
     )

@@ -61,11 +61,7 @@ def fsam(
       2024.
     """
     first = remove_full_gradient(
-        sigma,
-        lmbda,
-        ema_start=ema_start,
-        subtract=subtract,
-        accumulator_dtype=accumulator_dtype,
+        sigma, lmbda, ema_start=ema_start, subtract=subtract, accumulator_dtype=accumulator_dtype
     )
     types = hp.state_type(FullGradientState, sigma, lmbda), hp.state_type(optax.EmptyState, rho)
     return composed(optax.chain(first, sam(rho)), types)

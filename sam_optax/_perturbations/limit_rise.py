@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import chex
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import vectors
@@ -18,7 +19,7 @@ class LimitRiseState(NamedTuple):
       inner_state: state of the perturbation.
     """
 
-    inner_state: optax.OptState
+    inner_state: OptState
 
 
 def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparameter) -> Perturbation:
@@ -71,24 +72,24 @@ def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparamete
             "limit_rise inside it, as in momentum_start(limit_rise(sam(), tau))."
         )
 
-    def init_fn(params: optax.Params) -> LimitRiseState:
+    def init_fn(params: Params) -> LimitRiseState:
         return LimitRiseState(inner.init(params))
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: LimitRiseState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         tau: chex.Numeric,
         **extra: Any,
-    ) -> tuple[optax.Updates, LimitRiseState]:
+    ) -> tuple[Updates, LimitRiseState]:
         eps, inner_state = inner.update(updates, state.inner_state, params, **extra)
         rise = vectors.inner(extra["ascent_grads"], eps, extra["norm_axis_name"])
         budget = jnp.asarray(tau).astype(rise.dtype)
         share = jnp.where(rise > budget, budget / jnp.where(rise > budget, rise, 1), 1)
         return vectors.rescaled(eps, share), LimitRiseState(inner_state)
 
-    def start_fn(params: optax.Params, state: LimitRiseState, **extra: Any) -> optax.Params:
+    def start_fn(params: Params, state: LimitRiseState, **extra: Any) -> Params:
         return inner.start_fn(params, state.inner_state, **extra)
 
     return Perturbation(

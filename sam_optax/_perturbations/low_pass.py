@@ -3,6 +3,7 @@
 from typing import Any
 
 import optax
+from optax import Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
@@ -79,11 +80,8 @@ def low_pass(
     )
 
     def update_fn(
-        updates: optax.Updates,
-        state: StartState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, StartState]:
+        updates: Updates, state: StartState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, StartState]:
         if params is None:
             raise ValueError("low_pass needs the params: call update(grads, state, params).")
         zeros = trees.map_inexact(trees.zeros_like, updates)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import chex
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import averages, trees
 from sam_optax._internal import hyperparameters as hp
@@ -22,8 +23,8 @@ class MomentumStartState(NamedTuple):
       inner_state: state of the perturbation that maps m to ε.
     """
 
-    ema: optax.Updates
-    inner_state: optax.OptState
+    ema: Updates
+    inner_state: OptState
 
 
 def momentum_start(
@@ -98,31 +99,27 @@ def momentum_start(
             "one of them."
         )
 
-    def init_fn(params: optax.Params) -> MomentumStartState:
+    def init_fn(params: Params) -> MomentumStartState:
         ema = optax.EmptyState() if decay is None else trees.inexact_zeros(params)
         return MomentumStartState(ema, inner.init(params))
 
     def displacement(
-        params: optax.Params, state: MomentumStartState, extra: ExtraArgs
-    ) -> tuple[optax.Updates, optax.OptState]:
+        params: Params, state: MomentumStartState, extra: ExtraArgs
+    ) -> tuple[Updates, OptState]:
         m = base_momentum(extra["base_state"], params) if decay is None else state.ema
         return inner.update(m, state.inner_state, params, **{**extra, "ascent_grads": m})
 
-    def start_fn(
-        params: optax.Params,
-        state: MomentumStartState,
-        **extra: Any,
-    ) -> optax.Params:
+    def start_fn(params: Params, state: MomentumStartState, **extra: Any) -> Params:
         return trees.add(params, displacement(params, state, extra)[0])
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: MomentumStartState,
-        params: optax.Params,
+        params: Params,
         *,
         decay: chex.Numeric | None,
         **extra: Any,
-    ) -> tuple[optax.Updates, MomentumStartState]:
+    ) -> tuple[Updates, MomentumStartState]:
         eps, inner_state = displacement(params, state, extra)
         eps = trees.map_inexact(
             lambda g, e: trees.zeros_like(g) if e is None else trees.cast_like(e, g), updates, eps

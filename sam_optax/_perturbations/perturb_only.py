@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import trees
 from sam_optax._internal.leaf_roles import BiasMask, expand_mask
@@ -42,7 +43,7 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
     """
     inner = as_perturbation(perturbation)
 
-    def split(tree: PyTree, params: optax.Params) -> PyTree:
+    def split(tree: PyTree, params: Params) -> PyTree:
         """The chosen leaves; a gradient may have ``None`` in place of a leaf or of a subtree."""
 
         def pick(leaf: Leaf, chosen: PyTree) -> PyTree:
@@ -53,7 +54,7 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         chosen = expand_mask("mask", mask, params)
         return jax.tree.map(pick, tree, chosen, is_leaf=trees.is_none)
 
-    def split_extra(extra: ExtraArgs, params: optax.Params) -> ExtraArgs:
+    def split_extra(extra: ExtraArgs, params: Params) -> ExtraArgs:
         return {
             name: split(value, params) if name in TREE_EXTRAS else value
             for name, value in extra.items()
@@ -68,15 +69,12 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
             is_leaf=lambda leaf: leaf is None or isinstance(leaf, optax.MaskedNode),
         )
 
-    def init_fn(params: optax.Params) -> optax.OptState:
+    def init_fn(params: Params) -> OptState:
         return inner.init(split(params, params))
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         # As in optax.masked, the structure is taken from the updates if params are missing.
         structure = updates if params is None else params
         chosen_params = None if params is None else split(params, params)
@@ -84,7 +82,7 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         eps, state = inner.update(split(updates, structure), state, chosen_params, **given)
         return merge(eps, jax.tree.map(trees.zeros_like, updates)), state
 
-    def start_fn(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
+    def start_fn(params: Params, state: OptState, **extra: Any) -> Params:
         given = split_extra(extra, params)
         return merge(inner.start_fn(split(params, params), state, **given), params)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import optax
 from jax.typing import DTypeLike
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import checks, control_flow, roles, trees
 from sam_optax._internal import hyperparameters as hp
@@ -16,7 +17,7 @@ from sam_optax._internal.types import ExtraArgs, Function
 TREE_EXTRAS = ("ascent_grads", "fisher", "full_grads")
 """Extra arguments of perturbations that have the structure of the params."""
 
-StartFn: TypeAlias = Callable[..., optax.Params]
+StartFn: TypeAlias = Callable[..., Params]
 """``(params, state, **extra) -> params``: where the ascent gradient is taken."""
 
 
@@ -76,7 +77,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
     """
 
     start_fn: StartFn
-    perturb_fn: Callable[..., tuple[optax.Params, optax.OptState]]
+    perturb_fn: Callable[..., tuple[Params, OptState]]
     has_start: bool
     single_pass: bool
     samples: int
@@ -157,7 +158,7 @@ def _with_state_of(expected: checks.StateType | None, function: Function) -> Fun
     if expected is None:
         return function
 
-    def checked(first: Any, state: optax.OptState, *rest: Any, **extra: Any) -> Any:
+    def checked(first: Any, state: OptState, *rest: Any, **extra: Any) -> Any:
         checks.require_state("perturbation_state", state, expected)
         return function(first, state, *rest, **extra)
 
@@ -169,15 +170,12 @@ def _unstarted(
 ) -> tuple[optax.TransformInitFn, optax.TransformUpdateExtraArgsFn]:
     """``init`` and ``update`` of a perturbation without a start."""
 
-    def init_fn(params: optax.Params) -> optax.OptState:
+    def init_fn(params: Params) -> OptState:
         return refuse_lost_start(method.init(params))
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         given = roles.of_perturbation(updates, extra)
         eps, new_state = method.update(updates, state, params, **given)
         return eps, refuse_lost_start(new_state)
@@ -190,15 +188,12 @@ def _started(
 ) -> tuple[optax.TransformInitFn, optax.TransformUpdateExtraArgsFn]:
     """``init`` and ``update`` of a perturbation with a start, which mark the state."""
 
-    def init_fn(params: optax.Params) -> StartState:
+    def init_fn(params: Params) -> StartState:
         return StartState(method.init(params))
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, StartState]:
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, StartState]:
         given = roles.of_perturbation(updates, extra)
         eps, own = method.update(updates, unmarked(state, state_type), params, **given)
         return eps, StartState(own)
@@ -209,33 +204,33 @@ def _started(
 def _of_marked(start_fn: StartFn, state_type: checks.StateType | None) -> StartFn:
     """``start_fn`` for the marked state, with all arguments of a perturbation."""
 
-    def started(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
+    def started(params: Params, state: OptState, **extra: Any) -> Params:
         own = unmarked(state, state_type)
         return start_fn(params, own, **roles.of_perturbation(None, extra))
 
     return started
 
 
-def stateless(params: optax.Params) -> optax.EmptyState:
+def stateless(params: Params) -> optax.EmptyState:
     """``init`` of a transformation without state."""
     del params
     return optax.EmptyState()
 
 
-def _identity(params: optax.Params, state: optax.OptState, **extra: Any) -> optax.Params:
+def _identity(params: Params, state: OptState, **extra: Any) -> Params:
     del state, extra
     return params
 
 
 def displace(
     method: Perturbation,
-    params: optax.Params,
-    grads: optax.Updates,
-    state: optax.OptState,
+    params: Params,
+    grads: Updates,
+    state: OptState,
     *,
     perturb_dtype: DTypeLike | None = None,
     **extra: Any,
-) -> tuple[optax.Params, optax.OptState]:
+) -> tuple[Params, OptState]:
     """``params + ε`` and the new state: what ``perturb_fn`` jits."""
     eps, state = method.update(grads, state, params, **extra)
     return trees.add(params, eps, perturb_dtype), state
@@ -243,12 +238,12 @@ def displace(
 
 def perturbed_params(
     method: Perturbation,
-    params: optax.Params,
-    grads: optax.Updates,
-    state: optax.OptState,
+    params: Params,
+    grads: Updates,
+    state: OptState,
     perturb_dtype: DTypeLike | None,
     extra: ExtraArgs,
-) -> tuple[optax.Params, optax.OptState]:
+) -> tuple[Params, OptState]:
     """The result of ``perturb_fn``; arguments may include functions and axis names.
 
     It is jitted unless the caller is being traced: inside a larger program, an inner jit would keep
@@ -300,11 +295,8 @@ def composed(
     inner = roles.open_to_arguments(transformation)
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         eps, state = inner.update(updates, state, params, **extra)
         return trees.map_inexact(trees.cast_like, eps, updates), state
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.types import Leaf
@@ -29,9 +30,9 @@ class PerturbationSurvival(NamedTuple):
 
 def perturbation_survival(
     perturbation: optax.GradientTransformation,
-    params: optax.Params,
-    grads: optax.Updates,
-    state: optax.OptState,
+    params: Params,
+    grads: Updates,
+    state: OptState,
     *,
     compute_dtype: DTypeLike | None = None,
     perturb_dtype: DTypeLike | None = None,

@@ -3,6 +3,7 @@
 from typing import Any
 
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import checks, trees, vectors
 from sam_optax._internal.devices import AxisName
@@ -48,14 +49,14 @@ def project_out() -> Perturbation:
     """
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
+        updates: Updates,
+        state: OptState,
+        params: Params | None = None,
         *,
-        full_grads: optax.Updates | None = None,
+        full_grads: Updates | None = None,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[Updates, OptState]:
         del params, extra
         if full_grads is None:
             raise ValueError(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-import optax
+from optax import Params, Updates
 
 from sam_optax._internal import generator, noise, trees
 from sam_optax._internal import hyperparameters as hp
@@ -68,20 +68,20 @@ def random_mask(
     hp.check("beta", beta, lower=0, upper=1, lower_allowed=False, upper_allowed=True)
     noise.check_key(key)
 
-    def init_fn(params: optax.Params) -> RandomMaskState:
+    def init_fn(params: Params) -> RandomMaskState:
         del params
         return RandomMaskState(noise.first_key(key))
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: RandomMaskState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         beta: chex.Numeric,
         draw_index: chex.Numeric | None,
         norm_axis_name: AxisName | None,
         **extra: Any,
-    ) -> tuple[optax.Updates, RandomMaskState]:
+    ) -> tuple[Updates, RandomMaskState]:
         del params, extra
         share = jnp.asarray(beta).astype(jnp.float32)
         words = noise.fold_in(state.key, draw_index)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees, vectors
@@ -30,7 +31,7 @@ class RandomStartState(NamedTuple):
     """
 
     key: chex.Array
-    inner_state: optax.OptState
+    inner_state: OptState
 
 
 def random_start(
@@ -124,36 +125,36 @@ def random_start(
         raise ValueError("perturbation already has a random start: use only one random_start.")
 
     def noise_at(
-        params: optax.Params, state: RandomStartState, gamma: chex.Numeric, index: PyTree
+        params: Params, state: RandomStartState, gamma: chex.Numeric, index: PyTree
     ) -> tuple[PyTree, PyTree]:
         """E‖δ₀‖² of each kernel in units of γ², and δ₀."""
         squares = expected_squares(params, noise_scale, kernel_axis, stack_axes)
         words = noise.fold_in(state.key, index)
         return squares, kernel_noise(params, squares, words, gamma, draw)
 
-    def init_fn(params: optax.Params) -> RandomStartState:
+    def init_fn(params: Params) -> RandomStartState:
         return RandomStartState(noise.first_key(key), inner.init(params))
 
     def start_fn(
-        params: optax.Params,
+        params: Params,
         state: RandomStartState,
         *,
         gamma: chex.Numeric,
         draw_index: chex.Numeric | None,
         **extra: Any,
-    ) -> optax.Params:
+    ) -> Params:
         del extra
         return trees.add(params, noise_at(params, state, gamma, draw_index)[1])
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: RandomStartState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         gamma: chex.Numeric,
         lmbda: chex.Numeric,
         **extra: Any,
-    ) -> tuple[optax.Updates, RandomStartState]:
+    ) -> tuple[Updates, RandomStartState]:
         if params is None:
             raise ValueError(
                 "random_start needs the params: call update(grads, state, params), with the "

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
+from optax import Params, Updates
 
 from sam_optax._internal import averages, trees
 from sam_optax._internal import hyperparameters as hp
@@ -27,7 +28,7 @@ class FullGradientState(NamedTuple):
     """
 
     count: chex.Array
-    ema: optax.Updates
+    ema: Updates
 
 
 def remove_full_gradient(
@@ -94,19 +95,19 @@ def remove_full_gradient(
     if subtract not in ("previous", "new"):
         raise ValueError(f"subtract must be 'previous' or 'new', got {subtract!r}.")
 
-    def init_fn(params: optax.Params) -> FullGradientState:
+    def init_fn(params: Params) -> FullGradientState:
         ema = trees.inexact_zeros(params, accumulator_dtype)
         return FullGradientState(jnp.zeros((), jnp.int32), ema)
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: FullGradientState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         sigma: chex.Numeric,
         lmbda: chex.Numeric,
         **extra: Any,
-    ) -> tuple[optax.Updates, FullGradientState]:
+    ) -> tuple[Updates, FullGradientState]:
         del params, extra
         weights = averages.weights(lmbda, state.count, ema_start)
 

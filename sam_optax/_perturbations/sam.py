@@ -4,6 +4,7 @@ from typing import Any
 
 import chex
 import optax
+from optax import Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
@@ -51,14 +52,14 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
     p = float(p)  # code that filters closures would take a NumPy scalar for an array
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: optax.EmptyState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         rho: chex.Numeric,
         norm_axis_name: AxisName | None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.EmptyState]:
+    ) -> tuple[Updates, optax.EmptyState]:
         del params, extra
         return steepest_ascent(updates, None, rho, p, norm_axis_name), state
 

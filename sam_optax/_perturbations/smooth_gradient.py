@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import chex
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from sam_optax._internal import averages, trees
 from sam_optax._internal import hyperparameters as hp
@@ -22,7 +23,7 @@ class SmoothGradientState(NamedTuple):
     """
 
     count: chex.Array
-    ema: optax.Updates
+    ema: Updates
 
 
 def smooth_gradient(
@@ -67,17 +68,17 @@ def smooth_gradient(
     hp.check("decay", decay, lower=0, upper=1)
     averages.check_ema_start(ema_start)
 
-    def init_fn(params: optax.Params) -> SmoothGradientState:
+    def init_fn(params: Params) -> SmoothGradientState:
         return SmoothGradientState(jnp.zeros((), jnp.int32), trees.inexact_zeros(params))
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: SmoothGradientState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         decay: chex.Numeric,
         **extra: Any,
-    ) -> tuple[optax.Updates, SmoothGradientState]:
+    ) -> tuple[Updates, SmoothGradientState]:
         del params, extra
         weights = averages.weights(decay, state.count, ema_start)
         ema = averages.ema(state.ema, updates, weights)

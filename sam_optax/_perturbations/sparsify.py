@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from sam_optax._internal import checks, control_flow, devices, largest_elements, noise, trees
 from sam_optax._internal import hyperparameters as hp
@@ -102,7 +103,7 @@ def sparsify(
 
     kept = functools.partial(_kept, 1 - float(sparsity))
 
-    def init_fn(params: optax.Params) -> SparsifyState:
+    def init_fn(params: Params) -> SparsifyState:
         words = noise.first_key(key)
         mask = everything = largest_elements.everywhere(params, True)
         if choice == "dynamic":
@@ -126,17 +127,17 @@ def sparsify(
         return jax.tree.map(jnp.logical_or, stay, join)
 
     def update_fn(
-        updates: optax.Updates,
+        updates: Updates,
         state: SparsifyState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         drop: chex.Numeric,
-        ascent_grads: optax.Updates,
-        fisher: optax.Params | None = None,
+        ascent_grads: Updates,
+        fisher: Params | None = None,
         norm_axis_name: AxisName | None,
         state_axis_name: AxisName | None,
         **extra: Any,
-    ) -> tuple[optax.Updates, SparsifyState]:
+    ) -> tuple[Updates, SparsifyState]:
         del params, extra
         if norm_axis_name is not None:
             raise ValueError(

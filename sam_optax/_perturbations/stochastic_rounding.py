@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.typing import DTypeLike
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import noise, trees
 from sam_optax._internal.types import Leaf, PyTree
@@ -23,7 +24,7 @@ class StochasticRoundingState(NamedTuple):
     """
 
     key: chex.Array
-    inner_state: optax.OptState
+    inner_state: OptState
 
 
 def stochastic_rounding(
@@ -76,15 +77,12 @@ def stochastic_rounding(
             "jnp.float32) without it."
         )
 
-    def init_fn(params: optax.Params) -> StochasticRoundingState:
+    def init_fn(params: Params) -> StochasticRoundingState:
         return StochasticRoundingState(noise.first_key(key), inner.init(params))
 
     def update_fn(
-        updates: optax.Updates,
-        state: StochasticRoundingState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, StochasticRoundingState]:
+        updates: Updates, state: StochasticRoundingState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, StochasticRoundingState]:
         if params is None:
             raise ValueError(
                 "stochastic_rounding needs the params: call update(grads, state, params)."
@@ -113,9 +111,7 @@ def stochastic_rounding(
         rounded = trees.map_inexact(round_leaf, eps, params, keys)
         return rounded, StochasticRoundingState(jax.random.key_data(next_key), inner_state)
 
-    def start_fn(
-        params: optax.Params, state: StochasticRoundingState, **extra: Any
-    ) -> optax.Params:
+    def start_fn(params: Params, state: StochasticRoundingState, **extra: Any) -> Params:
         return inner.start_fn(params, state.inner_state, **extra)
 
     return Perturbation.around(inner, init_fn, update_fn, start_fn)

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import largest_elements, trees
@@ -57,13 +58,13 @@ def zscore_filter(quantile: float = 0.95) -> Perturbation:
         return trees.is_inexact(leaf) and jnp.ndim(leaf) > 1 and jnp.size(leaf) > 0
 
     def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
+        updates: Updates,
+        state: OptState,
+        params: Params | None = None,
         *,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    ) -> tuple[Updates, OptState]:
         del params, extra
         if norm_axis_name is not None:
             raise ValueError(

@@ -129,9 +129,7 @@ def _probe(
     return lax.map(of, jnp.arange(probes, dtype=jnp.int32))
 
 
-def _quadratures(
-    found: tuple[jax.Array, jax.Array, jax.Array],
-) -> tuple[np.ndarray, np.ndarray]:
+def _quadratures(found: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of each probe; unused ones repeat the first node with weight 0."""
     diagonals, off_diagonals, usable = (np.asarray(x) for x in found)
     nodes, weights = np.zeros(diagonals.shape), np.zeros(diagonals.shape)

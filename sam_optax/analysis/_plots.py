@@ -100,10 +100,7 @@ def plot_stability(
 
 
 def plot_ranks(
-    measures: Mapping[str, ArrayLike],
-    gap: ArrayLike,
-    *,
-    unit: str = "generalization gap (nats)",
+    measures: Mapping[str, ArrayLike], gap: ArrayLike, *, unit: str = "generalization gap (nats)"
 ) -> Figure:
     """Plots measures against the generalization gap, with Kendall's τ: figure 2 of the ASAM paper.
 

@@ -16,13 +16,7 @@ from sam_optax.experiments.reporting import snapshots
 from sam_optax.experiments.reporting.results import from_json, load_params
 from sam_optax.experiments.reporting.words import setting
 from sam_optax.experiments.training import measures
-from sam_optax.experiments.training.task import (
-    Task,
-    load_dataset,
-    noisy_labels,
-    task_of,
-    values,
-)
+from sam_optax.experiments.training.task import Task, load_dataset, noisy_labels, task_of, values
 from sam_optax.experiments.types import PyTree, Record
 
 

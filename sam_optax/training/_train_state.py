@@ -13,12 +13,7 @@ from sam_optax._internal import checks
 from sam_optax._internal.control_flow import trace_once
 from sam_optax._internal.types import Function, LossAndAux, PyTree
 from sam_optax.training._differentiable import require_differentiable
-from sam_optax.training._overwritten import (
-    has_overwritten,
-    of_optimized,
-    optimized,
-    with_optimized,
-)
+from sam_optax.training._overwritten import has_overwritten, of_optimized, optimized, with_optimized
 
 _FILTER = (
     "Keep such leaves out of TrainState.params, in a field of a subclass or in the closure of the "
@@ -92,12 +87,7 @@ class TrainState(train_state.TrainState):
 
     @classmethod
     def create(
-        cls,
-        *,
-        apply_fn: Any,
-        params: PyTree,
-        tx: optax.GradientTransformation,
-        **kwargs: Any,
+        cls, *, apply_fn: Any, params: PyTree, tx: optax.GradientTransformation, **kwargs: Any
     ) -> Self:
         """Creates a state at step 0, as in Flax; ``params`` may be any pytree, also of Equinox.
 

@@ -25,13 +25,7 @@ def _asam(
     title: str, data: str, model: str, sam: float, asam: float, *differs: str, **changes: Any
 ) -> Preset:
     """ASAM's section 5.2, in which SGD is trained twice as long as the others."""
-    printed: Record = {
-        **_COSINE_SGD,
-        **_SMOOTHED,
-        "batch_size": 128,
-        "m": None,
-        "model": model,
-    }
+    printed: Record = {**_COSINE_SGD, **_SMOOTHED, "batch_size": 128, "m": None, "model": model}
     printed |= changes.pop("printed", {})
     stand_ins = changes.get("stand_ins", {})
     return Preset(

@@ -114,10 +114,7 @@ def frontier(results: Json) -> bytes:
 
 
 def over_epochs(
-    methods: Sequence[Json],
-    labels: Mapping[str, str],
-    size: tuple[float, float],
-    title: str,
+    methods: Sequence[Json], labels: Mapping[str, str], size: tuple[float, float], title: str
 ) -> bytes:
     """Curves of the seeds of each method, by key, in a grid of two columns."""
     figure = Figure(figsize=size, layout="constrained")

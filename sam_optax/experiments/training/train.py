@@ -115,10 +115,7 @@ class Training:
         return {runner.name: self._outcome(runner, progress) for runner in self._trained()}
 
     def trial(
-        self,
-        runner: Runner,
-        values: Mapping[str, np.ndarray],
-        tick: Callable[[float, float], None],
+        self, runner: Runner, values: Mapping[str, np.ndarray], tick: Callable[[float, float], None]
     ) -> dict[str, np.ndarray]:
         """Trains a method anew, with a value of each of its ``tuned`` for each seed.
 
@@ -153,11 +150,7 @@ class Training:
         self._evaluation.after_epoch(self.runners[0].variables[0], self._groups[0])
 
     def _run_epoch(
-        self,
-        runner: Runner,
-        epoch: int,
-        tick: Callable[[float, float], None],
-        live: "Live | None",
+        self, runner: Runner, epoch: int, tick: Callable[[float, float], None], live: "Live | None"
     ) -> None:
         kept = runner.name in self.task.entries
         rounds = runner.entry.recipe.epochs if kept else work.REFERENCE_ROUNDS
