@@ -145,7 +145,7 @@ def _along(params: optax.Params) -> optax.Params:
 
 
 # Catalogued methods that are more than a perturbation around any base optimizer. Each step's
-# further arguments are functions of the params.
+# further arguments are functions of the params and of its gradient function.
 WHOLE: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
     "stable_sam": lambda base: sam_optax.sharpness_aware(
         base, sam_optax.sam(RHO), descent=sam_optax.match_ascent_norm()
@@ -154,13 +154,15 @@ WHOLE: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransfor
         sam_optax.sharpness_aware(
             base, sam_optax.sam(RHO), descent=sam_optax.away_from_eigenvector(0.5)
         ),
-        lambda params: {"eigenvector": _along(params)},
+        lambda params, grad_fn: {"eigenvector": _along(params)},
     ),
     "xsam": lambda base: _given(
         sam_optax.sharpness_aware(
             base, sam_optax.sam(RHO), descent=sam_optax.toward_maximum(RHO, every=2)
         ),
-        lambda params: {"value_fn": lambda p: sum((x**4).sum() for x in jax.tree.leaves(p))},
+        lambda params, grad_fn: {
+            "value_fn": lambda p: sum((x**4).sum() for x in jax.tree.leaves(p))
+        },
     ),
     "bsam": lambda base: sam_optax.sharpness_aware(
         base, build("bsam", 0.01), descent=sam_optax.scale_by_precision()
@@ -168,17 +170,22 @@ WHOLE: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransfor
     "momentum_sam": lambda base: sam_optax.sharpness_aware(
         base, sam_optax.momentum_start(optax.chain(sam_optax.sam(RHO), optax.scale(-1.0)))
     ),
-    "sampa": lambda base: sam_optax.simultaneous(base, sam_optax.sam(RHO)),
+    "sampa": lambda base: _given(
+        sam_optax.simultaneous(base, sam_optax.sam(RHO)),
+        lambda params, grad_fn: {"previous_grad_fn": grad_fn},
+    ),
+    "lookbehind": lambda base: sam_optax.lookbehind(base, sam_optax.sam(RHO), 2),
 }
 
 
 def _given(
-    tx: optax.GradientTransformationExtraArgs, arguments: Callable[[optax.Params], dict[str, Any]]
+    tx: optax.GradientTransformationExtraArgs, arguments: Callable[..., dict[str, Any]]
 ) -> optax.GradientTransformationExtraArgs:
     """Adds arguments to each step."""
 
-    def update(updates: Any, state: Any, params: Any, **extra: Any) -> Any:
-        return tx.update(updates, state, params, **extra, **arguments(params))
+    def update(updates: Any, state: Any, params: Any, *, grad_fn: Any) -> Any:
+        given = arguments(params, grad_fn)
+        return tx.update(updates, state, params, grad_fn=grad_fn, **given)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
 

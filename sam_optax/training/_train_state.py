@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax.training import train_state
 
-from sam_optax import SharpnessAwareState, StartState, pop_first_pass
+from sam_optax import Perturbation, SharpnessAwareState, StartState, pop_first_pass
 from sam_optax._internal import checks
 from sam_optax._internal.control_flow import trace_once
 from sam_optax._internal.types import Function, LossAndAux, PyTree
@@ -99,7 +99,15 @@ class TrainState(train_state.TrainState):
 
         Returns:
           The state, with ``opt_state`` as ``tx.init`` returns it.
+
+        Raises:
+          TypeError: ``tx`` is a perturbation.
         """
+        if isinstance(tx, Perturbation):
+            raise TypeError(
+                "tx is a Perturbation, such as sam_optax.sam() returns, which ascends: pass "
+                "sam_optax.sharpness_aware(base_tx, perturbation)."
+            )
         opt_state = tx.init(optimized(params))
         return cls(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **kwargs)
 

@@ -108,9 +108,7 @@ def test_equals_sharpness_aware_to_the_bit(name, base):
     loop = Loop(alternating(BASES[base], small(name)), params)
     random_start = small(name).has_start
     for (x, y), (w, state) in zip(
-        zip(*batches(STEPS), strict=True),
-        reference(BASES[base], small(name), params),
-        strict=True,
+        zip(*batches(STEPS), strict=True), reference(BASES[base], small(name), params), strict=True
     ):
         loop.step(x, y)
         assert_same(loop.w, w)
@@ -288,11 +286,7 @@ def test_ascent_gradient_for_the_descent(when):
         without.call(x, y)
 
 
-ALL = {
-    "descent": sam_optax.mix_gradients(0.9),
-    "when": sam_optax.every(2),
-    "skip_nonfinite": True,
-}
+ALL = {"descent": sam_optax.mix_gradients(0.9), "when": sam_optax.every(2), "skip_nonfinite": True}
 
 
 @pytest.mark.parametrize(

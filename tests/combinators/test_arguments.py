@@ -136,11 +136,16 @@ def test_a_perturbation_always_gets_its_arguments_by_every_entrance():
                 for found in seen:
                     assert jax.tree.structure(found) == jax.tree.structure(base_state)
                 seen.clear()
-    sam_optax.simultaneous(momentum, plain).update(
-        None, sam_optax.simultaneous(momentum, plain).init(PARAMS), PARAMS, grad_fn=gradient
-    )
-    sam_optax.lookbehind(gradient, plain, 2)(PARAMS)
-    assert len(seen) == 2
+    both = {"grad_fn": gradient, "previous_grad_fn": gradient}
+    for tx, functions in (
+        (sam_optax.simultaneous(momentum, plain), both),
+        (sam_optax.lookbehind(momentum, plain, k=1), {"grad_fn": gradient}),
+    ):
+        tx.update(None, tx.init(PARAMS), PARAMS, **functions)
+        assert jax.tree.structure(seen.pop()) == jax.tree.structure(base_state)
+    loss = lambda p: jnp.sum(p["a"] ** 2) + p["b"] ** 2
+    jax.grad(sam_optax.sharp_loss(loss, plain))(PARAMS)
+    assert seen == [None]
 
 
 def test_what_the_step_adds_wins():

@@ -145,6 +145,7 @@ def trajectory(name):
             local = {"state": state, "params": params, "grad_fn": grad_fn}
             local |= {"steepness": jax.grad(lambda p: norm(grad_fn(p)))}
             local |= {"focal_grad": other, "dominant_grad": other, "others_grad": grad_fn}
+            local |= {"previous_grad_fn": grad_fn}  # of one batch; the golden files have two
             local |= {"gnn_grad": other, "mlp_grad": grad_fn, "stale_grads": stale, "v": v}
             local |= {"loss": lambda p: loss(p, t)}
             local |= {"loss_of_logits": lambda z: 0.5 * jnp.sum((z - 0.3) ** 2)}

@@ -15,15 +15,9 @@ import sam_optax
 if not hasattr(optax, "partition"):
     pytest.skip("this optax has other optimizers", allow_module_level=True)
 
-PARAMS = {
-    "bias": jnp.array([0.5, -1.0]),
-    "kernel": jnp.array([[1.0, 0.2], [-0.3, 2.0]]),
-}
+PARAMS = {"bias": jnp.array([0.5, -1.0]), "kernel": jnp.array([[1.0, 0.2], [-0.3, 2.0]])}
 INNER = optax.sgd(0.1, momentum=0.9)
-COMBINATORS = {
-    "sharpness_aware": sam_optax.sharpness_aware,
-    "alternating": sam_optax.alternating,
-}
+COMBINATORS = {"sharpness_aware": sam_optax.sharpness_aware, "alternating": sam_optax.alternating}
 
 # They take the gradient of every example, which no perturbation of the params can follow.
 PER_EXAMPLE = ["differentially_private_aggregate", "dpsgd"]

@@ -68,10 +68,7 @@ def test_equinox_module(name):
     @jax.jit
     def step(params, state):
         updates, state = tx.update(
-            None,
-            state,
-            params,
-            grad_fn=lambda p: grad_fn(eqx.combine(p, static)),
+            None, state, params, grad_fn=lambda p: grad_fn(eqx.combine(p, static))
         )
         return optax.apply_updates(params, updates), state
 
@@ -119,10 +116,7 @@ def test_integer_leaf(name, gradient_of_n):
 @pytest.mark.parametrize("name", FOUR)
 def test_frozen_subtree(name):
     """A frozen backbone: no displacement and no update, but grad_fn sees it."""
-    params = {
-        "backbone": {"k": jnp.full((2, 2), 2.0)},
-        "head": {"k": jnp.full((2, 2), 3.0)},
-    }
+    params = {"backbone": {"k": jnp.full((2, 2), 2.0)}, "head": {"k": jnp.full((2, 2), 3.0)}}
     points = []
 
     def grad_fn(p):

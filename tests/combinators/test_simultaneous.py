@@ -72,10 +72,7 @@ def test_a_step_evaluates_two_gradients():
 
 def test_the_state_keeps_its_form_and_dtypes():
     half = {"a": jnp.ones(2, jnp.bfloat16)}
-    for base, params in (
-        (optax.adamw(1e-2), half),
-        (optax.sgd(1e-2), {**half, "b": jnp.array(1)}),
-    ):
+    for base, params in ((optax.adamw(1e-2), half), (optax.sgd(1e-2), {**half, "b": jnp.array(1)})):
         tx = sam_optax.simultaneous(base, SAM, optax.constant_schedule(0.5))
         state = tx.init(params)
         updates, after = tx.update(None, state, params, grad_fn=gradient)

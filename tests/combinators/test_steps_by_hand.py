@@ -6,15 +6,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from helpers import (
-    Counted,
-    assert_close,
-    assert_same,
-    batches,
-    init_mlp,
-    mlp_loss,
-    norm,
-)
+from helpers import Counted, assert_close, assert_same, batches, init_mlp, mlp_loss, norm
 from methods import FOUR, make
 
 import sam_optax
@@ -157,8 +149,7 @@ def test_clipping_bounds_the_update_alone(name):
         optax.chain(optax.clip_by_global_norm(clip), optax.sgd(1.0)), make(name, 0.5)
     )
     outside = optax.chain(
-        optax.clip_by_global_norm(clip),
-        sam_optax.sharpness_aware(optax.sgd(1.0), make(name, 0.5)),
+        optax.clip_by_global_norm(clip), sam_optax.sharpness_aware(optax.sgd(1.0), make(name, 0.5))
     )
     norms = [
         norm(tx.update(grad_fn(w), tx.init(w), w, grad_fn=grad_fn)[0]) for tx in (inside, outside)

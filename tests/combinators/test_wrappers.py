@@ -5,11 +5,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 import pytest
-from helpers import (
-    assert_close,
-    assert_same,
-    norm,
-)
+from helpers import assert_close, assert_same, norm
 from methods import FOUR, make
 
 import sam_optax
@@ -191,3 +187,30 @@ def test_base_optimizers(base):
     point, _ = make("sam").perturb_fn(params, gradient(params), make("sam").init(params))
     expected = base.update(gradient(point), base.init(params), params)
     assert_same((updates, state.base_state), expected)
+
+
+@pytest.mark.parametrize("combine", ["sharpness_aware", "alternating", "simultaneous"])
+def test_the_state_of_a_descent_is_that_of_a_chain(combine):
+    """As in a base optimizer that began with the piece: such checkpoints can be restored."""
+    params = {"w": jnp.ones(3), "b": jnp.zeros(())}
+    for piece in (sam_optax.surrogate_gap(), sam_optax.reuse_orthogonal()):
+        base = optax.adamw(1e-3)
+        tx = getattr(sam_optax, combine)(base, sam_optax.sam(), descent=piece)
+        state = tx.init(params).base_state
+        assert type(state) is tuple
+        assert_same(state, optax.chain(piece, base).init(params))
+    without = getattr(sam_optax, combine)(base, sam_optax.sam())
+    assert_same(without.init(params).base_state, base.init(params))
+
+
+def test_a_descent_behind_a_wrapper_that_drops_arguments_says_so():
+    wrapped = optax.MultiSteps(sam_optax.surrogate_gap(), 2).gradient_transformation()
+    w = jnp.ones(2)
+    for tx in (
+        sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(), descent=wrapped),
+        sam_optax.sharpness_aware(
+            optax.chain(sam_optax.surrogate_gap(), optax.sgd(0.1)), sam_optax.sam()
+        ),
+    ):
+        with pytest.raises(ValueError, match=r"pass it as descent=.*optax\.MultiSteps"):
+            tx.update(None, tx.init(w), w, grad_fn=lambda w: w)

@@ -126,9 +126,7 @@ def test_bfloat16_computes_in_it_and_keeps_float32_params(make, size):
     assert logits.dtype == jnp.float32
     capture = lambda module, _: isinstance(module, nn.Conv)
     _, inner = jax.eval_shape(
-        partial(model.apply, train=False, capture_intermediates=capture),
-        variables,
-        x,
+        partial(model.apply, train=False, capture_intermediates=capture), variables, x
     )
     assert {leaf.dtype for leaf in jax.tree.leaves(inner)} <= {jnp.dtype(jnp.bfloat16)}
 

@@ -81,7 +81,7 @@ PRINTED = {
         "asam": {**ASAM, "model": "resnet32", "label_noise": 0.4, "epochs": 200, "rho": 0.5},
     },
     "asam-correlation-cifar10": {
-        "sgd": {**ASAM, "model": "wrn16_8", "epochs": 200, "batch_size": 256, "m": 256},
+        "sgd": {**ASAM, "model": "wrn16_8", "epochs": 200, "batch_size": 256, "m": 256}
     },
     "asam-iwslt14": {
         "sgd": TRANSLATION,
@@ -231,11 +231,7 @@ def test_several_values_are_rows_of_their_own():
     ]
     last = found.rows["rsam rho 0.2 gamma 0.4"]
     assert last.variant.hyperparameters == {"rho": 0.2, "gamma": 0.4, "lmbda": 2.0}
-    assert last.sources == {
-        "rho": "given",
-        "gamma": "given",
-        "lmbda": "default, chosen on digits",
-    }
+    assert last.sources == {"rho": "given", "gamma": "given", "lmbda": "default, chosen on digits"}
 
 
 def test_what_has_no_default_is_passed_on_where_it_is_given():

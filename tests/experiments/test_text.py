@@ -240,10 +240,7 @@ MISTAKES = {
     "flip": (["--flip", "True"], "--flip True: is not for text"),
     "model": (["--model", "mlp"], "--model mlp: is not for text; use --model transformer"),
     "digits": (["--dataset", "digits", "--model", "transformer"], "--model transformer: is for te"),
-    "length": (
-        ["--dataset", "digits", "--length", "9"],
-        "--length 9: is for --dataset text and p",
-    ),
+    "length": (["--dataset", "digits", "--length", "9"], "--length 9: is for --dataset text and p"),
     "size": (["--image-size", "9"], "--image-size 9: needs --dataset hf:NAME_OR_PATH, not pairs:"),
     "nesterov": (
         ["--nesterov", "True"],

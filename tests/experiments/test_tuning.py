@@ -136,9 +136,10 @@ def steps(name):
     def train(radius):
         variant = known._replace(hyperparameters={**known.hyperparameters, **radius})
         tx = variant.transformation(
-            Base(optax.sgd(0.1, momentum=0.9), optax.constant_schedule(0.1)), key
+            Base(lambda rate: optax.sgd(rate, momentum=0.9), optax.constant_schedule(0.1)), key
         )
-        given = Step(losses_fn, jax.value_and_grad(loss, has_aux=True), params, batch, key, data)
+        of = jax.value_and_grad(loss, has_aux=True)
+        given = Step(losses_fn, of, params, batch, key, data, batch)
         state, new = tx.init(params), params
         for _ in range(2):  # past gradients are 0 in the first
             new, state, _ = variant.update(tx, state, dataclasses.replace(given, params=new))

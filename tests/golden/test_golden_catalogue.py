@@ -86,7 +86,7 @@ def sampa_points(tx, data, hyper, before=1):
             return lambda p: jax.grad(smooth_loss)(p, x, y, hyper["smoothing"])
 
         updates, state = tx.update(
-            None, state, params, grad_fn=on(*last), ascent_grad_fn=on(*batch)
+            None, state, params, grad_fn=on(*batch), previous_grad_fn=on(*last)
         )
         return optax.apply_updates(params, updates), state
 

@@ -15,10 +15,7 @@ ORDERS = [1, 1.5, 2, 3, np.inf]
 def tree(dtype=jnp.float32, seed=0):
     """Params or a gradient; leaves in order: conv bias, conv kernel, dense b, dense w."""
     rng = np.random.default_rng(seed)
-    shapes = {
-        "conv": {"bias": (3,), "kernel": (2, 1, 2, 3)},
-        "dense": {"b": (2,), "w": (4, 2)},
-    }
+    shapes = {"conv": {"bias": (3,), "kernel": (2, 1, 2, 3)}, "dense": {"b": (2,), "w": (4, 2)}}
     return jax.tree.map(
         lambda shape: jnp.asarray(rng.normal(size=shape), dtype),
         shapes,

@@ -43,7 +43,7 @@ def masks(method, gs, **extra):
     state, found = init(gs[0]), []
     for g in gs:
         eps, state = update(g, state, extra)
-        mask = vector(state.mask) == 1
+        mask = vector(optax.tree_utils.tree_get(state, "mask")) == 1
         np.testing.assert_array_equal(vector(eps), np.where(mask, vector(g), 0))
         found.append(mask)
     return found

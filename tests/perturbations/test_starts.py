@@ -101,8 +101,7 @@ def test_whatever_init_returns_is_a_state(kind, combinator):
         return jax.tree.map(lambda leaf: leaf + 1, state)
 
     method = optax.GradientTransformation(
-        lambda params: STATES[kind],
-        lambda grads, state, params=None: (0.1 * grads, advance(state)),
+        lambda params: STATES[kind], lambda grads, state, params=None: (0.1 * grads, advance(state))
     )
     tx = combinator(optax.sgd(0.1), method)
     given = {"grad_fn": lambda p: p} if combinator is sam_optax.sharpness_aware else {}

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import pytest
 
@@ -103,3 +104,21 @@ def test_every_folder_has_its_rule_and_there_are_no_flat_modules():
 def test_a_violation_is_found(folder, line, refused):
     """A control of the rules above, on lines that nobody wrote."""
     assert bool(list(violations(folder, line, f"sam_optax.{folder}"))) == refused
+
+
+LOOKS_INTO_CODE = re.compile(
+    r"\bimport dis\b|__code__|co_consts|co_names|__closure__|cell_contents|getsource|currentframe"
+    r"|\binspect\.(?!signature)|inspect\.signature"
+)
+
+
+def test_no_code_is_inspected_to_decide_what_a_step_computes():
+    """But for the arguments of ``value_fn``, which optax takes from the signature too."""
+    core = [path for path in PACKAGE.rglob("*.py") if path.parent.name.startswith("_")]
+    assert len(core) > 50
+    found = {}
+    for path in core:
+        hits = LOOKS_INTO_CODE.findall(path.read_text())
+        if hits:
+            found[str(path.relative_to(PACKAGE))] = hits
+    assert found == {"_combinators/gradient_functions.py": ["inspect.signature"]}

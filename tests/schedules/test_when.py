@@ -5,14 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import (
-    RuntimeCounted,
-    assert_close,
-    assert_same,
-    norm,
-    same,
-    vector,
-)
+from helpers import RuntimeCounted, assert_close, assert_same, norm, same, vector
 from methods import FOUR, make
 
 import sam_optax

@@ -155,10 +155,7 @@ def test_haiku_random_start_with_the_statistics_of_its_start():
     opt_state = tx.init(params)
     start = perturbation_of("rsam").start_fn(params, opt_state.perturbation_state)
     updates, new_state = tx.update(
-        None,
-        opt_state,
-        params,
-        value_and_grad_fn=jax.value_and_grad(loss_fn, has_aux=True),
+        None, opt_state, params, value_and_grad_fn=jax.value_and_grad(loss_fn, has_aux=True)
     )
     new_state, (loss, (_, point)) = sam_optax.pop_first_pass(new_state)
     assert jax.tree.structure(new_state) == jax.tree.structure(opt_state)

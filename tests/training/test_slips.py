@@ -157,3 +157,8 @@ def test_a_pair_given_to_nnxs_optimizer():
     pair = nnx.value_and_grad(loss_fn)(model)
     with pytest.raises((TypeError, ValueError), match="value_and_grad"):
         optimizer.update(model, pair, grad_fn=nnx_grad_fn(model, loss_fn))
+
+
+def test_a_perturbation_as_the_optimizer():
+    with pytest.raises(TypeError, match=r"tx is a Perturbation.*sharpness_aware\(base_tx, pert"):
+        create(sam_optax.sam())

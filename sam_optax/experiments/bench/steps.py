@@ -70,17 +70,14 @@ def library(name: str) -> Callable[[Loss], Step]:
     """
     chosen = registry.METHODS[BASE] if name == BASE else METHODS[name]
     variant = chosen.variant(**_hyperparameters(name))
-    schedule = optax.constant_schedule(handwritten.LEARNING_RATE)
-    tx = variant.transformation(method.Base(base_tx(), schedule), jax.random.key(0))
+    base = method.Base(lambda _: base_tx(), optax.constant_schedule(handwritten.LEARNING_RATE))
+    tx = variant.transformation(base, jax.random.key(0))
 
     def of_losses(losses: Loss) -> Step:
         def step(params: optax.Params, state: optax.OptState, batch: PyTree) -> PyTree:
-            def loss(p: optax.Params) -> tuple[jax.Array, None]:
-                return jnp.mean(losses(p, batch)), None
-
-            values = jax.value_and_grad(loss, has_aux=True)
+            values = jax.value_and_grad(lambda p: (jnp.mean(losses(p, batch)), None), has_aux=True)
             key = jax.random.key(0)
-            at = method.Step(losses, values, params, batch, key, batch)
+            at = method.Step(losses, values, params, batch, key, batch, batch)
             params, state, first = variant.update(tx, state, at)
             return params, state, None if first is None else first[0]
 

@@ -16,6 +16,11 @@ def gradient(step: Step, **_: Any) -> Arguments:
     return {"grad_fn": step.grad_fn(step.batch)}
 
 
+def two_batches(step: Step, **_: Any) -> Arguments:
+    """The gradients on the batch and on that of the previous step."""
+    return {"grad_fn": step.grad_fn(step.batch), "previous_grad_fn": step.grad_fn(step.previous)}
+
+
 def linearized_back(step: Step, **_: Any) -> Arguments:
     """The loss at w, from loss and gradient at w + ε."""
 
@@ -61,13 +66,6 @@ def steepness(step: Step, rho: float, alpha: float, **_: Any) -> Arguments:
 def value(step: Step, **_: Any) -> Arguments:
     """The loss on the batch."""
     return {"value_fn": lambda params: jnp.mean(step.losses_fn(params, step.batch))}
-
-
-def lookbehind(step: Step, rho: float, k: int) -> Arguments:
-    """The mean gradient along the ascent."""
-    grad_fn = step.grad_fn(step.batch)
-    mean = sam_optax.lookbehind(grad_fn, sam_optax.sam(rho), k)
-    return {"grad_fn": mean, "ascent_grad_fn": grad_fn}
 
 
 def rising(step: Step, fraction: float, **_: Any) -> Arguments:

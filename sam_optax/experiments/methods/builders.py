@@ -46,11 +46,9 @@ def sam_when(make: Callable[..., Any]) -> Callable[..., Optimizer]:
 
 def friendly(make: Callable[..., Perturbation]) -> Callable[..., Perturbation]:
     """A perturbation along the gradient without its full-gradient component."""
-
-    def build(key: jax.Array, sigma: float, lmbda: float, **options: Any) -> Perturbation:
-        return optax.chain(sam_optax.remove_full_gradient(sigma, lmbda), make(**options))
-
-    return build
+    return lambda key, sigma, lmbda, **options: optax.chain(
+        sam_optax.remove_full_gradient(sigma, lmbda), make(**options)
+    )
 
 
 def asam(
@@ -151,7 +149,13 @@ def b_sam(
     descent = optax.chain(*pieces, sam_optax.scale_by_precision())
     scale = optax.scale_by_learning_rate(lambda step: lr * base.learning_rate(step))
     bsam = sam_optax.bsam(rho, **prior, decay=beta2, key=key)
-    return base._replace(tx=scale).sharp(bsam, descent)
+    return base._replace(make=lambda _: scale).sharp(bsam, descent)
+
+
+def lookbehind(base: Base, key: jax.Array, rho: float, k: int, alpha: float) -> Optimizer:
+    """Lookbehind-SAM; the learning rate follows the training steps, each with k of the base."""
+    tx = base.make(lambda count: base.learning_rate(count // k))
+    return sam_optax.lookbehind(tx, sam_optax.sam(rho), k, alpha)
 
 
 def sampa(base: Base, key: jax.Array, rho: float, lmbda: float) -> Optimizer:
@@ -161,7 +165,7 @@ def sampa(base: Base, key: jax.Array, rho: float, lmbda: float) -> Optimizer:
 
 def polyak(base: Base, key: jax.Array, rho: float, largest: float) -> Optimizer:
     """SAM with Polyak's step size, in place of the base optimizer."""
-    return base._replace(tx=optax.polyak_sgd(largest)).sharp(sam_optax.sam(rho))
+    return base._replace(make=lambda _: optax.polyak_sgd(largest)).sharp(sam_optax.sam(rho))
 
 
 def weighted(gamma: float) -> Optimizer:
@@ -172,7 +176,7 @@ def weighted(gamma: float) -> Optimizer:
 def wsam_decoupled(base: Base, key: jax.Array, rho: float, gamma: float) -> Optimizer:
     """WSAM, decoupled."""
     around = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, _odds(gamma))
-    return base._replace(tx=optax.identity()).sharp(sam_optax.sam(rho), around)
+    return base._replace(make=lambda _: optax.identity()).sharp(sam_optax.sam(rho), around)
 
 
 def _odds(gamma: float) -> float:

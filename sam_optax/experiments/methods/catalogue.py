@@ -40,9 +40,14 @@ CATALOGUE: dict[str, Method] = {
     ),
     "lookbehind": WHOLE(
         "Lookbehind-SAM",
-        options=options(rho=0.25, k=(2, "Number of gradients that are averaged.")),
+        build=build.lookbehind,
+        options=options(
+            rho=0.25,
+            k=(2, "Number of ascents, and of steps of the base optimizer."),
+            alpha=(0.5, "Share α of the way of these steps."),
+        ),
         gradients=lambda batches, k, **_: 1 + k,
-        arguments=arguments.lookbehind,
+        arguments=arguments.gradient,
     ),
     "xsam": WHOLE(
         "XSAM",
@@ -71,7 +76,8 @@ CATALOGUE: dict[str, Method] = {
         "SAMPa",
         build=build.sampa,
         options=options(rho=1.0, lmbda=(0.2, "Share λ of the gradient at the step ahead.")),
-        arguments=arguments.gradient,
+        arguments=arguments.two_batches,
+        needs_previous=True,
     ),
     "ada_sam": Method("AdaSAM", build.ada_sam, options(rho=0.5, lr=0.03)),
     "light_sam": Method("LightSAM", build.light_sam, options(rho=0.005, lr=0.1)),

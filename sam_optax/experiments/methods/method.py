@@ -32,26 +32,28 @@ class Option(NamedTuple):
 class Base(NamedTuple):
     """Common to all methods: the base optimizer, diagnostics and groups of the batch."""
 
-    tx: optax.GradientTransformation
-    learning_rate: optax.Schedule  # of tx
+    make: Callable[[optax.Schedule], optax.GradientTransformation]  # from its learning rate
+    learning_rate: optax.Schedule
     info: bool = False  # whether states keep diagnostics of the last step
     groups: int | None = None  # of the batch, each with a separate perturbation
-    weight_decay: float = 0.0  # of tx
+    weight_decay: float = 0.0
     examples: int = 1  # to train on
-    decay: float | None = None  # of an average of gradients, where tx keeps no momentum of them
+    decay: float | None = None  # of an average of gradients, where it keeps no momentum of them
+
+    @property
+    def tx(self) -> optax.GradientTransformation:
+        """The base optimizer."""
+        return self.make(self.learning_rate)
 
     def replaced(
         self, make: Callable[[optax.Schedule], optax.GradientTransformation], lr: float
     ) -> "Base":
-        """With the base optimizer ``make(rate)`` of a method that prescribes it, and this decay.
-
-        ``rate`` is the learning rate, ``lr`` times that of ``tx``.
-        """
-        pieces = (
-            optax.add_decayed_weights(self.weight_decay),
-            make(lambda step: lr * self.learning_rate(step)),
+        """With the base optimizer that a method prescribes, this weight decay and rate × ``lr``."""
+        decay = optax.add_decayed_weights(self.weight_decay)
+        return self._replace(
+            make=lambda rate: optax.chain(decay, make(rate)),
+            learning_rate=lambda step: lr * self.learning_rate(step),
         )
-        return self._replace(tx=optax.chain(*pieces))
 
     def sharp(
         self,
@@ -72,14 +74,13 @@ class Step:
     ``(params, i)``, on one of them.
     """
 
-    losses_fn: Callable[
-        [optax.Params, PyTree], jax.Array
-    ]  # (params, batch) -> one loss per example
+    losses_fn: Callable[[optax.Params, PyTree], jax.Array]  # of each example of a batch
     value_and_grad_fn: Callable[..., Any]
     params: optax.Params
     batch: PyTree  # examples and labels, as the network receives them
     key: jax.Array
     data: PyTree  # the training set, not augmented
+    previous: PyTree = ()  # the batch of the previous step, in the first step its own
 
     def grad_fn(self, batch: PyTree) -> Callable[[optax.Params], optax.Updates]:
         """The gradient of the mean loss of the given examples."""
@@ -117,6 +118,7 @@ class Method:
     gradients: float | Callable[..., float] = 2.0
     arguments: Callable[..., Arguments] = lambda step, **options: {}
     needs_data: bool = False  # whether a step needs all training examples in memory
+    needs_previous: bool = False  # whether a step needs the batch of the previous step
     # Whether groups of a batch can have separate perturbations: not for methods that use the whole
     # batch or past gradients.
     groups: bool = True
@@ -153,7 +155,7 @@ class Variant(NamedTuple):
         Loss and aux are those of the first pass, or ``None`` if a method computes its own
         gradients.
         """
-        if not isinstance(state, sam_optax.SharpnessAwareState | sam_optax.SimultaneousState):
+        if not self.method.radius:  # the base optimizer by itself
             first, grads = step.value_and_grad_fn(step.params)
             updates, state = tx.update(grads, state, step.params)
             return optax.apply_updates(step.params, updates), state, first
@@ -199,12 +201,9 @@ def check(name: str, variant: Variant) -> None:
         def losses_fn(params: jax.Array, batch: PyTree) -> jax.Array:
             return batch[0] @ params
 
-        def loss(params: jax.Array) -> tuple[jax.Array, None]:
-            return jnp.mean(losses_fn(params, batch)), None
-
-        value_and_grad_fn = jax.value_and_grad(loss, has_aux=True)
-        step = Step(losses_fn, value_and_grad_fn, params, batch, key, batch)
-        tx = variant.transformation(Base(optax.adam(0.1), optax.constant_schedule(0.1)), key)
+        both = jax.value_and_grad(lambda p: (jnp.mean(losses_fn(p, batch)), None), has_aux=True)
+        step = Step(losses_fn, both, params, batch, key, batch, batch)
+        tx = variant.transformation(Base(optax.adam, optax.constant_schedule(0.1)), key)
         return variant.update(tx, tx.init(params), step)
 
     try:

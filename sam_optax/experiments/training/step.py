@@ -19,6 +19,7 @@ class State(NamedTuple):
     params: optax.Params
     opt_state: optax.OptState
     batch_stats: PyTree
+    previous: PyTree  # the batch of the last step, if the method needs it; else empty
 
 
 class MethodStep:
@@ -34,8 +35,11 @@ class MethodStep:
     def init(self, key: jax.Array, variables: PyTree) -> State:
         """The state before the first step, given the network's initial variables."""
         tx = self._variant.transformation(self._base, key)
-        params = variables["params"]
-        return State(params, tx.init(params), variables.get("batch_stats", {}))
+        params, y = variables["params"], self._task.dataset.train.y
+        empty = self._task.example, jnp.zeros((1, *y.shape[1:]), jnp.int32)
+        batch = jax.tree.map(lambda leaf: jnp.repeat(leaf, self._recipe.batch_size, 0), empty)
+        previous = self._kept(self._augmented(key, batch))
+        return State(params, tx.init(params), variables.get("batch_stats", {}), previous)
 
     def take(
         self, key: jax.Array, state: State, batch: PyTree, step_key: jax.Array, data: PyTree
@@ -50,7 +54,8 @@ class MethodStep:
         params, opt_state, first = self._variant.update(tx, state.opt_state, step)
         if first is None and state.batch_stats:
             first = self._loss(state, step.batch, state.params)
-        return State(params, opt_state, state.batch_stats if first is None else first[1])
+        batch_stats = state.batch_stats if first is None else first[1]
+        return State(params, opt_state, batch_stats, self._kept(step.batch))
 
     def look(
         self, key: jax.Array, state: State, batch: PyTree, step_key: jax.Array, data: PyTree
@@ -78,7 +83,15 @@ class MethodStep:
             return self._loss(state, batch, params, *group)
 
         value_and_grad_fn = jax.value_and_grad(loss, has_aux=True)
-        return Step(losses_fn, value_and_grad_fn, state.params, batch, step_key, data)
+
+        def last(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(state.opt_state.step == 0, new, old)
+
+        previous = jax.tree.map(last, self._kept(batch), state.previous)
+        return Step(losses_fn, value_and_grad_fn, state.params, batch, step_key, data, previous)
+
+    def _kept(self, batch: PyTree) -> PyTree:
+        return batch if self._variant.method.needs_previous else ()
 
     def _loss(
         self, state: State, batch: PyTree, params: optax.Params, *group: jax.Array

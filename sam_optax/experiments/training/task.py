@@ -54,6 +54,14 @@ class Recipe:
         if self.warmup_steps:
             rise = optax.linear_schedule(0.0, self.lr, self.warmup_steps)
             rate = optax.join_schedules([rise, rest], [self.warmup_steps])
+        # The momentum of rmsprop is one of updates.
+        keeps = self.optimizer != "rmsprop" and (self.optimizer != "sgd" or self.momentum)
+        groups, decay = self.groups if self.groups > 1 else None, None if keeps else self.momentum
+        return Base(
+            self._optimizer, rate, groups=groups, weight_decay=self.weight_decay, decay=decay
+        )
+
+    def _optimizer(self, rate: optax.Schedule) -> optax.GradientTransformation:
         pieces = [optax.clip_by_global_norm(self.clip)] if self.clip else []
         betas = {"b1": self.momentum, "b2": self.beta2}
         if self.optimizer == "adamw":
@@ -67,11 +75,7 @@ class Recipe:
                 "adam": optax.adam(rate, **betas),
             }
             pieces.append(chosen[self.optimizer])
-        groups = self.groups if self.groups > 1 else None
-        base = Base(optax.chain(*pieces), rate, groups=groups, weight_decay=self.weight_decay)
-        # The momentum of rmsprop is one of updates.
-        keeps = self.optimizer != "rmsprop" and (self.optimizer != "sgd" or self.momentum)
-        return base if keeps else base._replace(decay=self.momentum)
+        return optax.chain(*pieces)
 
 
 @dataclasses.dataclass(frozen=True)
