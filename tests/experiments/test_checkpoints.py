@@ -418,6 +418,10 @@ TASKS = {
         ),
         2,
     ),
+    "a batch in the state": lambda _: (
+        tasks.make(tasks.images(), "sampa", epochs=3, crop=1, count=2, seeds=2),
+        2,
+    ),
     "images on disk": lambda _: (tasks.make(tasks.images(True), "ss_sam", epochs=3, crop=1), 1),
 }
 

@@ -20,7 +20,10 @@ X = jax.random.normal(jax.random.key(1), (40, 3))
 Y = jax.random.randint(jax.random.key(2), (40,), 0, 2)
 PARAMS = {"kernel": jnp.array([[0.5, -1.0], [1.0, 0.3], [-0.2, 0.1]]), "bias": jnp.zeros(2)}
 BASE = Base(
-    optax.sgd(0.5, momentum=0.9), optax.constant_schedule(0.5), weight_decay=0.1, examples=40
+    lambda rate: optax.sgd(rate, momentum=0.9),
+    optax.constant_schedule(0.5),
+    weight_decay=0.1,
+    examples=40,
 )
 STEPS = 3
 
@@ -42,7 +45,7 @@ def step(params, i):
 
     value_and_grad_fn = jax.value_and_grad(loss, has_aux=True)
     key = jax.random.fold_in(KEY, i)
-    return Step(losses_fn, value_and_grad_fn, params, batch(i), key, (X, Y))
+    return Step(losses_fn, value_and_grad_fn, params, batch(i), key, (X, Y), batch(max(i - 1, 0)))
 
 
 def run(name, base=BASE, **hyperparameters):
@@ -178,6 +181,36 @@ def momentum_loop(rho, weight_decay=0.0, decay=0.9):
     return params
 
 
+def lookbehind_loop(rate=lambda i: 0.5):
+    """Lookbehind-SAM with SGD, in plain arithmetic: k = 2, α = 0.4, ρ = 0.25."""
+    params, momentum = PARAMS, jax.tree.map(jnp.zeros_like, PARAMS)
+    for i in range(STEPS):
+        grad_fn = jax.grad(lambda p, i=i: losses_fn(p, batch(i)).mean())
+        point, fast = params, params
+        for _ in range(2):
+            point = along(point, grad_fn(point), 0.25)
+            momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grad_fn(point))
+            fast = jax.tree.map(lambda f, m, i=i: f - rate(i) * m, fast, momentum)
+        params = jax.tree.map(lambda w, f: w + 0.4 * (f - w), params, fast)
+    return params
+
+
+def sampa_loop():
+    """SAMPa with SGD, in plain arithmetic: λ = 0.4, ρ = 0.5; w̃ is on the previous batch."""
+    params, momentum = PARAMS, jax.tree.map(jnp.zeros_like, PARAMS)
+    before, g = None, momentum
+    for i in range(STEPS):
+        grad_fn = jax.grad(lambda p, i=i: losses_fn(p, batch(i)).mean())
+        sharp = (before or grad_fn)(along(params, g, 0.5))
+        ahead = params
+        if before:
+            ahead = jax.tree.map(lambda w, m, g: w - 0.5 * (0.9 * m + g), params, momentum, g)
+        before, g = grad_fn, grad_fn(ahead)
+        momentum = jax.tree.map(lambda m, s, g: 0.9 * m + 0.6 * s + 0.4 * g, momentum, sharp, g)
+        params = jax.tree.map(lambda w, m: w - 0.5 * m, params, momentum)
+    return params
+
+
 def decayed(tx, weight_decay=0.1):
     return optax.chain(optax.add_decayed_weights(weight_decay), tx)
 
@@ -208,13 +241,7 @@ BY_HAND = {
         sharp(SAM, descent=sam_optax.toward_maximum(0.5)),
         lambda grad, i: {"value_fn": lambda p: losses_fn(p, batch(i)).mean()},
     ),
-    "lookbehind": lambda: loop(
-        sharp(sam_optax.sam(0.25)),
-        lambda grad, i: {
-            "grad_fn": sam_optax.lookbehind(grad(batch(i)), sam_optax.sam(0.25), 2),
-            "ascent_grad_fn": grad(batch(i)),
-        },
-    ),
+    "lookbehind": lookbehind_loop,
     "ae_sam": lambda: loop(sharp(SAM, when=sam_optax.above_average(1.0, 0.5))),
     "ada_sam": lambda: loop(sharp(SAM, decayed(optax.amsgrad(0.01)))),
     "light_sam": lambda: loop(
@@ -232,7 +259,7 @@ BY_HAND = {
             ),
         )
     ),
-    "sampa": lambda: loop(sam_optax.simultaneous(BASE.tx, SAM, 0.4)),
+    "sampa": sampa_loop,
     "sam_polyak": polyak_loop,
     "x_sam": x_sam_loop,
     "gam": gam_loop,
@@ -246,6 +273,7 @@ HYPER = {
     "gsam": {"lr_max": 0.5},
     "ae_sam": {"c": 1.0, "decay": 0.5},
     "vasso": {"theta": 0.3},
+    "lookbehind": {"alpha": 0.4},
     "wsam": {"gamma": 0.2},
     "zsharp": {"quantile": 0.5},
     "ada_sam": {"rho": 0.5, "lr": 0.02},
@@ -285,7 +313,7 @@ def test_one_batch_is_sam_and_as_many_as_there_are_is_the_full_gradient(trained)
 
 
 def test_the_momentum_is_the_base_optimizer_s_with_what_it_adds_to_the_gradient(trained):
-    base = BASE._replace(tx=decayed(BASE.tx))
+    base = BASE._replace(make=lambda rate: decayed(BASE.make(rate)))
     assert_close(run("msam", base), momentum_loop(-2.0, weight_decay=0.1), 1e-5)
     assert_close(run("momentum", base), momentum_loop(0.3, weight_decay=0.1), 1e-5)
     with pytest.raises(AssertionError):
@@ -293,11 +321,17 @@ def test_the_momentum_is_the_base_optimizer_s_with_what_it_adds_to_the_gradient(
 
 
 def test_without_momentum_of_gradients_there_is_an_average_of_them():
-    plain = BASE._replace(tx=optax.sgd(0.5), decay=0.0)
+    plain = BASE._replace(make=optax.sgd, decay=0.0)
     assert_close(run("momentum", plain), momentum_loop(0.3, decay=0.0), 1e-6)
-    rmsprop = BASE._replace(tx=optax.rmsprop(0.05, momentum=0.8), decay=0.8)
+    rmsprop = BASE._replace(make=lambda _: optax.rmsprop(0.05, momentum=0.8), decay=0.8)
     by_hand = sharp(sam_optax.momentum_start(sam_optax.sam(0.3), 0.8), rmsprop.tx)
     assert_close(run("momentum", rmsprop), loop(by_hand), 1e-6)
+
+
+def test_the_learning_rate_of_lookbehind_follows_the_training_steps():
+    base = BASE._replace(learning_rate=lambda count: 0.5 / (1 + count))
+    ours = run("lookbehind", base, alpha=0.4)
+    assert_close(ours, lookbehind_loop(lambda i: 0.5 / (1 + i)), 1e-6)
 
 
 def test_asam_does_not_normalize_biases_by_default(trained):
@@ -368,6 +402,8 @@ def test_defaults_are_accepted():
 
 # A step in numbers, which is not taken.
 
+UNSEEN = ("sgd", "sampa", "lookbehind")
+
 
 def look(name, **hyperparameters):
     variant = METHODS[name].variant(**hyperparameters)
@@ -388,14 +424,14 @@ def test_sam_in_numbers():
     np.testing.assert_allclose(seen.loss_rise, rise, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("sgd", "sampa")])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSEEN])
 def test_every_method_can_be_watched(name):
     seen = jax.eval_shape(lambda: look(name))
     assert {leaf.shape for leaf in seen} == {()}
 
 
-@pytest.mark.parametrize("name", ["sgd", "sampa"])
-def test_the_base_optimizer_and_sampa_have_nothing_to_show(name):
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_is_not_sharpness_aware_has_nothing_to_show(name):
     assert look(name) is None
 
 

@@ -531,6 +531,29 @@ def test_a_method_with_its_own_base_optimizer_is_told_of_the_task(arrays):
     assert (base.weight_decay, base.examples) == (0.02, len(task.dataset.train.y))
 
 
+@slow
+def test_sampa_has_the_batch_of_the_previous_step_as_it_was_seen():
+    options = {"label_smoothing": 0.1, "weight_decay": 0.0, "lr": 0.1, "schedule": "constant"}
+    small = tasks.make(tasks.images(), "sampa", model=tasks.Flat(norm=False), **options)
+    step, first, key = tasks.begin(small, "sampa")
+    state, (x, y) = jax.jit(first)(), small.dataset.train
+    start = state
+    tx = sam_optax.simultaneous(optax.sgd(0.1, momentum=0.9), sam_optax.sam(1.0), 0.2)
+    params, opt_state, before = state.params, tx.init(state.params), None
+    for i in (0, 16, 32):
+        batch = x[i : i + 16], y[i : i + 16]
+        seen = augmentation.normalize(batch[0], small.dataset.mean, small.dataset.std)
+        grad_fn = lambda p, seen=seen, y=batch[1]: first_pass(
+            small, start, seen, augmentation.smooth(y, 3, 0.1), p
+        )[1]
+        given = {"grad_fn": grad_fn, "previous_grad_fn": before or grad_fn}
+        updates, opt_state = tx.update(None, opt_state, params, **given)
+        params, before = optax.apply_updates(params, updates), grad_fn
+        state = jax.jit(step)(key, state, batch, jax.random.key(i), None)
+        close(state.params, params)
+        close(state.previous[0], seen)
+
+
 def test_methods_without_groups_are_those_that_would_perturb_them_alike():
     """What looks at the whole batch, along past gradients or at several of one step's."""
     assert {name for name, method in METHODS.items() if not method.groups} == {
