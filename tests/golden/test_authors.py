@@ -150,23 +150,26 @@ def scaled(tree, factor):
     return jax.tree.map(lambda x: factor * x, tree)
 
 
+def norm(tree):
+    return jnp.linalg.norm(ravel_pytree(tree)[0])
+
+
 def each(function):
     """A transformation of each leaf and its weights."""
     return optax.stateless(lambda g, w: jax.tree.map(function, g, w))
 
 
-def descent(function):
-    """A transformation of the sharp and the ascent gradient."""
-    return optax.GradientTransformationExtraArgs(
-        lambda params: optax.EmptyState(),
-        lambda g_s, state, params=None, *, ascent_grads, **_: (function(g_s, ascent_grads), state),
-    )
+def stateless(update):
+    """A transformation that receives the arguments of a perturbation or of a descent."""
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 LEAVES = {"fc1": {"bias": "a", "kernel": "b"}, "fc2": {"bias": "c", "kernel": "d"}}
 
 every_leaf = functools.partial(asam, eta=0.0, bias_mask=False)  # what most codes call adaptive
-flax_centralize = each(lambda g, w: g - g.mean(range(g.ndim - 1), keepdims=True) if g.ndim > 1 else g)
+flax_centralize = each(
+    lambda g, w: g - g.mean(range(g.ndim - 1), keepdims=True) if g.ndim > 1 else g
+)
 
 
 def gsam(h, base, method=None):
@@ -196,10 +199,12 @@ def gsamjax_adaptive(h, base):
 def gsamjax_minimizef(h, base):
     """The gap's other order: g + α (g_s without its part along g)."""
     other = surrogate_gap(h.alpha)
-    swapped = lambda g_s, g: add(
-        g, add(g_s, other.update(g, optax.EmptyState(), ascent_grads=g_s)[0], 1.0)
-    )
-    return sharpness_aware(base, sam(h.rho_max), descent=descent(swapped))
+
+    def swapped(g_s, state, params, *, ascent_grads, **extra):
+        minus, _ = other.update(ascent_grads, state, ascent_grads=g_s)
+        return add(scaled(ascent_grads, 2.0), minus, -1.0), state
+
+    return sharpness_aware(base, sam(h.rho_max), descent=stateless(swapped))
 
 
 def gsamjax_2workers(h, base):
@@ -285,7 +290,7 @@ def wsam_clip(h, base):
     """ε does not depend on the length of g, so both gradients may be clipped in grad_fn."""
 
     def clipped(g):
-        return scaled(g, jnp.minimum(1, h.max_norm / (optax.global_norm(g) + 1e-6)))
+        return scaled(g, jnp.minimum(1, h.max_norm / (norm(g) + 1e-6)))
 
     return wsam(h, base), lambda b, params: {"grad_fn": lambda p: clipped(b.grad(p))}
 
@@ -310,16 +315,16 @@ def sparsesam_f(h, base):
     n = h.mask.shape[1]
     choice = sparsify(1 - int(n * (1 - h.sparsity)) / n, key=0, every=4)
     given = lambda b, params: {
-        "grad_fn": b.grad, "fisher": unflatten(b.at(h.mask).astype(jnp.float64)),
+        "grad_fn": b.grad,
+        "fisher": unflatten(b.at(h.mask).astype(jnp.float64)),
     }
     return sharpness_aware(base, optax.chain(sam(h.rho), choice), when=after(1)), given
 
 
 def sparsesam_d(h, base):
     """The code grows by gradients, sparsify at random: here the masks are recorded ones."""
-    masked = optax.GradientTransformationExtraArgs(
-        lambda params: optax.EmptyState(),
-        lambda e, state, params, *, mask, **_: (jax.tree.map(jnp.multiply, e, mask), state),
+    masked = stateless(
+        lambda e, state, params, *, mask, **_: (jax.tree.map(jnp.multiply, e, mask), state)
     )
     given = lambda b, params: {"grad_fn": b.grad, "mask": unflatten(b.at(h.mask))}
     return sharpness_aware(base, optax.chain(sam(h.rho), masked)), given
@@ -387,15 +392,19 @@ def rwp(h, base):
     return sharpness_aware(base, low_pass(h.gamma, key=0)), given
 
 
+def awp_method(h):
+    relative = each(lambda g, w: h.gamma * norm(w) / norm(g) * g)
+    return perturb_only(relative, lambda params: jax.tree.map(lambda w: w.ndim > 1, params))
+
+
 def awp(h, base):
     """The code steps at w + ε, so the decay is that of the perturbed weights."""
-    norm = jnp.linalg.norm
-    relative = each(lambda g, w: h.gamma * norm(w) / norm(g) * g)
-    method = perturb_only(relative, lambda w: jax.tree.map(lambda x: x.ndim > 1, w))
+    method = awp_method(h)
     if h.base != "adamw":
         decay = getattr(h, "weight_decay", 0.0)
         given = lambda b, params: {
-            "grad_fn": lambda p: add(b.grad(p), p, decay), "ascent_grad_fn": b.grad,
+            "grad_fn": lambda p: add(b.grad(p), p, decay),
+            "ascent_grad_fn": b.grad,
         }
         return sharpness_aware(torch_base(h, weight_decay=0.0), method), given
 
@@ -407,7 +416,7 @@ def awp(h, base):
 
 
 def sagm(h, base):
-    ascent = optax.stateless(lambda g, w: scaled(g, h.rho / optax.global_norm(g) - h.alpha))
+    ascent = optax.stateless(lambda g, w: scaled(g, h.rho / norm(g) - h.alpha))
     return sharpness_aware(base, ascent, descent=mix_gradients(0.5))
 
 
@@ -433,7 +442,7 @@ def eigensam(h, base):
 
         def displacement(w):
             g = b.grad(w)
-            u = scaled(g, 1 / optax.global_norm(g))
+            u = scaled(g, 1 / norm(g))
             rest = add(v, u, -otu.tree_vdot(u, v))
             eps = scaled(add(u, rest, h.alpha * jnp.sign(otu.tree_vdot(g, v))), h.rho)
             return jax.tree.map(lambda e, x: jnp.where(b.i < 3, h.rho * x, e), eps, g)
@@ -455,9 +464,9 @@ def tsam(h, base):
             return add(start, method.update(b.grad(at), method.init(at), at)[0])
 
         ascents = [displacement(z) for z in b.at(h.z)]
-        tilted = lambda p: jax.nn.logsumexp(
-            jnp.stack([h.tilt * b.loss(add(p, e)) for e in ascents])
-        ) / h.tilt
+        tilted = lambda p: (
+            jax.nn.logsumexp(jnp.stack([h.tilt * b.loss(add(p, e)) for e in ascents])) / h.tilt
+        )
         return {"grads": jax.grad(tilted)(params)}
 
     return base, given
@@ -482,11 +491,10 @@ def grst_normed(h, base):
 
     def update(g_s, state, params=None, *, ascent_grads, perturbed, **extra):
         a = jnp.where(perturbed, h.alpha, 1.0)
-        length = optax.global_norm(ascent_grads)
+        length = norm(ascent_grads)
         return add(scaled(g_s, a), ascent_grads, (1 - a) / length), state
 
-    normed = optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), update)
-    return rst(h, base, normed)
+    return rst(h, base, stateless(update))
 
 
 def dpsat(h, base, decay=0.0):
@@ -496,7 +504,7 @@ def dpsat(h, base, decay=0.0):
         def private(p):
             one = lambda x, y: jax.grad(lambda p: losses_fn(p, (x, y)))(p)
             grads = jax.vmap(one)(*b.examples)
-            norms = jax.vmap(optax.global_norm)(grads)
+            norms = jax.vmap(norm)(grads)
             share = jnp.minimum(1, h.max_grad_norm / (norms + 1e-6))
             total = jax.tree.map(lambda g: jnp.tensordot(share, g, 1), grads)
             draw = unflatten(b.at(h.z) * h.noise_multiplier * h.max_grad_norm)
@@ -553,9 +561,7 @@ def fgsamplus(h, base):
     """LookSAM on the MLP's gradient, by leaf, with ε from the GNN's."""
     pieces = {leaf: reuse_orthogonal(h.alpha) for leaf in "abcd"}
     by_leaf = optax.multi_transform(pieces, LEAVES, mask_compatible_extra_args=True)
-    of_gnn = optax.GradientTransformationExtraArgs(
-        lambda params: optax.EmptyState(), lambda g, state, params, *, gnn, **_: (gnn, state)
-    )
+    of_gnn = stateless(lambda g, state, params, *, gnn, **_: (gnn, state))
     ascent = optax.chain(of_gnn, sam(h.rho))
 
     def given(b, params):
@@ -635,9 +641,7 @@ METHODS = {
     ),
     "usam": plain(lambda h: optax.scale(h.rho)),
     "usam_adaptive": plain(lambda h: each(lambda g, w: h.rho * w**2 * g)),
-    "usamclip": plain(
-        lambda h: optax.chain(optax.scale(h.rho), optax.clip_by_global_norm(h.rho))
-    ),
+    "usamclip": plain(lambda h: optax.chain(optax.scale(h.rho), optax.clip_by_global_norm(h.rho))),
     "multistep_sam": lambda h, base: multistep(h, base, sam),
     "multistep_usamclip": lambda h, base: multistep(h, base, optax.scale),
     "looksam": looksam,
@@ -693,20 +697,17 @@ FILES = sorted(path.stem for path in AUTHORS.glob("*.npz") if not path.stem.star
 RUNS = [(name, str(run)) for name in FILES for run in file(name)["names"]]
 
 
-def expression(method, run, h):
-    """The optimizer, and the arguments of its update."""
-    variant = "_".join([method, *run.split("_")[:-1]])
-    made = METHODS[variant](h, torch_base(h))
-    return made if callable(made[1]) and not hasattr(made, "init") else (made, lambda b, p: {"grad_fn": b.grad})
+def key_of(method, run):
+    return "_".join([method, *run.split("_")[:-1]])
 
 
 def inject(monkeypatch, h):
     """Recorded draws in place of the generator's: a key counts steps, and parts of a step."""
     monkeypatch.setattr(noise, "first_key", lambda key: jnp.zeros(2, jnp.uint32))
-    monkeypatch.setattr(noise, "next_key", lambda key: key.at[0].add(1))
-    monkeypatch.setattr(
-        noise, "fold_in", lambda key, index: key if index is None else key.at[1].set(index)
-    )
+    monkeypatch.setattr(noise, "next_key", lambda key: key + jnp.array([1, 0], jnp.uint32))
+
+    def fold_in(key, index):
+        return key if index is None else jnp.stack([key[0], jnp.asarray(index, jnp.uint32)])
 
     def normal(key, params, scale, draw=None):
         at = (key[0], key[1])[: h.z.ndim - 1]
@@ -717,28 +718,182 @@ def inject(monkeypatch, h):
         words = [jnp.where(keep, 0, 2**32 - 1).astype(jnp.uint32) for keep in kept]
         return jax.tree.unflatten(jax.tree.structure(tree), words)
 
+    monkeypatch.setattr(noise, "fold_in", fold_in)
     monkeypatch.setattr(noise, "normal_tree", normal)
     monkeypatch.setattr(noise, "bits_tree", bits)
 
 
-def distances(monkeypatch, method, run, **changed):
-    """Largest distance of the params from the recorded ones, after each step."""
+def distance(monkeypatch, method, run, expression=None, **changed):
+    """The largest distance of the params from the recorded ones, over all steps."""
     h, points, problem = read(method, run)
-    tx, given = expression(method, run, SimpleNamespace(**{**vars(h), **changed}))
+    h = SimpleNamespace(**{**vars(h), **changed})
+    expression = METHODS[key_of(method, run)] if expression is None else expression
+    made = expression(h, torch_base(h))
+    default = lambda b, params: {"grad_fn": b.grad}
+    tx, given = (made, default) if hasattr(made, "init") else made
     if hasattr(h, "z") or hasattr(h, "leaf_mask"):
         inject(monkeypatch, h)
+    x, y = jnp.asarray(problem["x"]), jnp.asarray(problem["y"])
 
     @jax.jit
     def step(params, state, i):
-        b = Batch(jnp.asarray(problem["x"]), jnp.asarray(problem["y"]), i)
-        arguments = given(b, params)
+        arguments = dict(given(Batch(x, y, i), params))
         updates, state = tx.update(arguments.pop("grads", None), state, params, **arguments)
         return optax.apply_updates(params, updates), state
 
     params = unflatten(jnp.asarray(problem["init"]))
-    state = tx.init(params)
-    found = []
+    state, found = tx.init(params), []
     for i in range(STEPS):
         params, state = step(params, state, i)
-        found.append(float(np.max(np.abs(ravel_pytree(params)[0] - points[i]))))
-    return found
+        found.append(np.max(np.abs(ravel_pytree(params)[0] - points[i])))
+    return np.max(found)
+
+
+# One run of each library piece.
+DAILY = [
+    *("asam-sgd", "awp-adamw", "dpsatmom-momentum", "esam-momentum", "fgsam-momentum"),
+    *("fishersam-momentum", "focalsam-momentum", "fsam-adaptive_momentum", "gam-momentum"),
+    *("grst-momentum", "gsam-sched_momentum", "lookbehind-adaptive_momentum"),
+    *("looksam-global_momentum", "lpfsgd_m4-momentum", "msam-momentum", "sampa-momentum"),
+    *("sparsesam-f_sgd", "ssam-momentum", "vasso-momentum", "wsam-momentum", "xsam-momentum"),
+    "zsharp-momentum",
+]
+
+# Most codes add 1e-12 or less to a norm: that moves the params by less than 1e-11 here. Others:
+TOLERANCE = {
+    "vasso": 1e-7,  # 1e-7 is added to ‖d‖
+    "esam": 3e-7,  # 1e-7 to ‖g‖
+    "sparsesam": 1e-7,  # 1e-7 to ‖g‖
+    "looksam": 1e-6,  # 1e-8 to the ‖g_v‖ of each leaf, the smallest of which is about 1e-2
+    "fgsamplus": 1e-5,  # the same, and 1e-3
+    # Here the schedule of ρ, and γ, are float32 numbers, which are off by up to 6e-8 of their size.
+    "gsam": 2e-9,
+    "lpfsgd_m1": 2e-9,
+    "lpfsgd_m4": 2e-9,
+    "rwp": 2e-9,
+}
+
+
+@pytest.mark.fast(*DAILY)
+@pytest.mark.parametrize(("method", "run"), RUNS)
+def test_trajectory(monkeypatch, method, run):
+    with x64():
+        assert distance(monkeypatch, method, run) < TOLERANCE.get(method, 1e-11)
+
+
+def test_every_expression_has_a_recorded_run():
+    assert set(METHODS) == {key_of(*run) for run in RUNS}
+
+
+CHANGED = {
+    ("asam", "sgd"): {"eta": 0.0},
+    ("awp", "sgd"): {"gamma": 0.03},
+    ("crsam", "sgd"): {"beta": 0.1},
+    ("dpsat", "sgd"): {"rho": 0.2},
+    ("eigensam", "sgd"): {"alpha": 0.2},
+    ("esam", "sgd"): {"gamma": 0.7},
+    ("fgsam", "sgd"): {"lam": 0.5},
+    ("fishersam", "sgd"): {"eta": 10.0},
+    ("focalsam", "sgd"): {"sharpness": 0.5},
+    ("fsam", "sgd"): {"sigma": 1.0},
+    ("gam", "sgd"): {"grad_gamma": 0.1},
+    ("gcsam", "sgd"): {"rho": 0.2},
+    ("grst", "sgd"): {"alpha": 0.8},
+    ("gsam", "sgd"): {"alpha": 0.4},
+    ("lookbehind", "sgd"): {"k_steps": 2},
+    ("looksam", "global_sgd"): {"alpha": 0.5},
+    ("lpfsgd_m4", "sgd"): {"std": 0.04},
+    ("msam", "momentum"): {"rho": 0.2},
+    ("multistep", "sam_sgd"): {"step_size_mult": 0.4},
+    ("rst", "sgd"): {"r": 0.2},
+    ("rwp", "sgd"): {"alpha": 0.4},
+    ("sagm", "sgd"): {"alpha": 0.0},
+    ("sam", "sgd"): {"rho": 0.2},
+    ("samon", "layerwise_l2_momentum"): {"eta": 0.0},
+    ("sampa", "sgd"): {"og": 0.1},
+    ("sparsesam", "f_sgd"): {"sparsity": 0.5},
+    ("ssam", "sgd"): {"rho": 0.2},
+    ("tsam", "sgd"): {"tilt": 1.0},
+    ("usam", "sgd"): {"rho": 0.2},
+    ("vasso", "sgd"): {"theta": 0.3},
+    ("wsam", "sgd"): {"gamma": 0.5},
+    ("xsam", "sgd"): {"alpha_max": 1.0},
+    ("zsharp", "sgd"): {"alpha": 0.5},
+}
+
+
+@pytest.mark.parametrize(("method", "run"), CHANGED)
+@pytest.mark.slow
+def test_other_hyperparameters_do_not_follow_it(monkeypatch, method, run):
+    with x64():
+        assert distance(monkeypatch, method, run, **CHANGED[method, run]) > 1e-5
+
+
+# What the codes deviate from: the paper's form, or what a reader might write first.
+OTHERS = {
+    ("awp", "momentum"): lambda h, base: sharpness_aware(base, awp_method(h)),
+    ("dpsatmom", "momentum"): dpsat,
+    ("esam", "momentum"): lambda h, base: (  # the norm in front of the mask
+        sharpness_aware(
+            base, optax.chain(sam(h.rho), random_mask(h.beta, key=0, whole_leaves=True))
+        ),
+        esam(h, base)[1],
+    ),
+    ("fgsam", "sgd"): lambda h, base: (  # both gradients of the GNN at w
+        sharpness_aware(base, sam(h.rho), descent=mix_gradients(h.lam)),
+        lambda b, params: {"grad_fn": b.grad, "ascent_grad_fn": message_passing(b, h.adj)},
+    ),
+    ("fsam", "sgd"): plain(lambda h: fsam(h.rho, h.sigma, h.lmbda, subtract="new")),
+    ("gcsam", "sgd"): lambda h, base: sharpness_aware(
+        base, optax.chain(flax_centralize, sam(h.rho)), descent=flax_centralize
+    ),
+    ("gsam", "sched_momentum"): lambda h, base: gsamjax_sched(
+        SimpleNamespace(**vars(h), lr_t=[h.lr] * STEPS, lr_min=0.0, lr_max=h.lr), base
+    ),
+    ("gsamjax", "2workers_sgd"): lambda h, base: (
+        sharpness_aware(base, sam(h.rho_max), descent=surrogate_gap(h.alpha), groups=2),
+        lambda b, params: {"grad_fn": lambda p, i: b.part(i, 2)(p)},
+    ),
+    ("looksam", "momentum"): METHODS["looksam_global"],
+    ("msam", "momentum"): lambda h, base: sharpness_aware(
+        base, momentum_start(optax.chain(sam(h.rho), optax.scale(-1.0)))
+    ),
+    ("msam", "adamw"): lambda h, base: sharpness_aware(
+        base, momentum_start(optax.chain(sam(h.rho), optax.scale(-1.0)))
+    ),
+    ("multistep", "sam_sgd"): lambda h, base: sharpness_aware(
+        base, sam(h.rho * h.step_size_mult), ascent_steps=3
+    ),
+    ("rst", "momentum"): lambda h, base: sharpness_aware(
+        torch_base(h, weight_decay=h.l2_regularization),
+        sam(h.r),
+        when=lambda step: jnp.asarray(h.sam_flag)[step],
+    ),
+    ("sampa", "momentum"): lambda h, base: (  # both gradients on this step's batch
+        simultaneous(base, sam(h.rho), h.og),
+        lambda b, params: {"grad_fn": b.grad, "previous_grad_fn": b.grad},
+    ),
+    ("sampa", "nesterov"): lambda h, base: (
+        simultaneous(base, sam(h.rho), h.og),
+        sampa(h, base)[1],
+    ),
+    ("sampa", "adamw"): lambda h, base: (simultaneous(base, sam(h.rho), h.og), sampa(h, base)[1]),
+    ("wsam", "momentum"): METHODS["wsam_coupled"],
+    ("xsam", "dyn2_momentum"): lambda h, base: (
+        sharpness_aware(
+            base,
+            sam(h.rho_total / h.steps),
+            ascent_steps=int(h.steps),
+            descent=toward_maximum(h.rho_max, every=4, candidates=21),
+        ),
+        lambda b, params: {"value_fn": b.loss},
+    ),
+    ("zsharp", "sgd"): plain(lambda h: optax.chain(zscore_filter(h.alpha), sam(h.rho))),
+}
+
+
+@pytest.mark.fast("zsharp-sgd", "gcsam-sgd", "sampa-momentum")
+@pytest.mark.parametrize(("method", "run"), OTHERS)
+def test_other_compositions_do_not_follow_it(monkeypatch, method, run):
+    with x64():
+        assert distance(monkeypatch, method, run, OTHERS[method, run]) > 1e-5

@@ -1,13 +1,8 @@
-"""Trajectories of bSAM's and SAMPa's public code, to 1e-9 in float64, on the problem beside it.
+"""The trajectory of bSAM's public code, to 1e-9 in float64, on the problem beside it.
 
-How the files were made:
-
-* bSAM: ``build_bsam_optimizer`` of team-approx-bayes/bayesian-sam with JAX 0.4.35, as it is, with
-  ``msharpness=1``. Its ``normal_like_tree`` returned the numbers in ``noise`` in place of a draw,
-  and so does this library's generator here.
-* SAMPa: ``train.py`` of LIONS-EPFL/SAMPa with torch 2.13, as it is, its two processes as two
-  threads of a stand-in for ``lightning.fabric``. Its first step leaves weight decay out of y, so
-  there is none. Each gradient at the perturbed params is on the batch before.
+The file was made by ``build_bsam_optimizer`` of team-approx-bayes/bayesian-sam with JAX 0.4.35, as
+it is, with ``msharpness=1``. Its ``normal_like_tree`` returned the numbers in ``noise`` in place of
+a draw, and so does this library's generator here.
 """
 
 import jax
@@ -15,7 +10,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from helpers import x64
-from test_golden import STEPS, assert_within, loss, network, read, tree
+from test_golden import STEPS, assert_within, loss, read, tree
 
 import sam_optax
 from sam_optax._internal import noise
@@ -62,60 +57,6 @@ def test_bsam():
             params = optax.apply_updates(params, updates)
             assert_within(params, tree(data, "params", i))
             assert_within(state.perturbation_state.precision, tree(data, "precision", i))
-
-
-def sampa(hyper, lmbda):
-    base = optax.sgd(hyper["lr"], momentum=hyper["momentum"])
-    return sam_optax.simultaneous(base, sam_optax.sam(hyper["rho"]), lmbda)
-
-
-def smooth_loss(params, x, y, smoothing):
-    """The public code's: label smoothing over the other classes."""
-    logits = network(params, x)
-    target = jnp.full(logits.shape, smoothing / (logits.shape[1] - 1))
-    target = jnp.where(jax.nn.one_hot(y, logits.shape[1]) > 0, 1 - smoothing, target)
-    return optax.softmax_cross_entropy(logits, target).mean()
-
-
-def sampa_points(tx, data, hyper, before=1):
-    """Params after each step; ``before`` is how many steps old the sharp gradient's batch is."""
-
-    @jax.jit
-    def step(params, state, last, batch):
-        def on(x, y):
-            return lambda p: jax.grad(smooth_loss)(p, x, y, hyper["smoothing"])
-
-        updates, state = tx.update(
-            None, state, params, grad_fn=on(*batch), previous_grad_fn=on(*last)
-        )
-        return optax.apply_updates(params, updates), state
-
-    params, points = tree(data, "init"), []
-    state = tx.init(params)
-    for i in range(STEPS):
-        last = max(i - before, 0)
-        batches = [(data["x"][j], data["y"][j]) for j in (last, i)]
-        params, state = step(params, state, *batches)
-        points.append(params)
-    return points
-
-
-def test_sampa():
-    with x64():
-        data, hyper = read("sampa")
-        points = sampa_points(sampa(hyper, hyper["lmbda"]), data, hyper)
-        for i, params in enumerate(points):
-            assert_within(params, tree(data, "params", i))
-
-
-@pytest.mark.parametrize(("lmbda", "before"), [(0.0, 1), (0.2, 0), (0.8, 1)])
-def test_other_weights_and_batches_do_not_follow_it(lmbda, before):
-    """Negative control."""
-    with x64():
-        data, hyper = read("sampa")
-        points = sampa_points(sampa(hyper, lmbda), data, hyper, before)
-        with pytest.raises(AssertionError):
-            assert_within(points[-1], tree(data, "params", STEPS - 1), 1e-4)
 
 
 @pytest.mark.usefixtures("noise_of_the_file")
