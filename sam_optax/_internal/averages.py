@@ -1,36 +1,24 @@
 """Exponential moving averages of gradients."""
 
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Numeric
 from optax import Updates
 
+from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
 from sam_optax._internal.types import Leaf
 
 EmaStart: TypeAlias = Literal["first_gradient", "zero", "bias_corrected"]
 """From g₁, from zero, or from zero with weights that are divided by their sum."""
 
-
-def check_ema_start(ema_start: object) -> None:
-    """Raises unless ``ema_start`` is one of the names."""
-    if ema_start not in get_args(EmaStart):
-        known = ", ".join(repr(name) for name in get_args(EmaStart))
-        raise ValueError(f"ema_start must be one of {known}, got {ema_start!r}.")
+check_ema_start = hp.name_check("ema_start", EmaStart)
 
 
-def weights(
-    decay: chex.Numeric, count: jax.Array, ema_start: EmaStart
-) -> tuple[chex.Numeric, chex.Numeric]:
-    """The weights of the old average and of the new gradient.
-
-    Args:
-      decay: weight of the old average, in [0, 1).
-      count: the number of gradients in the old average, which is 0 if there are none.
-      ema_start: how the average starts.
-    """
+def weights(decay: Numeric, count: jax.Array, ema_start: EmaStart) -> tuple[Numeric, Numeric]:
+    """The weights of the old average, of ``count`` gradients, and of the new gradient."""
     if ema_start == "bias_corrected":
         wide = jnp.result_type(float)  # float64 where that is enabled
         decay = jnp.asarray(decay).astype(wide)
@@ -43,15 +31,11 @@ def weights(
 
 
 def ema(
-    average: Updates,
-    grads: Updates,
-    weights: tuple[chex.Numeric, chex.Numeric],
-    removed: chex.Numeric = 0,
+    average: Updates, grads: Updates, weights: tuple[Numeric, Numeric], removed: Numeric = 0
 ) -> Updates:
-    """The new average, in the dtypes of the old one, by :func:`weights`.
+    """The new average, in the dtypes of the old one, which stays where there is no gradient.
 
-    Leaves and subtrees without a gradient keep the old average. ``removed`` is the multiple of the
-    old average that has been subtracted from ``grads``.
+    ``removed`` is the multiple of the old average that has been subtracted from ``grads``.
     """
 
     def leaf(g: Leaf, m: Leaf) -> Leaf:

@@ -12,10 +12,9 @@ from sam_optax._internal import trees
 from sam_optax._internal.leaf_roles import BiasMask, StackAxes, expand_mask, layer_of
 from sam_optax._internal.types import KeyPath, PyTree
 
-# Whole names: Haiku and hand-written layers (b, b1), Haiku's and Keras' normalization layers.
-_BIAS_NAME = re.compile(r"b(_?\d+)?|offset|beta")
-# Part of a name between underscores: bias, bias_n, hn_bias, in_proj_bias, bias_ih_l0.
-_BIAS_WORDS = {"bias", "biases"}
+# Whole names of Haiku and hand-written layers (b, b1), of Haiku's and Keras' normalization layers,
+# or a part between underscores: bias, bias_n, hn_bias, in_proj_bias, bias_ih_l0.
+_BIAS_NAME = re.compile(r"b(_?\d+)?|offset|beta|(.*_)?bias(es)?(_.*)?")
 # Suffixes that containers add to a leaf's name: Flax NNX and penzai, haliax, penzai's arrays.
 _BOX_NAMES = {"value", "raw_value", "array", "data_array"}
 
@@ -23,22 +22,16 @@ _BOX_NAMES = {"value", "raw_value", "array", "data_array"}
 def _names(path: KeyPath) -> Iterator[str]:
     """The names along a path, last first, without indices; ``"a/b"`` and ``"a.b"`` are split."""
     for entry in reversed(path):
-        for attribute in ("key", "name", "idx"):
-            if hasattr(entry, attribute):
-                entry = getattr(entry, attribute)
-                break
-        yield from (
-            name for name in reversed(re.split(r"[./]", str(entry))) if name and not name.isdigit()
-        )
+        kinds = [kind for kind in ("key", "name", "idx") if hasattr(entry, kind)]
+        names = re.split(r"[./]", str(getattr(entry, kinds[0]) if kinds else entry))
+        yield from (name for name in reversed(names) if name and not name.isdigit())
 
 
 def _is_bias(path: KeyPath) -> bool:
     names = list(_names(path))
     while len(names) > 1 and names[0] in _BOX_NAMES:
         names.pop(0)
-    if not names:
-        return False
-    return bool(_BIAS_NAME.fullmatch(names[0])) or not _BIAS_WORDS.isdisjoint(names[0].split("_"))
+    return bool(names and _BIAS_NAME.fullmatch(names[0]))
 
 
 def bias_leaves(params: Params) -> PyTree:
@@ -75,17 +68,11 @@ def bias_leaves(params: Params) -> PyTree:
 
 def resolve_biases(params: Params, bias_mask: BiasMask | None) -> PyTree:
     """One Boolean per leaf: whether it is a bias, by the caller's mask or by its name."""
-    if bias_mask is not None:
-        return expand_mask("bias_mask", bias_mask, params)
-    return bias_leaves(params)
+    return bias_leaves(params) if bias_mask is None else expand_mask("bias_mask", bias_mask, params)
 
 
 def warn_without_biases(params: Params, stack_axes: StackAxes) -> None:
-    """Warns if no leaf is named like a bias although the tree looks like a network with biases.
-
-    Such a tree has leaves with one axis and leaves with more; a bare vector has no layers. The
-    warning is raised at a single line of code, so that Python's default filter shows it once.
-    """
+    """Warns if no leaf is named like a bias although some have one axis, and others more."""
     found = [
         (path, np.ndim(layer_of(stack_axes, path, leaf)[1]))
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
@@ -95,16 +82,13 @@ def warn_without_biases(params: Params, stack_axes: StackAxes) -> None:
     matrices = any(ndim > 1 for _, ndim in found)
     if not (vectors and matrices) or any(_is_bias(path) for path, _ in found):
         return
-    shown = ", ".join(jax.tree_util.keystr(path) for path in vectors[:3])
-    more = ", …" if len(vectors) > 3 else ""
-    nameless = not any(list(_names(path)) for path, _ in found)
-    why = (
-        "the params have no names, as Keras' list of variables has none"
-        if nameless
-        else "no leaf of the params is called a bias"
-    )
+    shown = ", ".join(map(jax.tree_util.keystr, vectors[:3])) + ", …" * (len(vectors) > 3)
+    why = "no leaf of the params is called a bias"
+    if not any(list(_names(path)) for path, _ in found):
+        why = "the params have no names, as Keras' list of variables has none"
+    # At a single line of code, so that Python's default filter shows it once.
     warnings.warn(
-        f"asam found no biases: {why}. Leaves with one axis ({shown}{more}) are normalized like "
+        f"asam found no biases: {why}. Leaves with one axis ({shown}) are normalized like "
         "weights. If some are biases, name them in bias_mask; sam_optax.bias_leaves(params) shows "
         "what is found. If there are none, pass bias_mask=False.",
         UserWarning,

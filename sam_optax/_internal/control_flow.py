@@ -1,11 +1,11 @@
 """Control flow that is plain Python outside of tracing, where ``lax`` would compile every step."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Array, Numeric
 from jax import lax
 
 from sam_optax._internal import devices, trees
@@ -20,11 +20,9 @@ def is_traced(*values: PyTree) -> bool:
 
 
 def trace_once(function: Function, params: PyTree) -> Function:
-    """``function`` for several calls in one step, traced only once.
-
-    Under jit, an inner jit shares the trace and is inlined by the compiler. Outside of jit, it
-    would compile a new function at every step.
-    """
+    """``function`` for several calls in one step, traced only once."""
+    # Under jit, an inner jit shares the trace and is inlined by the compiler. Outside of jit, it
+    # would compile a new function at every step.
     return jax.jit(function) if is_traced(params) else function
 
 
@@ -39,32 +37,26 @@ def jitted_on_arrays(function: Function) -> Function:
     return call
 
 
-def cond(pred: chex.Numeric, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
-    """``lax.cond`` for a traced predicate, ``if`` for a concrete one.
-
-    Outside of jit, only one branch is evaluated, traced and compiled.
-    """
+def cond(pred: Numeric, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
+    """``lax.cond`` for a traced predicate; for a concrete one, only one branch is evaluated."""
     if isinstance(pred, jax.core.Tracer):
-        result: T = lax.cond(pred, true_fn, false_fn)
-        return result
+        return cast(T, lax.cond(pred, true_fn, false_fn))
     return true_fn() if bool(pred) else false_fn()
 
 
 def repeat(times: int, body: Callable[[T], T], carry: T) -> T:
     """``body`` applied ``times`` times, in a loop that is traced and compiled once."""
     if times > 1 and is_traced(carry):
-        result: T = lax.fori_loop(0, times, lambda _, c: body(c), carry)
-        return result
+        return cast(T, lax.fori_loop(0, times, lambda _, c: body(c), carry))
     for _ in range(times):
         carry = body(carry)
     return carry
 
 
-def mean_of(f: Callable[[chex.Array], T], n: int, params: PyTree) -> T:
+def mean_of(f: Callable[[Array], T], n: int, params: PyTree) -> T:
     """The mean of ``f(0), …, f(n − 1)``, computed sequentially; non-float leaves are the last ones.
 
-    Sums are taken in float32 or wider. If ``params`` are traced, the loop is traced and compiled
-    once.
+    Sums are taken in float32 or wider. If ``params`` are traced, ``f`` is traced and compiled once.
     """
 
     def add(total: PyTree, x: PyTree) -> PyTree:
@@ -77,28 +69,17 @@ def mean_of(f: Callable[[chex.Array], T], n: int, params: PyTree) -> T:
         total = trees.map_inexact(trees.widen, first)
         for i in range(1, n):
             total = add(total, f(jnp.asarray(i, jnp.int32)))
-        mean: T = trees.map_inexact(lambda t, x: trees.cast_like(t / n, x), total, first)
-        return mean
+        return cast(T, trees.map_inexact(lambda t, x: trees.cast_like(t / n, x), total, first))
 
     shapes = jax.eval_shape(f, jax.ShapeDtypeStruct((), jnp.int32))
     zeros = jax.tree.map(devices.zeros, shapes)
-    start = jax.tree.map(
-        lambda z: z.astype(trees.compute_dtype(z)) if trees.is_inexact(z) else z, zeros
-    )
     indices = jnp.arange(n, dtype=jnp.int32)
+    start = trees.map_inexact(trees.widen, zeros)
     total, _ = lax.scan(lambda t, i: (add(t, f(i)), None), start, indices)
-    result: T = jax.tree.map(_mean_like(n), total, zeros, shapes)
-    return result
 
+    def mean(total: Leaf, like: Leaf, shape: Leaf) -> Leaf:
+        if shape.weak_type:  # of a default dtype of Python numbers: a Python zero has both
+            like = jnp.broadcast_to(jnp.asarray(0.0), like.shape)
+        return trees.cast_like(total / n, like)
 
-def _mean_like(n: int) -> Function:
-    """The mean from a total, with the dtype and weak type of the terms."""
-
-    def mean(total: Leaf, zeros: Leaf, shape: Leaf) -> Leaf:
-        if not trees.is_inexact(zeros):
-            return total
-        # For the default dtypes of Python numbers, so that a Python zero makes a weak type.
-        weak = jnp.broadcast_to(jnp.asarray(0.0), zeros.shape) if shape.weak_type else zeros
-        return trees.cast_like(total / n, weak)
-
-    return mean
+    return cast(T, trees.map_inexact(mean, total, zeros, shapes))

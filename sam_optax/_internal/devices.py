@@ -2,9 +2,9 @@
 
 from typing import TypeAlias
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Numeric
 from jax import lax
 from optax import Updates
 
@@ -12,25 +12,24 @@ from sam_optax._internal import trees
 from sam_optax._internal.types import Leaf, PyTree
 
 AxisName: TypeAlias = str | tuple[str, ...]
-"""The name of an axis of devices, or of several; ``()`` is none."""
+"""The name of an axis of devices, or of several; ``()`` is none, and so is ``None`` in ``Axes``."""
+Axes: TypeAlias = AxisName | None
 
 
-def pmean(tree: PyTree, axis_name: AxisName | None) -> PyTree:
+def pmean(tree: PyTree, axis_name: Axes) -> PyTree:
     """The mean of the inexact leaves over the axis."""
     if not _axes(axis_name):
         return tree
     return trees.map_inexact(lambda leaf: lax.pmean(leaf, axis_name), tree)
 
 
-def _axes(axis_name: AxisName | None) -> tuple[str, ...]:
+def _axes(axis_name: Axes) -> tuple[str, ...]:
     if axis_name is None:
         return ()
     return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
-def draw_index(
-    axis_name: AxisName | None, groups: int | None, group: tuple[chex.Numeric, ...]
-) -> chex.Numeric | None:
+def draw_index(axis_name: Axes, groups: int | None, group: tuple[Numeric, ...]) -> Numeric | None:
     """A distinct index for each device's and group's random draw; ``None`` for a single draw."""
     if not _axes(axis_name) and not group:
         return None
@@ -42,7 +41,7 @@ def draw_index(
     return index
 
 
-def local(tree: PyTree, axis_name: AxisName | None) -> PyTree:
+def local(tree: PyTree, axis_name: Axes) -> PyTree:
     """Marks a tree as local to each device, so that gradients with respect to it are local.
 
     Under ``jax.shard_map`` with ``check_vma=True``, the gradient with respect to a replicated value
@@ -80,11 +79,12 @@ def _vary(leaf: Leaf, axis: str) -> Leaf:
         return leaf
 
 
-def is_replicated(leaf: Leaf, axis_name: AxisName | None) -> bool:
+def is_replicated(leaf: Leaf, axis_name: Axes) -> bool:
     """Whether the type system knows that all devices hold the same value."""
-    if not hasattr(jax, "typeof") or not isinstance(leaf, jax.Array):
-        return False
-    return any(jax.typeof(_vary(leaf, axis)) != jax.typeof(leaf) for axis in _axes(axis_name))
+    known = hasattr(jax, "typeof") and isinstance(leaf, jax.Array)
+    return known and any(
+        jax.typeof(_vary(leaf, axis)) != jax.typeof(leaf) for axis in _axes(axis_name)
+    )
 
 
 def shows_variation(axis_name: AxisName) -> bool:
@@ -99,13 +99,11 @@ def all_replicated(tree: PyTree, axis_name: AxisName) -> bool:
 
 def manual_axes() -> tuple[str, ...]:
     """The axes of ``jax.pmap`` and ``jax.shard_map`` around the trace, as far as JAX names them."""
-    if not hasattr(jax.sharding, "get_abstract_mesh"):
-        return ()
-    mesh = jax.sharding.get_abstract_mesh()
+    mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
     return tuple(getattr(mesh, "manual_axes", ()))
 
 
-def require_bound(name: str, axis_name: AxisName | None) -> None:
+def require_bound(name: str, axis_name: Axes) -> None:
     """Raises unless the axis is that of ``pmap`` or ``shard_map`` around the call."""
     for axis in _axes(axis_name):
         try:
@@ -118,7 +116,7 @@ def require_bound(name: str, axis_name: AxisName | None) -> None:
             ) from error
 
 
-def check_local(grads: Updates, axis_name: AxisName | None) -> None:
+def check_local(grads: Updates, axis_name: Axes) -> None:
     """Raises for a gradient that is known to be the same on all devices of the axis."""
     if any(is_replicated(leaf, axis_name) for leaf in trees.inexact_leaves(grads)):
         raise ValueError(
@@ -140,7 +138,7 @@ def zeros(shape: Leaf) -> jax.Array:
     return result
 
 
-def all_true(flag: jax.Array, axis_name: AxisName | None) -> jax.Array:
+def all_true(flag: jax.Array, axis_name: Axes) -> jax.Array:
     """Whether the flag is true on all devices of the axis."""
     if not _axes(axis_name):
         return flag

@@ -4,41 +4,30 @@ Element i of a draw is a keyed hash of i. A kernel that reads the noise computes
 some twenty arithmetic operations: it takes no memory, has the sharding of its consumer, and can be
 drawn again at any time.
 
-Quality, tested with draws of 10⁷ elements and two keys (``tests/internal/test_generator.py``
-repeats it with 10⁶ or fewer):
+Tested with 10⁷ elements and two keys (``tests/internal/test_generator.py`` repeats it with fewer):
+the words are uniform, the moments of the normal values are within 1.6 standard deviations of those
+expected, and neighbours, leaves, steps, devices and seeds are uncorrelated (below 2.8).
 
-* Words: each of the 32 bits is 1 half of the time, the low, middle and high 16 bits are uniform and
-  so are pairs of neighbours in their high and in their low 8 bits (chi-square over 65,536 cells, p
-  from 0.31 to 0.99); the number of ascents is within 1.1 standard deviations of its expectation.
-* Normal values: mean, variance, skewness and kurtosis are within 1.6 standard deviations of 0, 1, 0
-  and 3. The Kolmogorov–Smirnov distance to the normal distribution is 6.4e-4, where up to 4e-4 is
-  expected by construction and 6.2e-4 by chance.
-* No correlation (below 2.8 standard deviations, 1/√10⁷ each) of values or of magnitudes with
-  neighbours at 12 distances from 1 to 65,536, with the next leaf, the next step, another device or
-  another seed. The variances of sums over blocks and over columns are those of independent
-  elements.
-
-Limits. There are 5,118 distinct values, all of magnitude below 4.7. The hash is a bijection of the
-index, so no word occurs twice in a draw (of 10⁷ independent words, 11,642 pairs would be equal),
-and a draw of more than 2³² elements repeats itself. Two draws whose first words are equal and whose
-second words differ in one bit are correlated (by 0.2 to 0.4). This does not happen in practice:
-keys come from a hash of both words, and leaves differ in both. Do not use the generator for
-cryptography or for integrals to four digits. ``jax.random`` has none of these limits but takes more
-time and memory; functions that use this module also accept another ``draw``.
+Limits. There are 5,118 distinct values, all of magnitude below 4.7; the Kolmogorov–Smirnov distance
+to the normal distribution is 6.4e-4 (4e-4 by construction). The hash is a bijection of the index,
+so no word occurs twice in a draw (of 10⁷ independent words, 11,642 pairs would be equal), and a
+draw of more than 2³² elements repeats itself. Two draws whose first words are equal and whose
+second words differ in one bit are correlated (by 0.2 to 0.4); keys come from a hash of both words,
+and leaves differ in both. It is not for cryptography or integrals to four digits. ``jax.random``,
+which random starts accept as ``draw``, has none of these limits but takes more time and memory.
 """
 
 import math
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Array
 from jax import lax
 
-# Odd polynomial in s, the sum of three integers that are uniform on [0, 2^11), [0, 2^11) and
-# [0, 2^10), centred and divided by 2^10. The coefficients are a least-squares fit of the normal
-# quantile function, weighted by the exact distribution of s and scaled to variance 1. The
-# distribution function is within 4e-4 of the normal one, the kurtosis is 2.9997, the largest
-# magnitude 4.68.
+# Odd polynomial in s, the centred sum, divided by 2^10, of integers uniform on [0, 2^11), [0, 2^11)
+# and [0, 2^10). The coefficients are a least-squares fit of the normal quantile function, weighted
+# by the exact distribution of s and scaled to variance 1. The distribution function is within 4e-4
+# of the normal one, the kurtosis is 2.9997.
 _QUANTILE = (1.09911499, -0.0170216267, 0.0170709122, 0.00441047238, -0.00233205256, 0.000283106587)
 _MEAN_SUM = 2047 / 2 + 2047 / 2 + 1023 / 2
 
@@ -52,12 +41,9 @@ def index(shape: tuple[int, ...]) -> jax.Array:
     return result
 
 
-def hash_words(x: jax.Array, words: chex.Array) -> jax.Array:
-    """A bijection of 32-bit integers, keyed with two words, whose output bits look random.
-
-    Two rounds of multiplying by an odd constant and folding the high bits into the low ones, with
-    the form and constants of published low-bias integer hashes.
-    """
+def hash_words(x: jax.Array, words: Array) -> jax.Array:
+    """A bijection of 32-bit integers, keyed with two words, whose output bits look random."""
+    # With the form and constants of published low-bias integer hashes.
     x = x * jnp.uint32(0x9E3779B9) + words[0]
     x ^= x >> 16
     x = x * jnp.uint32(0x21F0AAAD) + words[1]
@@ -66,26 +52,18 @@ def hash_words(x: jax.Array, words: chex.Array) -> jax.Array:
     return x ^ (x >> 15)
 
 
-def bits(words: chex.Array, shape: tuple[int, ...]) -> jax.Array:
+def bits(words: Array, shape: tuple[int, ...]) -> jax.Array:
     """32 random bits for each element, uint32 of the given shape."""
     return hash_words(index(shape), words)
 
 
-def uniform(bits: chex.Array) -> jax.Array:
+def uniform(bits: Array) -> jax.Array:
     """float32, uniform on [0, 1) in steps of 2^-24, from 32 random bits."""
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
-def normal(words: chex.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Standard normal float32 noise.
-
-    Args:
-      words: uint32 array of shape (2,), random bits.
-      shape: shape of the noise.
-
-    Returns:
-      float32 array of the given shape.
-    """
+def normal(words: Array, shape: tuple[int, ...]) -> jax.Array:
+    """Standard normal float32 noise of the given shape, from two uint32 words."""
     word = bits(words, shape)
     total = (word & 0x7FF) + ((word >> 11) & 0x7FF) + (word >> 22)
     # Signed integers convert to floating point in one instruction; unsigned ones do not.

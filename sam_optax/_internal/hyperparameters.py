@@ -3,23 +3,21 @@
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from chex import Array, Numeric
 from jax.typing import DTypeLike
-from optax import OptState, Params, Updates
+from optax import OptState, Params, TransformInitFn, Updates
 from typing_extensions import TypeAliasType
 
 from sam_optax._internal.checks import require_state
-from sam_optax._internal.types import Function
+from sam_optax._internal.types import ExtraArgs, Function
 
-Hyperparameter = TypeAliasType(
-    "Hyperparameter", float | chex.Numeric | Callable[[chex.Numeric], chex.Numeric]
-)
+Hyperparameter = TypeAliasType("Hyperparameter", float | Numeric | Callable[[Numeric], Numeric])
 """A number, a JAX scalar (traced or not) or an optax schedule of the training step."""
 
 
@@ -31,7 +29,7 @@ class ScheduleState(NamedTuple):
       inner_state: the state that it has without schedules.
     """
 
-    step: chex.Array
+    step: Array
     inner_state: OptState
 
 
@@ -45,21 +43,7 @@ def check(
     upper_allowed: bool = False,
     schedule: bool = True,
 ) -> None:
-    """Raises unless ``value`` is a schedule, a traced scalar or a number in range.
-
-    Args:
-      name: the argument's name, for the message.
-      value: what the caller passed.
-      lower: lower end of the range.
-      upper: upper end of the range.
-      lower_allowed: whether ``lower`` itself is in the range.
-      upper_allowed: whether ``upper`` itself is in the range.
-      schedule: whether it may be a schedule.
-
-    Raises:
-      TypeError: ``value`` is not a number, a scalar or a schedule.
-      ValueError: ``value`` is a number outside the range.
-    """
+    """Raises unless ``value`` is a traced scalar, a number in range or (if allowed) a schedule."""
     if callable(value) and schedule:
         return
     if isinstance(value, jax.Array):
@@ -90,13 +74,22 @@ def check_number(name: str, value: object, **interval: Any) -> None:
     check(name, value, schedule=False, **interval)
 
 
+def name_check(name: str, literal: Any) -> Callable[[object], None]:
+    """A function that raises unless its argument is one of the names in a ``Literal``."""
+
+    def check_name(value: object) -> None:
+        if value not in get_args(literal):
+            known = ", ".join(map(repr, get_args(literal)))
+            raise ValueError(f"{name} must be one of {known}, got {value!r}.")
+
+    return check_name
+
+
 def check_float_dtype(name: str, dtype: DTypeLike | None) -> np.dtype | None:
     """The canonical dtype, or ``None``; raises unless it is a floating-point dtype."""
-    if dtype is None:
-        return None
-    if not jnp.issubdtype(dtype, jnp.floating):
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"{name} must be a floating-point dtype, got {jnp.dtype(dtype).name!r}.")
-    return jnp.dtype(dtype)
+    return None if dtype is None else jnp.dtype(dtype)
 
 
 def check_transformation(name: str, value: object) -> None:
@@ -107,10 +100,8 @@ def check_transformation(name: str, value: object) -> None:
             "pass optax.MultiSteps(...).gradient_transformation()."
         )
     if not isinstance(value, optax.GradientTransformation):
-        raise TypeError(
-            f"{name} must be an optax.GradientTransformation, such as optax.sgd(0.1), got "
-            f"{value!r}."
-        )
+        wanted = "an optax.GradientTransformation, such as optax.sgd(0.1)"
+        raise TypeError(f"{name} must be {wanted}, got {value!r}.")
 
 
 def check_integer(name: str, value: object, *, lower: int) -> None:
@@ -125,43 +116,27 @@ def check_integer(name: str, value: object, *, lower: int) -> None:
 
 
 class _StaticDefault(np.int32):
-    """An integer that is shown as one."""
-
     def __repr__(self) -> str:
         return str(int(self))
 
 
 def static_default(value: int) -> Any:
-    """A default for a static argument, which ``optax.inject_hyperparams`` does not change.
-
-    ``inject_hyperparams`` turns defaults that are Python numbers into hyperparameters, and so into
-    traced values, but not NumPy scalars: ``inject_hyperparams(sam)(rho=0.1)`` then needs no
-    ``static_args``.
-    """
+    """A static default: ``optax.inject_hyperparams`` traces Python numbers, not NumPy scalars."""
     return _StaticDefault(value)
 
 
 class Scheduled(NamedTuple):
-    """The functions of a transformation, which take its hyperparameters as numbers.
+    """The functions of a transformation, whose hyperparameters have been evaluated."""
 
-    Attributes:
-      init: ``params -> state``.
-      update: ``(updates, state, params, *, training_step, **hyperparameters, **extra)``.
-      start: ``(params, state, *, training_step, **hyperparameters, **extra) -> params``.
-    """
-
-    init: optax.TransformInitFn
+    init: TransformInitFn
     update: Function
     start: Function
 
 
 def scheduled(
-    values: Mapping[str, Hyperparameter],
-    init: optax.TransformInitFn,
-    update: Function,
-    start: Function,
+    values: Mapping[str, Hyperparameter], init: TransformInitFn, update: Function, start: Function
 ) -> Scheduled:
-    """Evaluates hyperparameters before ``update`` and ``start`` see them.
+    """Passes the hyperparameters as keyword arguments to ``update`` and ``start``, evaluated.
 
     The training step is the caller's, who also counts steps that do not perturb or are skipped. On
     its own, a transformation with schedules counts its calls, in a :class:`ScheduleState`.
@@ -174,37 +149,25 @@ def scheduled(
             lambda *args, **extra: start(*args, **{**extra, **values}),
         )
 
-    def at(step: chex.Numeric) -> dict[str, Any]:
-        return {**values, **{name: schedule(step) for name, schedule in schedules.items()}}
+    def evaluated(state: ScheduleState, extra: ExtraArgs) -> tuple[Numeric, ExtraArgs]:
+        given = {"training_step": None, **extra, **values}
+        step = state.step if given["training_step"] is None else given["training_step"]
+        return step, {**given, **{name: schedule(step) for name, schedule in schedules.items()}}
 
     def init_fn(params: Params) -> ScheduleState:
         return ScheduleState(jnp.zeros((), jnp.int32), init(params))
 
     def update_fn(
-        updates: Updates,
-        state: ScheduleState,
-        params: Params | None = None,
-        *,
-        training_step: chex.Numeric | None = None,
-        **extra: Any,
+        updates: Updates, state: ScheduleState, params: Params | None = None, **extra: Any
     ) -> tuple[Updates, ScheduleState]:
         require_state("state", state, ScheduleState)
-        step = state.step if training_step is None else training_step
-        given = {**extra, "training_step": training_step, **at(step)}
+        step, given = evaluated(state, extra)
         updates, inner_state = update(updates, state.inner_state, params, **given)
         next_step = optax.safe_increment(jnp.asarray(step, jnp.int32))
         return updates, ScheduleState(next_step, inner_state)
 
-    def start_fn(
-        params: Params,
-        state: ScheduleState,
-        *,
-        training_step: chex.Numeric | None = None,
-        **extra: Any,
-    ) -> Params:
-        step = state.step if training_step is None else training_step
-        given = {**extra, "training_step": training_step, **at(step)}
-        return start(params, state.inner_state, **given)
+    def start_fn(params: Params, state: ScheduleState, **extra: Any) -> Params:
+        return start(params, state.inner_state, **evaluated(state, extra)[1])
 
     return Scheduled(init_fn, update_fn, start_fn)
 
@@ -219,6 +182,6 @@ def state_type(unscheduled: type, *values: Hyperparameter) -> type:
     return ScheduleState if any(map(callable, values)) else unscheduled
 
 
-def evaluate(value: Hyperparameter, step: chex.Numeric) -> chex.Numeric:
+def evaluate(value: Hyperparameter, step: Numeric) -> Numeric:
     """The hyperparameter's value at a training step, for what is no transformation."""
     return value(step) if callable(value) else value

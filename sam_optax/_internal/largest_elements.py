@@ -4,12 +4,12 @@ Elements are compared as unsigned integers, and the k-th largest is found bit by
 over the tree per bit. A sharded tree stays sharded.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
-import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
+from chex import Array, Numeric
 from jax import lax
 
 from sam_optax._internal import noise, trees
@@ -19,22 +19,15 @@ from sam_optax._internal.types import Leaf, PyTree
 def rank(score: Leaf) -> jax.Array:
     """uint32 with the same order as the score ≥ 0; NaN counts as 0."""
     x = jnp.abs(jnp.asarray(score)).astype(jnp.float32)
-    # Non-negative floats have the same order as their bits. (The compiler assumes |x| ≥ 0 for every
-    # x, even NaN.)
+    # Non-negative floats have the order of their bits. (The compiler assumes |x| ≥ 0 even for NaN.)
     return lax.bitcast_convert_type(jnp.where(jnp.isnan(x), 0, x), jnp.uint32)
 
 
-def largest(ranks: PyTree, among: PyTree, k: chex.Numeric, key: chex.Array) -> PyTree:
-    """Marks the ``k`` elements of highest rank, ties at random.
+def largest(ranks: PyTree, among: PyTree, k: Numeric, key: Array) -> PyTree:
+    """Marks exactly ``k`` of the elements ``among`` is true for, those of highest rank.
 
-    Args:
-      ranks: uint32 arrays, ``None`` in place of leaves to ignore.
-      among: Boolean arrays, true where an element may be chosen.
-      k: number of elements, at most as many as may be chosen.
-      key: two uint32 words for the ties.
-
-    Returns:
-      Boolean arrays with exactly ``k`` true elements (except for ties of 32 random bits).
+    Leaves that are ``None`` are ignored. Ties are broken by 32 random bits from ``key``; elements
+    that tie in these too are all chosen.
     """
     k = jnp.asarray(k).astype(jnp.uint32)
     threshold = _threshold(ranks, among, k)
@@ -68,7 +61,7 @@ def _threshold(ranks: PyTree, among: PyTree, k: jax.Array) -> jax.Array:
 def _bit_by_bit(holds: Callable[[PyTree], PyTree], zeros: PyTree) -> PyTree:
     """The largest uint32 (or tree of them, each for itself) for which something holds."""
 
-    def with_bit(i: chex.Array, found: PyTree) -> PyTree:
+    def with_bit(i: Array, found: PyTree) -> PyTree:
         bit = jnp.uint32(1) << jnp.asarray(31 - i, jnp.uint32)
         candidate = jax.tree.map(lambda t: t | bit, found)
         return jax.tree.map(jnp.where, holds(candidate), candidate, found)
@@ -83,13 +76,9 @@ def _count(marked: PyTree) -> jax.Array:
 
 def everywhere(tree: PyTree, value: bool) -> PyTree:
     """A Boolean array for each inexact leaf, else ``None``."""
-    return jax.tree.map(
-        lambda leaf: jnp.full_like(leaf, value, dtype=bool) if trees.is_inexact(leaf) else None,
-        tree,
-        is_leaf=trees.is_none,
-    )
+    return jax.tree.map(lambda x: jnp.full_like(x, value, dtype=bool), trees.inexact_only(tree))
 
 
 def size(tree: PyTree) -> int:
     """Number of elements of the inexact leaves."""
-    return sum(int(np.prod(jnp.shape(leaf))) for leaf in trees.inexact_leaves(tree))
+    return sum(math.prod(jnp.shape(leaf)) for leaf in trees.inexact_leaves(tree))

@@ -13,31 +13,29 @@ from typing_extensions import TypeAliasType
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.types import KeyPath, Leaf, PyTree
 
+# A pytree of booleans (a prefix of the params), or a function of the params returning one.
 BiasMask = TypeAliasType("BiasMask", PyTree | Callable[[Params], PyTree])
-"""A pytree of booleans (a prefix of the params), or a function of the params returning one."""
-
+# The scale of ASAM's normalization operator: the weight itself, or its convolution filter.
 Normalization: TypeAlias = Literal["elementwise", "filterwise"]
-"""The scale of ASAM's normalization operator: the weight itself, or its convolution filter."""
-
+# The axis of the output unit, or a function ``(path, leaf) -> axis | None``.
 AxisOverride = TypeAliasType("AxisOverride", int | Callable[[KeyPath, Leaf], int | None])
-"""The axis of the output unit, or a function ``(path, leaf) -> axis | None``."""
-
+# The number of leading axes that stack layers, or a function ``(path, leaf) -> number``.
 StackAxes = TypeAliasType("StackAxes", int | Callable[[KeyPath, Leaf], int])
-"""The number of leading axes that stack layers, or a function ``(path, leaf) -> number``."""
-
+# Minimum number of axes of a convolution kernel: two spatial, input and output channels.
 CONVOLUTION_NDIM = 4
-"""Minimum number of axes of a convolution kernel: two spatial, input and output channels."""
 
 
 def expand_mask(name: str, mask: BiasMask, params: Params) -> PyTree:
     """A mask (pytree prefix of booleans, or a function of params) as one Boolean per leaf."""
+
+    def expand(value: object, subtree: Params) -> PyTree:
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(value)
+        return jax.tree.map(lambda _: bool(value), subtree, is_leaf=trees.is_none)
+
     mask = mask(params) if callable(mask) else mask
     try:
-        return jax.tree.map(
-            lambda m, subtree: jax.tree.map(lambda _: _as_bool(m), subtree, is_leaf=trees.is_none),
-            mask,
-            params,
-        )
+        return jax.tree.map(expand, mask, params)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{name} must be a pytree of booleans that is a prefix of the params, or a function "
@@ -46,24 +44,12 @@ def expand_mask(name: str, mask: BiasMask, params: Params) -> PyTree:
         ) from error
 
 
-def _as_bool(value: object) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(value)
-    return bool(value)
-
-
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """How a leaf is divided into units (filters, kernels).
+    """How a leaf is divided into units (filters, kernels)."""
 
-    Attributes:
-      stacked: number of leading axes that stack layers, each with its own units.
-      axis: the axis of a layer, not counting stacked axes, that indexes its units; ``None``: the
-        whole layer is one unit.
-    """
-
-    stacked: int
-    axis: int | None
+    stacked: int  # number of leading axes that stack layers, each with its own units
+    axis: int | None  # of a layer, without stacked axes; None: the whole layer is one unit
 
     def elements(self, ndim: int) -> tuple[int, ...]:
         """The axes of a leaf along which the elements of one unit lie."""
@@ -73,9 +59,8 @@ class Units:
 
 def check_stack_axes(value: object) -> None:
     """Raises unless ``value`` is a number of axes or a function."""
-    if callable(value):
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+    number = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0
+    if not (number or callable(value)):
         raise ValueError(
             f"stack_axes must be an integer >= 0, the number of leading axes that stack layers, "
             f"or a function (path, leaf) that returns one; got {value!r}."
@@ -100,21 +85,15 @@ def layer_of(stack_axes: StackAxes, path: KeyPath, leaf: Leaf) -> tuple[int, Lea
 def unit_axes(
     params: Params, override: AxisOverride, *, min_ndim: int, stack_axes: StackAxes = 0
 ) -> PyTree:
-    """The :class:`Units` of each leaf.
-
-    Leaves with fewer than ``min_ndim`` axes have no axis of units, unless a function says so.
-    Axes are counted within a layer, without those that stack layers.
-    """
+    """The :class:`Units` of each leaf: one below ``min_ndim`` axes, unless a function decides."""
 
     def units_of(path: KeyPath, leaf: Leaf) -> Units:
         if not trees.is_inexact(leaf):  # None, counters and keys are not normalized
             return Units(0, None)
         stacked, layer = layer_of(stack_axes, path, leaf)
         ndim = np.ndim(layer)
-        if callable(override):
-            axis = override(path, layer)
-        else:
-            axis = override if ndim >= min_ndim else None
+        default = None if callable(override) or ndim < min_ndim else override
+        axis = override(path, layer) if callable(override) else default
         if axis is None:
             return Units(stacked, None)
         if not -ndim <= axis < ndim:

@@ -1,8 +1,4 @@
-"""Marks the state of a perturbation with a start, to detect a start that a wrapper has lost.
-
-A wrapper such as ``optax.chain`` keeps only ``init`` and ``update``. Its state then contains the
-mark, although it has no ``start_fn``.
-"""
+"""Marks the state of a perturbation with a start, to detect a start that a wrapper has lost."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +16,7 @@ class StartState(_Marked):
     """State of every perturbation with a start, that is, whose first gradient is not at the params.
 
     It marks the state, also when nested in the state of a larger transformation, to detect a
-    wrapper that kept ``init`` and ``update`` but lost ``start_fn``.
+    wrapper such as ``optax.chain`` that kept ``init`` and ``update`` but lost ``start_fn``.
 
     Attributes:
       state: the state of the method, such as :class:`~sam_optax.RandomStartState`. Its fields can

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Numeric
 from optax import Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees, vectors
-from sam_optax._internal.devices import AxisName
+from sam_optax._internal.devices import Axes
+from sam_optax._internal.types import Leaf
 
 
 def check_p(p: float) -> None:
@@ -26,9 +27,9 @@ def check_p(p: float) -> None:
 def steepest_ascent(
     grads: Updates,
     scaling: Callable[[], Params] | None,
-    rho: chex.Numeric,
+    rho: Numeric,
     p: float,
-    axis_name: AxisName | None = None,
+    axis_name: Axes = None,
 ) -> Updates:
     """The argmax of ⟨g, ε⟩ over ‖T⁻¹ε‖_p ≤ ρ, with T the diagonal ``scaling()`` (None: identity).
 
@@ -36,51 +37,43 @@ def steepest_ascent(
     the devices of ``axis_name`` if the tree is sharded over them.
     """
 
+    def diagonal() -> tuple[Params, ...]:
+        return () if scaling is None else (scaling(),)
+
     def scaled() -> Updates:
         return trees.map_inexact(
             lambda g, *t: vectors.times(trees.widen(g), *t), grads, *diagonal()
         )
 
-    def diagonal() -> tuple[Params, ...]:
-        return () if scaling is None else (scaling(),)
+    def displacement(g: Leaf, x: jax.Array, *t: jax.Array) -> jax.Array:
+        return trees.cast_like(vectors.times(direction(x), *t), g)
 
     if p == 2:
-        direction = _direction_2(
-            lambda: trees.inexact_leaves(scaled()), rho, vectors.squares_overflow(grads), axis_name
+        norm = vectors.l2_norm(
+            lambda: trees.inexact_leaves(scaled()),
+            full_range=vectors.squares_overflow(grads),
+            axis_name=axis_name,
         )
+        direction = _direction_2(norm, rho)
     else:
         direction = _direction_p(trees.inexact_leaves(scaled()), rho, p, axis_name)
-    return trees.map_inexact(
-        lambda g, x, *t: trees.cast_like(vectors.times(direction(x), *t), g),
-        grads,
-        scaled(),
-        *diagonal(),
-    )
+    return trees.map_inexact(displacement, grads, scaled(), *diagonal())
 
 
-def _direction_2(
-    leaves: Callable[[], Sequence[jax.Array]],
-    rho: chex.Numeric,
-    full_range: bool,
-    axis_name: AxisName | None,
-) -> Callable[[jax.Array], jax.Array]:
+def _direction_2(norm: vectors.Norm, rho: Numeric) -> Callable[[jax.Array], jax.Array]:
     """ρ x/‖x‖₂; ‖x‖ = 0 only where every x is 0, so dividing by 1 instead gives 0."""
-    norm = vectors.l2_norm(leaves, full_range=full_range, axis_name=axis_name)
-    inverse = jnp.asarray(rho).astype(norm.value.dtype) / jnp.where(norm.value > 0, norm.value, 1)
+    inverse = jnp.asarray(rho).astype(norm.value.dtype) / vectors.or_1(norm.value)
     return lambda x: vectors.times(x, norm.scale, inverse)
 
 
 def _direction_p(
-    leaves: Sequence[jax.Array], rho: chex.Numeric, p: float, axis_name: AxisName | None
+    leaves: Sequence[jax.Array], rho: Numeric, p: float, axis_name: Axes
 ) -> Callable[[jax.Array], jax.Array]:
     """ρ sign(x) (|x|/‖x‖_q)^(q−1), with its limits at p = ∞ (q = 1) and p = 1 (q = ∞)."""
     if math.isinf(p):
         return lambda x: vectors.times(jnp.sign(x), rho)
-    largest = vectors.max_norm(leaves, axis_name)
-    largest = jnp.where(largest > 0, largest, 1)
-
-    # Compilers implement division by a scalar as a product with its reciprocal, which must not
-    # underflow.
+    largest = vectors.or_1(vectors.max_norm(leaves, axis_name))
+    # Compilers divide by a scalar as a product with its reciprocal, which must not underflow.
     safe = jnp.where(largest > 1, 2.0**-64, 2.0**64).astype(largest.dtype)
 
     def relative(x: jax.Array) -> jax.Array:
@@ -91,22 +84,13 @@ def _direction_p(
         # Elements within a few rounding units of the largest count as ties: two kernels that
         # compute the same x may round it differently, and the largest must not be missed.
         tie = 1 - 4 * jnp.finfo(largest.dtype).eps
-
-        def is_largest(x: jax.Array) -> jax.Array:
-            return relative(x) >= tie
-
-        count = vectors.total(
-            [jnp.where(is_largest(x), 1, 0) for x in leaves], largest.dtype, axis_name
-        )
+        ties = [jnp.where(relative(x) >= tie, 1, 0) for x in leaves]
+        count = vectors.total(ties, largest.dtype, axis_name)
         share = jnp.asarray(rho).astype(largest.dtype) / jnp.maximum(count, 1)
-        return lambda x: vectors.times(jnp.where(is_largest(x), jnp.sign(x), 0), share)
+        return lambda x: vectors.times(jnp.where(relative(x) >= tie, jnp.sign(x), 0), share)
     q = p / (p - 1)
     powers = vectors.total([relative(x) ** q for x in leaves], largest.dtype, axis_name)
     # (|x|/‖x‖)^(q−1) as |x|^(q−1) and one power of the sum: a power of the quotient would magnify
     # the rounding of the norm by q − 1, which is large for p near 1.
-    inverse = jnp.where(powers > 0, powers, 1) ** (-1 / p)
-
-    def direction(x: jax.Array) -> jax.Array:
-        return vectors.times(jnp.sign(x), relative(x) ** (q - 1), inverse, rho)
-
-    return direction
+    inverse = vectors.or_1(powers) ** (-1 / p)
+    return lambda x: vectors.times(jnp.sign(x), relative(x) ** (q - 1), inverse, rho)

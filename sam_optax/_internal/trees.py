@@ -3,17 +3,16 @@
 import functools
 from collections.abc import Iterable, Sequence
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import Array
 from jax import lax
 from jax.typing import DTypeLike
 
 from sam_optax._internal.types import Function, Leaf, PyTree
 
-# Number of scalars that are summed in one kernel.
-_SCALARS = 32
+_SCALARS = 32  # are summed in one kernel
 
 
 def is_inexact(leaf: Leaf) -> bool:
@@ -47,12 +46,11 @@ def map_inexact(f: Function, tree: PyTree, *rest: PyTree) -> PyTree:
     ``None`` counts as a leaf, so that a tree with ``None`` leaves (``equinox.filter``) matches one
     without. Integer, boolean, ``float0`` and key leaves pass through.
     """
-    return jax.tree.map(
-        lambda leaf, *others: f(leaf, *others) if is_inexact(leaf) else leaf,
-        tree,
-        *rest,
-        is_leaf=is_none,
-    )
+
+    def at(leaf: Leaf, *others: Leaf) -> Leaf:
+        return f(leaf, *others) if is_inexact(leaf) else leaf
+
+    return jax.tree.map(at, tree, *rest, is_leaf=is_none)
 
 
 def map_wide(f: Function, tree: PyTree, *rest: PyTree) -> PyTree:
@@ -60,28 +58,27 @@ def map_wide(f: Function, tree: PyTree, *rest: PyTree) -> PyTree:
     return map_inexact(lambda leaf, *others: cast_like(f(widen(leaf), *others), leaf), tree, *rest)
 
 
-def inexact_leaves(tree: PyTree) -> list[chex.Array]:
+def inexact_leaves(tree: PyTree) -> list[Array]:
     """The floating-point and complex leaves of a tree."""
     return [leaf for leaf in jax.tree.leaves(tree) if is_inexact(leaf)]
 
 
-def largest_first(leaves: Iterable[Leaf]) -> list[Leaf]:
-    """The leaves in order of decreasing size, for sums over all of them.
+def wide_leaves(tree: PyTree) -> list[jax.Array]:
+    """The floating-point and complex leaves of a tree, in their compute dtypes."""
+    return [widen(leaf) for leaf in inexact_leaves(tree)]
 
-    XLA computes the last few terms of such a sum in one kernel together with the sum. If these
-    terms come from small leaves, that kernel compiles in half the time, and each large leaf keeps a
-    separate kernel.
-    """
+
+def largest_first(leaves: Iterable[Leaf]) -> list[Leaf]:
+    """The leaves in order of decreasing size, for sums over all of them."""
+    # XLA computes the last few terms in one kernel with the sum. If they come from small leaves, it
+    # compiles in half the time, and each large leaf keeps a separate kernel.
     return sorted(leaves, key=jnp.size, reverse=True)
 
 
 def sum_scalars(terms: Sequence[jax.Array], dtype: DTypeLike) -> jax.Array:
-    """The sum of scalars of one dtype: in order for at most 32, in groups for more.
-
-    XLA for CPUs compiles a sum of scalars to one kernel, in a time that grows with the square of
-    their number: a third of the compile time of a tree of 600 leaves. It does not fuse sorting, so
-    each group is sorted and summed in ascending order.
-    """
+    """The sum of scalars of one dtype: in order for at most 32, in groups for more."""
+    # XLA for CPUs compiles a sum of scalars to one kernel, in a time that grows with the square of
+    # their number (a third of the compile time of a tree of 600 leaves). It does not fuse sorting.
     while len(terms) > _SCALARS:
         groups = [terms[i : i + _SCALARS] for i in range(0, len(terms), _SCALARS)]
         terms = [jnp.sum(lax.sort(jnp.stack(group)), dtype=dtype) for group in groups]
@@ -113,10 +110,7 @@ def cast_like(value: jax.Array, leaf: Leaf) -> jax.Array:
 
 
 def cast_if_range_allows(value: jax.Array, leaf: Leaf) -> jax.Array:
-    """Like :func:`cast_like`, but never to a dtype of narrower range (float16).
-
-    For intermediate results of ε: a difference of gradients may exceed the range of both.
-    """
+    """:func:`cast_like` except to a narrower range (float16), which a difference may exceed."""
     narrow = jnp.finfo(jnp.result_type(leaf)).maxexp < jnp.finfo(value.dtype).maxexp
     return value if narrow else cast_like(value, leaf)
 
@@ -130,9 +124,7 @@ def zeros_like(leaf: Leaf) -> Leaf:
 
 def inexact_zeros(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
     """Zeros for the inexact leaves, in ``dtype`` or each leaf's own; ``None`` for the others."""
-    return jax.tree.map(
-        lambda leaf: jnp.zeros_like(leaf, dtype=dtype) if is_inexact(leaf) else None, tree
-    )
+    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=dtype), inexact_only(tree))
 
 
 def cast_state_like(new: Leaf, old: Leaf) -> Leaf:
@@ -155,28 +147,25 @@ def same_dtypes(a: PyTree, b: PyTree) -> bool:
 
 def as_perturbed(params: PyTree, dtype: DTypeLike) -> PyTree:
     """The params in the dtype that ``add`` gives perturbed params."""
+    return map_inexact(lambda p: jnp.asarray(p).astype(_perturbed_dtype(p, dtype)), params)
 
-    def cast(p: Leaf) -> jax.Array:
-        p = jnp.asarray(p)
-        return p.astype(promote(dtype, p.dtype) if jnp.iscomplexobj(p) else dtype)
 
-    return map_inexact(cast, params)
+def _perturbed_dtype(p: Leaf, dtype: DTypeLike) -> DTypeLike:
+    """``dtype``, for a complex leaf its complex counterpart."""
+    return promote(dtype, jnp.result_type(p)) if jnp.iscomplexobj(p) else dtype
 
 
 def add(params: PyTree, eps: PyTree, dtype: DTypeLike | None = None) -> PyTree:
-    """``params + eps`` leaf by leaf, in the dtype of the params (or in ``dtype``).
-
-    Non-float leaves of ``params``, and those without an ``eps``, are returned unchanged.
-    """
+    """``params + eps`` where both are floats, in the dtype of the params (or in ``dtype``)."""
 
     def add_leaf(e: Leaf, p: Leaf) -> Leaf:
         if not (is_inexact(e) and is_inexact(p)):
             return p
         p = jnp.asarray(p)
-        target = dtype if dtype is None or not jnp.iscomplexobj(p) else promote(dtype, p.dtype)
-        common = promote(p.dtype if target is None else target, jnp.result_type(e))
+        target = p.dtype if dtype is None else _perturbed_dtype(p, dtype)
+        common = promote(target, jnp.result_type(e))
         total = p.astype(common) + jnp.asarray(e).astype(common)
-        return cast_like(total, p) if target is None else total.astype(target)
+        return cast_like(total, p) if dtype is None else total.astype(target)
 
     return jax.tree.map(add_leaf, eps, params, is_leaf=is_none)
 
@@ -204,8 +193,7 @@ def displacement(grads: PyTree, params: PyTree, point: PyTree) -> PyTree:
     """``point − params`` where there is a gradient, else ``None``."""
 
     def subtract(g: Leaf, p: Leaf, q: Leaf) -> jax.Array | None:
-        if not (is_inexact(g) and is_inexact(p)):
-            return None
-        return jnp.asarray(q) - jnp.asarray(p)
+        moved = is_inexact(g) and is_inexact(p)
+        return jnp.asarray(q) - jnp.asarray(p) if moved else None
 
     return jax.tree.map(subtract, grads, params, point, is_leaf=is_none)

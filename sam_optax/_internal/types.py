@@ -5,20 +5,9 @@ from typing import Any, TypeAlias
 
 import jax
 
-PyTree: TypeAlias = Any
-"""Any pytree, with arrays as leaves."""
-
-Leaf: TypeAlias = Any
-"""A leaf of a tree: an array, a Python number, or ``None``."""
-
-KeyPath: TypeAlias = tuple[Any, ...]
-"""Where a leaf is in its tree: the keys that ``jax.tree_util.keystr`` formats."""
-
-ExtraArgs: TypeAlias = dict[str, Any]
-"""Keyword arguments of optax's extra-args protocol, by name."""
-
-Function: TypeAlias = Callable[..., Any]
-"""A function with any signature."""
-
-LossAndAux: TypeAlias = tuple[jax.Array, PyTree]
-"""A loss with auxiliary data, as ``jax.value_and_grad(loss_fn, has_aux=True)`` returns it."""
+PyTree: TypeAlias = Any  # with arrays as leaves
+Leaf: TypeAlias = Any  # of a tree: an array, a Python number, or None
+KeyPath: TypeAlias = tuple[Any, ...]  # to a leaf of a tree, as jax.tree_util.keystr formats it
+ExtraArgs: TypeAlias = dict[str, Any]  # keyword arguments of optax's extra-args protocol
+Function: TypeAlias = Callable[..., Any]  # with any signature
+LossAndAux: TypeAlias = tuple[jax.Array, PyTree]  # of jax.value_and_grad(loss_fn, has_aux=True)
