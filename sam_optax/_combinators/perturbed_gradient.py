@@ -1,23 +1,19 @@
 """The gradients of one perturbing step: the algorithm itself.
 
-Other modules handle the rest of a step: devices, groups of the batch, samples of a start and steps
-that do not perturb in ``parts``, diagnostics in ``step_info``, skipped steps in
-``sharpness_aware``.
+``parts`` averages them over devices, groups of the batch and samples of a start.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
-from jax.typing import DTypeLike
 from optax import OptState, Params, Updates
 
 from sam_optax._combinators import step_info
-from sam_optax._combinators.branch_dtypes import in_dtypes_of_plain_step
 from sam_optax._combinators.gradient_functions import Evaluations, Pass
+from sam_optax._combinators.options import Options
 from sam_optax._internal import control_flow, trees
 from sam_optax._internal.types import ExtraArgs, LossAndAux
-from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
+from sam_optax._perturbations.perturbation import perturbed_params
 
 
 class Gradients(NamedTuple):
@@ -38,79 +34,59 @@ class Gradients(NamedTuple):
     climb: step_info.Climb | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PerturbedGradient:
-    """How a step perturbs; the attributes are arguments of :func:`sharpness_aware`."""
+def perturbed_gradient(
+    options: Options,
+    loss: Evaluations,
+    first: Pass | None,
+    state: OptState,
+    params: Params,
+    extra: ExtraArgs,
+) -> Gradients:
+    """Evaluates the ascent gradient g and the sharp gradient g_s.
 
-    method: Perturbation
-    ascent_steps: int
-    perturb_dtype: DTypeLike | None
-    info: bool
+    g   = ∇L(start(w))           (start(w) = w for most methods; ``first``, if known)
+    w̃   = w + perturbation(g)    (again from w̃, for each further ascent step)
+    g_s = ∇L(w̃)                 (g itself, where the start is w̃)
+    """
+    method, dtype = options.method, options.perturb_dtype
 
-    def __call__(
-        self,
-        loss: Evaluations,
-        first: Pass | None,
-        state: OptState,
-        params: Params,
-        extra: ExtraArgs,
-    ) -> Gradients:
-        """Evaluates the ascent gradient g and the sharp gradient g_s.
-
-        g   = ∇L(start(w))           (start(w) = w for most methods; ``first``, if known)
-        w̃   = w + perturbation(g)    (again from w̃, for each further ascent step)
-        g_s = ∇L(w̃)                 (g itself, where the start is w̃)
-        """
-        g = loss.ascent(self._start(params, state, extra)) if first is None else first
-
-        def ascend_again(reached: tuple[Params, OptState]) -> tuple[Params, OptState]:
-            grads = loss.ascent(self._start(*reached, extra)).grads
-            return self._perturb(*reached, grads, extra)
-
-        point, new_state = control_flow.repeat(
-            self.ascent_steps - 1, ascend_again, self._perturb(params, state, g.grads, extra)
-        )
-        g_s = g if self.method.single_pass else loss.sharp(point)
-
-        climb = None
-        if self.info:
-            start = self._start(params, state, extra) if self.method.has_start else None
-            losses = self._losses(loss, g, g_s)
-            climb = step_info.climb(params, start, point, losses, extra["norm_axis_name"])
-        value = g_s.value if loss.ascent_given else g.value
-        ascent, sharp = in_dtypes_of_plain_step(
-            g.grads,
-            g_s.grads,
-            params,
-            self.perturb_dtype,
-            at_params=first is not None,
-            ascent_given=loss.ascent_given,
-        )
-        return Gradients(value, ascent, sharp, new_state, climb)
-
-    def evaluates_once(self, given: bool) -> bool:
-        """Whether a step evaluates only one gradient; ``given``: the one at the params is known."""
-        if self.method.single_pass:
-            return self.method.samples == 1
-        return given and self.ascent_steps == 1 and not self.method.has_start
-
-    def _start(self, point: Params, state: OptState, extra: ExtraArgs) -> Params:
-        """The params at which the ascent gradient is evaluated."""
-        if not self.method.has_start:
+    def start(point: Params, state: OptState) -> Params:
+        if not method.has_start:
             return point
-        if self.perturb_dtype is not None:
+        if dtype is not None:
             # Cast first: in a narrow dtype, rounding may lose the start.
-            point = trees.as_perturbed(point, self.perturb_dtype)
-        return self.method.start_fn(point, state, **extra)
+            point = trees.as_perturbed(point, dtype)
+        return method.start_fn(point, state, **extra)
 
-    def _perturb(
-        self, point: Params, state: OptState, grads: Updates, extra: ExtraArgs
-    ) -> tuple[Params, OptState]:
-        """``point + ε`` and the new state of the perturbation."""
-        return perturbed_params(self.method, point, grads, state, self.perturb_dtype, extra)
+    def perturb(point: Params, state: OptState, grads: Updates) -> tuple[Params, OptState]:
+        return perturbed_params(method, point, grads, state, dtype, extra)
 
-    def _losses(self, loss: Evaluations, g: Pass, g_s: Pass) -> tuple[jax.Array, jax.Array] | None:
-        """L(w) and L(w̃), if the step has evaluated both."""
-        if loss.ascent_given or self.method.has_start or g.value is None or g_s.value is None:
-            return None
-        return g.value[0], g_s.value[0]
+    def ascend_again(reached: tuple[Params, OptState]) -> tuple[Params, OptState]:
+        return perturb(*reached, loss.ascent(start(*reached)).grads)
+
+    g = loss.ascent(start(params, state)) if first is None else first
+    reached = perturb(params, state, g.grads)
+    point, new_state = control_flow.repeat(int(options.ascent_steps) - 1, ascend_again, reached)
+    g_s = g if method.single_pass else loss.sharp(point)
+
+    climb = None
+    if options.info:
+        delta = start(params, state) if method.has_start else None
+        losses = None if loss.ascent_given or method.has_start else _losses(g, g_s)
+        climb = step_info.climb(params, delta, point, losses, options.norm_axis_name)
+    value = g_s.value if loss.ascent_given else g.value
+    ascent, sharp = g.grads, g_s.grads
+    # A step that does not perturb, the other branch of the same lax.cond, has these dtypes.
+    if dtype is not None:
+        sharp = trees.map_inexact(trees.cast_like, sharp, params)
+        ascent = trees.map_inexact(trees.cast_like, ascent, params) if first is None else ascent
+    if loss.ascent_given:
+        ascent = trees.map_inexact(trees.as_dtype_of, ascent, sharp)
+    return Gradients(value, ascent, sharp, new_state, climb)
+
+
+def _losses(g: Pass, g_s: Pass) -> tuple[jax.Array, jax.Array] | None:
+    """L(w) and L(w̃), if the step has evaluated both."""
+    if g.value is None or g_s.value is None:
+        return None
+    return g.value[0], g_s.value[0]

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Array, Numeric
 from jax import lax
 from optax import Params, Updates
 
@@ -25,12 +25,12 @@ class TowardMaximumState(NamedTuple):
       alpha: float32 (or wider) scalar, the α of the last search.
     """
 
-    step: chex.Array
-    alpha: chex.Array
+    step: Array
+    alpha: Array
 
 
 def toward_maximum(
-    rho: chex.Numeric, every: int = 100, *, largest: float = 2.0, candidates: int = 21
+    rho: Numeric, every: int = 100, *, largest: float = 2.0, candidates: int = 21
 ) -> optax.GradientTransformationExtraArgs:
     r"""XSAM: descends against the direction of highest loss in the plane of both gradients.
 
@@ -96,8 +96,8 @@ def toward_maximum(
         params: Params | None = None,
         *,
         ascent_grads: Updates | None = None,
-        perturbed: chex.Numeric = True,
-        value_fn: Callable[[Params], chex.Numeric] | None = None,
+        perturbed: Numeric = True,
+        value_fn: Callable[[Params], Numeric] | None = None,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
     ) -> tuple[Updates, TowardMaximumState]:
