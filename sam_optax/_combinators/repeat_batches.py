@@ -20,21 +20,17 @@ def repeat_batches(
 ) -> Iterator[Batch]:
     """Yields each batch once per call that its training step with :func:`alternating` takes.
 
-    That is twice for most steps, once for a step that does not perturb or that takes a single pass,
-    once more at the beginning with a random start, and once less where ``skip_nonfinite`` drops a
-    step at its first gradient. The loop itself does not change: it calls ``update`` once per batch
-    that it receives.
-
-    The counts are read from the state after every call, which waits for that call to finish. A loop
-    that prefetches batches cannot use this function: repeat each batch twice there, and the very
-    first one three times with a random start.
+    The loop itself does not change: it calls ``update`` once per batch that it receives. The counts
+    are read from the state after every call, which waits for that call to finish. A loop that
+    prefetches batches cannot use this function: repeat each batch twice there, and the very first
+    one three times with a random start.
 
     Args:
       batches: the batches, one per training step.
       state_fn: returns the current optimizer state of the loop, such as ``lambda: state``,
         ``lambda: train_state.opt_state`` or, for NNX, ``lambda: optimizer.opt_state``.
-      microbatches: the k (default 1) of ``optax.MultiSteps(alternating(...), k)``: k consecutive batches then
-        make one step and are repeated together; an incomplete step at the end is dropped.
+      microbatches: the k of ``optax.MultiSteps(alternating(...), k)``: k consecutive batches then
+        make one step and are repeated together, without a rest at the end. Default 1: no wrapper.
 
     Returns:
       An iterator over the batches with their repetitions.

@@ -36,8 +36,7 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
       alpha: α ≥ 0, or an optax schedule of it; in the paper at most 2.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``alpha`` is a
-      schedule, which needs a step count.
+      An ``optax.GradientTransformationExtraArgs``, without state unless ``alpha`` is a schedule.
 
     Raises:
       ValueError: ``alpha`` < 0; in ``update``, ``eigenvector`` is missing or does not match the

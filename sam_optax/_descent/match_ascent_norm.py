@@ -26,7 +26,7 @@ def match_ascent_norm() -> optax.GradientTransformationExtraArgs:
       An ``optax.GradientTransformationExtraArgs`` without state.
 
     Raises:
-      ValueError: (from ``update``) ``ascent_grads`` is missing.
+      ValueError: in ``update``, ``ascent_grads`` is missing.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax

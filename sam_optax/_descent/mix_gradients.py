@@ -38,8 +38,7 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
       weight: α ≥ 0. 0 is the base optimizer, 1 is SAM, and values above 1 extrapolate.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``weight`` is a
-      schedule, which needs a step count.
+      An ``optax.GradientTransformationExtraArgs``, without state unless ``weight`` is a schedule.
 
     Raises:
       ValueError: ``weight`` < 0; in ``update``, ``ascent_grads`` is missing.

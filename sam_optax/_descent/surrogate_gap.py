@@ -34,8 +34,7 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
       alpha: α ≥ 0. Default 0.4, as in the public code. 0 is SAM.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``alpha`` is a
-      schedule, which needs a step count.
+      An ``optax.GradientTransformationExtraArgs``, without state unless ``alpha`` is a schedule.
 
     Raises:
       ValueError: ``alpha`` < 0; in ``update``, ``ascent_grads`` is missing.
