@@ -1,11 +1,13 @@
 """Argument checks of the combinators and their steps, with errors that name the remedy."""
 
+import warnings
+
 import jax
 import optax
-from optax import OptState, Params
+from optax import OptState, Params, Updates
 
 from sam_optax._combinators.first_pass import FirstPassState
-from sam_optax._internal import checks, roles
+from sam_optax._internal import checks, devices, roles
 from sam_optax._internal.hyperparameters import check_transformation
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
@@ -73,3 +75,24 @@ def check_state(state: OptState, expected: type) -> None:
             "state, (loss, aux) = sam_optax.pop_first_pass(state)."
         )
     checks.require_state("state", state, expected)
+
+
+def warn_of_drift(who: str, grads: Updates) -> None:
+    """Warns if devices take different gradients, as far as JAX shows it.
+
+    Under ``jax.pmap`` and without ``check_vma`` a ``grad_fn`` that averages over the devices itself
+    looks the same.
+    """
+    axes = [axis for axis in devices.manual_axes() if not devices.all_replicated(grads, axis)]
+    if axes:
+        names = axes[0] if len(axes) == 1 else tuple(axes)
+        warnings.warn(
+            f"{who} is traced under the axis {names!r} of jax.pmap or jax.shard_map without "
+            "axis_name: if grad_fn returns each device's own gradient, the params of the "
+            "devices drift apart, even if grads are averaged. Pass "
+            f"axis_name={names!r}, with grad_fn and grads of each device, not averaged; or "
+            f"norm_axis_name={names!r} if the params are sharded over the axis; or axis_name=() if "
+            "grad_fn averages over the devices itself, or each device trains its own params.",
+            UserWarning,
+            stacklevel=2,
+        )

@@ -11,7 +11,6 @@ from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks
 from sam_optax._combinators.gradient_functions import GradFn, evaluations
-from sam_optax._combinators.parts import warn_of_drift
 from sam_optax._internal import control_flow, roles, trees, vectors
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
@@ -144,7 +143,7 @@ class _Step:
 
         g = loss.sharp(params).grads if updates is None else updates
         first = ascend(_Reached(params, params, g, state.perturbation_state, state.base_state))
-        warn_of_drift("lookbehind", first.grads)
+        checks.warn_of_drift("lookbehind", first.grads)
         last = control_flow.repeat(self.k - 1, ascend, first)
         way = trees.displacement(g, params, last.fast)
         shares = self._shares(trees.displacement(g, params, first.fast), way, state.step)

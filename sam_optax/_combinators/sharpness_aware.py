@@ -11,12 +11,12 @@ from chex import Array, Numeric
 from jax.typing import DTypeLike
 from optax import OptState, Params, Updates
 
-from sam_optax._combinators import checks, parts, step_info
+from sam_optax._combinators import checks, step_info
 from sam_optax._combinators.first_pass import FirstPassState
 from sam_optax._combinators.gradient_functions import GradFn, Pass, ValueAndGradFn, evaluations
 from sam_optax._combinators.options import Options
-from sam_optax._combinators.perturbed_gradient import Gradients
 from sam_optax._combinators.skip_nonfinite import all_finite, unless_nonfinite
+from sam_optax._combinators.step_gradients import Gradients, StepGradients, on_devices
 from sam_optax._internal import control_flow, devices, roles, vectors
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.hyperparameters import check_float_dtype, saturating_sum, static_default
@@ -210,13 +210,13 @@ class _Step:
         **extra: Any,
     ) -> tuple[Updates, SharpnessAwareState | FirstPassState]:
         """G = ∇L(w), ε = perturbation(g), g_s = ∇L(w + ε), w ← w + base_tx(descent(g_s))."""
-        options, before = self.options, state.perturbation_state
+        options = self.options
         options.check_update(updates, params, value_and_grad_fn, ascent_grad_fn)
         checks.check_state(state, SharpnessAwareState)
         given = updates if value_and_grad_fn is None else None
         once = options.evaluates_once(given is not None)
         loss = evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, once)
-        loss = parts.on_devices(options, loss)
+        loss = on_devices(options, loss)
 
         # All steps share g if the ascent starts at w and uses grad_fn on the whole batch.
         shared = not (loss.ascent_given or options.method.has_start or options.groups)
@@ -227,13 +227,11 @@ class _Step:
         )
         base_state = self.optimizer.base_state(state.base_state)
         known = roles.for_perturbation(extra, training_step=step, base_state=base_state)
+        gradients = StepGradients(options, loss, state.perturbation_state, params, known)
         first = g if shared else None
         found = control_flow.cond(
-            perturbed,
-            lambda: parts.averaged_gradients(options, loss, first, before, params, known),
-            lambda: parts.plain_gradients(options, loss, g, shared, before, params),
-        )
-        found = parts.mean_over_devices(options, found)
+            perturbed, lambda: gradients.averaged(first), lambda: gradients.plain(g, shared)
+        ).mean(options)
 
         # The caller may have made the state without diagnostics, or with them.
         info = (state.info or step_info.initial(params)) if options.info else None

@@ -12,7 +12,6 @@ from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks
 from sam_optax._combinators.gradient_functions import Evaluation, GradFn, evaluations
-from sam_optax._combinators.parts import warn_of_drift
 from sam_optax._descent.mix_gradients import mix
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import roles, trees
@@ -171,7 +170,7 @@ class _Step:
         else:
             sharp, seen = loss.ascent(point).grads, loss.sharp(ahead).grads
         if self.axis_name is None:
-            warn_of_drift("simultaneous", sharp)
+            checks.warn_of_drift("simultaneous", sharp)
         share = 1 - jnp.asarray(hp.evaluate(self.lmbda, state.step))
         moves, new_base_state = descend(mix(sharp, seen, share), True)
         return moves, SimultaneousState(
