@@ -81,26 +81,24 @@ def alternating(
     perturbation that takes its only gradient at its start (:func:`momentum_start`,
     :func:`low_pass`) takes one call per step, and one more at the beginning.
 
-    Two calls with gradients on one batch are one step of ``sharpness_aware``, bit for bit where the
-    moves are exact. The loop *adds* an update to the params, and floating-point addition cannot
-    reach every number from every other: where a move halves or doubles an element or changes its
-    sign, the element may end up (machine epsilon) × (length of the move) away from its target. Such
-    errors do not accumulate: w is kept in the state, and each update is computed from the current
-    params.
+    Two calls with gradients on one batch are one step of ``sharpness_aware``, bit for bit where
+    the moves are exact. The loop *adds* an update to the params, and floating-point addition cannot
+    reach every number: where a move halves or doubles an element or changes its sign, the element
+    may end up (machine epsilon) × (length of the move) away from its target. Such errors do not
+    accumulate: w is kept in the state, and each update is computed from the current params.
 
     In the training loop:
 
     * Use every batch for two consecutive calls (the first batch for three with a random start, the
       batch of a step that does not perturb for one): a different batch for the sharp gradient would
-      be a different algorithm. BatchNorm statistics, if the loop keeps them, see both passes. Where
-      the data depend on the params (adversarial examples, a GAN's other network), make them once
-      per step, at ``eval_params(params, state)``. A loop that draws batches inside and takes an
-      optimizer cannot be used; if it takes the loss, use :func:`sharp_loss`.
+      be a different algorithm. BatchNorm statistics, if the loop keeps them, see both passes. Make
+      data that depend on the params (adversarial examples, a GAN's other network) once per step, at
+      ``eval_params(params, state)``. A loop that draws batches inside and takes an optimizer cannot
+      be used; if it takes the loss, use :func:`sharp_loss`.
     * Nothing may change the updates after this transformation, because they move the params between
       two points. Weight decay, clipping, frozen leaves, ``schedule_free`` and ``mechanize`` belong
-      inside ``base_tx``, where they act on w and on the sharp gradient. :func:`eval_params` raises
-      an error for what it can see in the state: a later part of an ``optax.chain``, and wrappers
-      that rewrite the updates. ``optax.lookahead`` works neither inside nor around it.
+      inside ``base_tx``; ``optax.lookahead`` works neither inside nor around. :func:`eval_params`
+      raises an error for what it can see in the state.
     * ``optax.MultiSteps(alternating(...), k)`` averages both gradients over ``k`` microbatches.
     * ``when`` and the schedules in ``base_tx`` and ``perturbation`` count training steps. Wrappers
       outside, such as ``optax.inject_hyperparams``, count calls.
@@ -116,13 +114,11 @@ def alternating(
         value before the step. Costs a second copy of the perturbation's state.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs`` with an :class:`AlternatingState`, which holds a
-      copy of the params and the states of its parts. Updates have the dtypes of the params;
-      non-float leaves do not change. Further keyword arguments of a call go to the perturbation,
-      the descent and ``base_tx``.
+      An ``optax.GradientTransformationExtraArgs`` with an :class:`AlternatingState`. Updates have
+      the dtypes of the params; non-float leaves do not change.
 
     Raises:
-      TypeError: an argument is not a gradient transformation, or has the wrong type.
+      TypeError: an argument has the wrong type or is in another's place.
       ValueError: the perturbation averages over several samples; in ``update``, ``params`` or
         ``grads`` is missing; in ``init``, a wrapper has removed a random start.
 

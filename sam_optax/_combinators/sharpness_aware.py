@@ -74,23 +74,22 @@ def sharpness_aware(
       loss itself, ``params -> loss``; or ``value_and_grad_fn``: see :func:`pop_first_pass`;
     * ``grads``: the gradient at ``params`` if you have it, else ``None``. It is used as the ascent
       gradient, except by perturbations with a start (:func:`rsam`), which evaluate their own;
-    * ``ascent_grad_fn(params) -> grads``, optional: the ascent gradient, in place of ``grad_fn``
-      and ``grads``, in perturbing steps only. For example the gradient on part of the batch
-      (cheaper, see :func:`part_of_batch`), on another batch or on all data. Loss and aux of
+    * ``ascent_grad_fn(params) -> grads``, optional: the ascent gradient of perturbing steps, in
+      place of ``grad_fn`` and ``grads``; for example on part of the batch (cheaper, see
+      :func:`part_of_batch`), on another batch or on all data. Loss and aux of
       ``value_and_grad_fn`` are then those at the perturbed params;
     * any further keyword arguments, which are passed to all three parts.
 
     ``base_tx`` receives the sharp gradient and the unperturbed params, on which its weight decay,
-    momentum and clipping act. (Clipping before ``sharpness_aware`` changes the ascent gradient only
-    and does not bound the update.) It also receives the loss of ``value_and_grad_fn`` as ``value``,
-    if the caller passes none. Two parts receive what the step knows, which wins over an argument of
-    the caller of the same name:
+    momentum and clipping act (clipping *before* ``sharpness_aware`` does not bound the update), and
+    the loss of ``value_and_grad_fn`` as ``value``, if the caller passes none. The perturbation and
+    the descent receive what the step knows, which wins over a caller's argument of the same name:
 
-    * the perturbation: ``training_step``, ``ascent_grads``, ``draw_index`` (which tells the draws
-      of one step apart), ``norm_axis_name``, and ``base_state``, the state of ``base_tx`` before
-      the step;
-    * the descent: ``training_step``, ``norm_axis_name``, ``ascent_grads``, the first ascent
-      gradient; ``perturbed``, whether the step perturbs; and ``perturbation_state``, the
+    * both: ``training_step``, ``norm_axis_name`` and ``ascent_grads``, the ascent gradient (for the
+      descent the first one);
+    * the perturbation: ``draw_index``, which tells the draws of one step apart, and ``base_state``,
+      the state of ``base_tx`` before the step;
+    * the descent: ``perturbed``, whether the step perturbs, and ``perturbation_state``, the
       perturbation's state before the step.
 
     Args:
@@ -117,8 +116,7 @@ def sharpness_aware(
         trains its own params, or that ``grad_fn`` averages over the devices itself.
       sync_perturbation: with ``axis_name``, whether all devices use the same ε, computed from the
         averaged ascent gradient (one further all-reduce). Default False: each device uses its own ε
-        (m-sharpness, which the SAM paper suggests; the ASAM paper trains with it on ImageNet and
-        with PyramidNet only).
+        (m-sharpness, as the SAM paper suggests; in the ASAM paper on ImageNet and for PyramidNet).
       norm_axis_name: axis (or axes) that the params themselves are sharded over inside
         ``jax.shard_map``; not under ``jit``. Norms then span it, so that ‖ε‖ = ρ over the whole
         tree. With ``check_vma=True`` leaves that are replicated over the axis count once; without
@@ -126,19 +124,18 @@ def sharpness_aware(
         normalization, whose kernels may be split between devices.
       groups: number n of groups of the batch, for m-sharpness on one device. Calls
         ``grad_fn(params, i)``, the gradient on group i (int32 scalar), one group after the other,
-        gives each its own ε and averages the sharp gradients; perturbing steps do not use
-        ``grads``. Loss and aux of ``value_and_grad_fn(params, i)`` and the non-integer leaves of
-        the state are averaged over the groups.
+        gives each its own ε and averages the sharp gradients, the loss and aux of
+        ``value_and_grad_fn(params, i)`` and the non-integer leaves of the state. Perturbing steps
+        do not use ``grads``.
       info: whether the state keeps a :class:`StepInfo` with diagnostics of the last step.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`SharpnessAwareState`.
 
     Raises:
-      TypeError: an argument has the wrong type, such as a perturbation as ``base_tx``, or an
-        ``optax.MultiSteps`` without ``.gradient_transformation()``; in ``init`` and ``update``, a
-        leaf of the params is not an array, the state is another method's, or a function does not
-        return a gradient.
+      TypeError: an argument has the wrong type or is in another's place; in ``init`` and
+        ``update``, a leaf of the params is not an array, the state is another method's, or a
+        function does not return a gradient.
       ValueError: ``ascent_steps`` < 1, or options that exclude each other; in ``init``, a wrapper
         has removed a start; in ``update``, ``params`` or the gradient function is missing, or it
         fails on the part of the params that ``optax.partition`` or ``masked`` passes; an axis is

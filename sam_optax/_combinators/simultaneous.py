@@ -60,15 +60,13 @@ def simultaneous(
     y₁ = w₀.
 
     ``update(None, state, params, grad_fn=grad_fn, previous_grad_fn=previous_grad_fn)`` takes two
-    gradient functions, as in the public code: ∇L(w̃_t) is on the batch of the *previous* step, on
-    which ∇L(y_t) was taken, and ∇L(y_{t+1}) on the batch of this step. At the first step both are
-    on its batch.
+    gradient functions, as in the public code: ∇L(w̃_t) is on the batch of the *previous* step, as
+    ∇L(y_t) was, and ∇L(y_{t+1}) on the batch of this step. At the first step both are on its batch.
 
     With ``axis_name``, an axis of two devices in ``jax.shard_map`` or ``jax.pmap`` on which params
     and state are replicated, each device evaluates one gradient, with its own ``grad_fn``: that of
     device 0 is on the previous batch, for w̃, and that of device 1 on this step's, for y. They
-    exchange one gradient each (with ``check_vma=True`` they sum two). Without an axis a step
-    evaluates two gradients.
+    exchange one gradient each (with ``check_vma=True`` they sum two).
 
     Args:
       base_tx: the base optimizer, any optax transformation.

@@ -8,12 +8,7 @@ import optax
 from chex import Numeric
 from optax import OptState, Params, Updates
 
-from sam_optax._descent.descent import (
-    descent,
-    of_both_gradients,
-    require_ascent_grads,
-    where_perturbed,
-)
+from sam_optax._descent import descent as role
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import roles, trees, vectors
 from sam_optax._internal.devices import AxisName
@@ -62,9 +57,9 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
         g_s: Updates, g: Updates, perturbed: Numeric, axis: AxisName | None, weight: Numeric
     ) -> Updates:
         # With weight 1, the gradient of a step that does not perturb is unchanged.
-        return mix(g_s, g, where_perturbed(perturbed, weight, 1))
+        return mix(g_s, g, role.where_perturbed(perturbed, weight, 1))
 
-    return of_both_gradients("mix_gradients", combine, weight=weight)
+    return role.of_both_gradients("mix_gradients", combine, weight=weight)
 
 
 def mix(sharp: Updates, ascent: Updates, alpha: jax.Array) -> Updates:
@@ -132,7 +127,7 @@ def decoupled_sharpness(
         ascent_grads: Updates | None = None,
         **extra: Any,
     ) -> tuple[Updates, OptState]:
-        g = require_ascent_grads("decoupled_sharpness", ascent_grads, updates, extra)
+        g = role.require_ascent_grads("decoupled_sharpness", ascent_grads, updates, extra)
         given = {name: value for name, value in extra.items() if name not in roles.FOR_DESCENTS}
         base_updates, state = base.update(g, state, params, **given)
 
@@ -145,4 +140,4 @@ def decoupled_sharpness(
 
         return trees.map_wide(subtract, base_updates, updates, g), state
 
-    return descent(base.init, update_fn, learning_rate=learning_rate, weight=weight)
+    return role.descent(base.init, update_fn, learning_rate=learning_rate, weight=weight)

@@ -17,9 +17,9 @@ class ReuseOrthogonalState(NamedTuple):
     """State of :func:`sam_optax.reuse_orthogonal`.
 
     Attributes:
-      g_v: the component of the sharp gradient orthogonal to the ascent gradient, at the last step
-        that perturbed, with the structure, shapes and dtypes of the params; ``None`` in place of
-        non-float leaves. 0 before the first such step.
+      g_v: the component of the sharp gradient orthogonal to the ascent gradient at the last step
+        that perturbed, 0 before, in the structure and dtypes of the params; ``None`` in place of
+        non-float leaves.
       norm: ‖g_v‖, float32 (or wider) scalar.
     """
 

@@ -46,16 +46,16 @@ def toward_maximum(
     on the step's batch, ``tx.update(None, state, params, value_fn=loss)``. Every ``every``
     steps, a search for α costs ``candidates`` forward passes; α is kept in between.
 
-    The unit vector g/‖g‖ is the direction of ε for :func:`sam` with one ascent step. After several
-    steps the paper uses the direction of ε instead, so this is not XSAM then. Steps that do not
-    perturb keep their gradient. With ``axis_name``, ``value_fn`` must return the mean over the
-    devices, so that they agree on α.
+    The unit vector g/‖g‖ is the direction of ε for :func:`sam` with one ascent step; after several
+    the paper uses that of ε instead, so this is not XSAM then. Steps that do not perturb keep their
+    gradient. With ``axis_name``, ``value_fn`` must return the mean over the devices, so that they
+    agree on α.
 
     Args:
-      rho: radius ρ > 0 of the search, ``rho_max`` in the public code, a number or a JAX scalar
-        (traced or not); it may differ from the radius of the perturbation.
-      every: number of steps between two searches, an integer ≥ 1. Default 100; the paper searches
-        once per epoch or less often.
+      rho: radius ρ > 0 of the search, a number or a JAX scalar (traced or not), ``rho_max`` in the
+        public code; it may differ from the radius of the perturbation.
+      every: steps between two searches, an integer ≥ 1. Default 100; the paper searches once per
+        epoch or less often.
       largest: the largest α of the search, > 0. Default 2, this library's choice.
       candidates: number of evenly spaced α from 0 to ``largest``, an integer ≥ 2. Default 21, this
         library's choice.

@@ -129,9 +129,8 @@ def bernoulli(p: hp.Hyperparameter, *, key: noise.Key) -> RandomWhen:
     step only, so a resumed run continues exactly, and all devices agree.
 
     Args:
-      p: probability that a step perturbs, 0 ≤ p ≤ 1, or an optax schedule of it. A step costs
-        1 + p gradients on average. The SS-SAM paper compares constant, stepwise and smooth
-        schedules.
+      p: probability that a step perturbs, 0 ≤ p ≤ 1, or an optax schedule of it, as in the paper.
+        A step costs 1 + p gradients on average.
       key: a JAX PRNG key, typed or raw, or an integer seed.
 
     Returns:
