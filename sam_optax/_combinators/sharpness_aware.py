@@ -214,13 +214,12 @@ class _Step:
         once = options.evaluates_once(given is not None)
         loss = evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, once)
         loss = on_devices(options, loss)
-
         # All steps share g if the ascent starts at w and uses grad_fn on the whole batch.
         shared = not (loss.ascent_given or options.method.has_start or options.groups)
         g = Pass(None, given) if given is not None else loss.sharp(params) if shared else None
         step = saturating_sum(state.step, state.skipped)
         perturbed, when_state = decide(
-            options.when, step, state.when_state, lambda: self._squared_norm(g)
+            options.when, step, state.when_state, lambda: self._square(g)
         )
         base_state = self.optimizer.base_state(state.base_state)
         known = roles.for_perturbation(extra, training_step=step, base_state=base_state)
@@ -230,13 +229,10 @@ class _Step:
             perturbed, lambda: gradients.averaged(first), lambda: gradients.plain(g, shared)
         ).mean(options)
 
-        # The caller may have made the state without diagnostics, or with them.
-        info = (state.info or step_info.initial(params)) if options.info else None
-        state = state._replace(info=info)
         decided = state._replace(when_state=when_state)
         descend = functools.partial(self._descend, found, perturbed, step, decided, params, extra)
         if options.skip_nonfinite:
-            skipped = state._replace(skipped=optax.safe_increment(state.skipped))
+            skipped = self._skipped(state, params)
             moves, new_state = unless_nonfinite(self._is_finite(found), descend, skipped)
         else:
             moves, new_state = descend()
@@ -276,7 +272,12 @@ class _Step:
             info=info,
         )
 
-    def _squared_norm(self, g: Pass | None) -> jax.Array:
+    def _skipped(self, state: SharpnessAwareState, params: Params) -> SharpnessAwareState:
+        """The state after a step that is skipped, with diagnostics if the options say so."""
+        info = (state.info or step_info.initial(params)) if self.options.info else None
+        return state._replace(skipped=optax.safe_increment(state.skipped), info=info)
+
+    def _square(self, g: Pass | None) -> jax.Array:
         """‖g‖², for a ``when`` that depends on it."""
         assert g is not None
         return self.options.mean(jnp.square(vectors.norm(g.grads, self.options.norm_axis_name)))

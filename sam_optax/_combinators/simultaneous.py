@@ -11,7 +11,7 @@ from jax import lax
 from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks
-from sam_optax._combinators.gradient_functions import Evaluation, GradFn, evaluations
+from sam_optax._combinators.gradient_functions import Evaluation, Evaluations, GradFn, evaluations
 from sam_optax._descent.mix_gradients import mix
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import roles, trees
@@ -163,12 +163,7 @@ class _Step:
         trial = trees.map_inexact(lambda u: jnp.where(state.step > 0, u, jnp.zeros_like(u)), trial)
         ahead = trees.add(params, trial)
         loss = evaluations(params, grad_fn, None, previous_grad_fn, extra, once=True)
-        if self.axis_name:
-            sharp, seen = _one_each(loss.sharp, point, ahead, self.axis_name)
-        else:
-            sharp, seen = loss.ascent(point).grads, loss.sharp(ahead).grads
-        if self.axis_name is None:
-            checks.warn_of_drift("simultaneous", sharp)
+        sharp, seen = self._gradients(loss, point, ahead)
         share = 1 - jnp.asarray(hp.evaluate(self.lmbda, state.step))
         moves, new_base_state = descend(mix(sharp, seen, share), True)
         return moves, SimultaneousState(
@@ -177,6 +172,17 @@ class _Step:
             perturbation_state=moved,
             base_state=new_base_state,
         )
+
+    def _gradients(
+        self, loss: Evaluations, point: Params, ahead: Params
+    ) -> tuple[Updates, Updates]:
+        """∇L(w̃_t) and ∇L(y_{t+1})."""
+        if self.axis_name:
+            return _one_each(loss.sharp, point, ahead, self.axis_name)
+        sharp, seen = loss.ascent(point).grads, loss.sharp(ahead).grads
+        if self.axis_name is None:
+            checks.warn_of_drift("simultaneous", sharp)
+        return sharp, seen
 
     def _check_functions(self, previous_grad_fn: GradFn | None) -> None:
         """Raises unless there is one gradient function for each gradient."""

@@ -14,7 +14,6 @@ from sam_optax._descent.descent import require_ascent_grads
 from sam_optax._internal import control_flow, trees, vectors
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
-from sam_optax._internal.types import PyTree
 
 
 class TowardMaximumState(NamedTuple):
@@ -109,30 +108,35 @@ def toward_maximum(
             )
         angle = vectors.angle(g, updates, norm_axis_name)
 
-        def at(alpha: jax.Array, length: jax.Array) -> PyTree:
-            """A vector of the given length along d(α)."""
-            of_g, of_g_s = _coefficients(angle.cosine, alpha)
-            of_g = length * of_g / jnp.where(angle.norm_a > 0, angle.norm_a, 1)
-            of_g_s = length * of_g_s / jnp.where(angle.norm_b > 0, angle.norm_b, 1)
-            scaled = trees.map_inexact(lambda x: vectors.times(trees.widen(x), of_g_s), updates)
-            return vectors.combine(scaled, trees.inexact_only(g), of_g)
-
         def search() -> jax.Array:
             alphas = jnp.linspace(0, largest, candidates, dtype=state.alpha.dtype)
             radius = jnp.asarray(rho, state.alpha.dtype)
-            losses = lax.map(lambda a: value_fn(trees.add(params, at(a, radius))), alphas)
+            losses = lax.map(
+                lambda a: value_fn(trees.add(params, _along(angle, g, updates, a, radius))), alphas
+            )
             return alphas[jnp.argmax(losses)]
 
         due = jnp.asarray(perturbed) & (state.step % every == 0)
         alpha = control_flow.cond(due, search, lambda: state.alpha)
         moved = trees.map_inexact(
             lambda m, g_s: jnp.where(perturbed, trees.cast_like(m, g_s), g_s),
-            at(alpha, angle.norm_b),
+            _along(angle, g, updates, alpha, angle.norm_b),
             updates,
         )
         return moved, TowardMaximumState(optax.safe_increment(state.step), alpha)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _along(
+    angle: vectors.Angle, g: Updates, g_s: Updates, alpha: jax.Array, length: jax.Array
+) -> Updates:
+    """A vector of the given length along d(α)."""
+    of_g, of_g_s = _coefficients(angle.cosine, alpha)
+    of_g = length * of_g / jnp.where(angle.norm_a > 0, angle.norm_a, 1)
+    of_g_s = length * of_g_s / jnp.where(angle.norm_b > 0, angle.norm_b, 1)
+    scaled = trees.map_inexact(lambda x: vectors.times(trees.widen(x), of_g_s), g_s)
+    return vectors.combine(scaled, trees.inexact_only(g), of_g)
 
 
 def _coefficients(cosine: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array]:
