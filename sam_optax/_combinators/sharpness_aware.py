@@ -214,6 +214,7 @@ class _Step:
         once = options.evaluates_once(given is not None)
         loss = evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, once)
         loss = on_devices(options, loss)
+
         # All steps share g if the ascent starts at w and uses grad_fn on the whole batch.
         shared = not (loss.ascent_given or options.method.has_start or options.groups)
         g = Pass(None, given) if given is not None else loss.sharp(params) if shared else None
@@ -225,6 +226,7 @@ class _Step:
         known = roles.for_perturbation(extra, training_step=step, base_state=base_state)
         gradients = StepGradients(options, loss, state.perturbation_state, params, known)
         first = g if shared else None
+        # ε and both gradients, or ∇L(w) in place of both: see the methods.
         found = control_flow.cond(
             perturbed, lambda: gradients.averaged(first), lambda: gradients.plain(g, shared)
         ).mean(options)
