@@ -206,7 +206,7 @@ class _Step:
         ascent_grad_fn: GradFn | None = None,
         **extra: Any,
     ) -> tuple[Updates, SharpnessAwareState | FirstPassState]:
-        """G = ∇L(w), ε = perturbation(g), g_s = ∇L(w + ε), w ← w + base_tx(descent(g_s))."""
+        """Finds g = ∇L(w), ε = perturbation(g), g_s = ∇L(w + ε), and base_tx(descent(g_s))."""
         options = self.options
         options.check_update(updates, params, value_and_grad_fn, ascent_grad_fn)
         checks.check_state(state, SharpnessAwareState)

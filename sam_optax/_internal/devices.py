@@ -98,9 +98,15 @@ def all_replicated(tree: PyTree, axis_name: AxisName) -> bool:
 
 
 def manual_axes() -> tuple[str, ...]:
-    """The axes of ``jax.pmap`` and ``jax.shard_map`` around the trace, as far as JAX names them."""
-    mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
-    return tuple(getattr(mesh, "manual_axes", ()))
+    """The named axes of ``pmap`` and ``shard_map`` around the trace, as far as JAX shows them.
+
+    Without those of one device, and without the one of a ``pmap`` to which the caller gave no name.
+    """
+    if not hasattr(jax.sharding, "get_abstract_mesh"):
+        return ()
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = getattr(mesh, "manual_axes", ())
+    return tuple(a for a in axes if mesh.shape[a] > 1 and a != "_internal_pmap_axis_name")
 
 
 def require_bound(name: str, axis_name: Axes) -> None:
