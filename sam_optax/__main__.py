@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 _PROG = "python -m sam_optax"
 # Packages of the extra "experiments".
@@ -42,8 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *arguments = given
     if name not in _COMMANDS:
         return _fail(f"{name}: unknown command; use one of {', '.join(_COMMANDS)}.")
+    from sam_optax.experiments.errors import UserError
+
     try:
         return _run(name, arguments)
+    except UserError as error:
+        return _fail(str(error))
     except BrokenPipeError:  # the reader has closed the pipe
         _silence()
         return 1
@@ -71,28 +74,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(name: str, arguments: list[str]) -> int:
     import tyro
 
-    from sam_optax.experiments.errors import UserError
-
     module = importlib.import_module(f"sam_optax.experiments.{_MODULES.get(name, name)}")
     messages = io.StringIO()
     try:
         # tyro draws a box around a mistake; one line is easier to read in a log.
         with contextlib.redirect_stderr(messages):
-            options: Any = tyro.cli(
-                getattr(module, name.title()),
-                prog=f"{_PROG} {name}",
-                args=[*map(_expanded, arguments)],
-            )
-    except UserError as error:
-        return _fail(str(error))
+            command, args = getattr(module, name.title()), [*map(_expanded, arguments)]
+            options = tyro.cli(command, prog=f"{_PROG} {name}", args=args)
     except SystemExit as leaving:
         if not leaving.code:
             return 0
         return _fail(f"{_first_lines(messages.getvalue())} (see {_PROG} {name} --help)")
-    try:
-        module.run(options)
-    except UserError as error:
-        return _fail(str(error))
+    module.run(options)
     return 0
 
 

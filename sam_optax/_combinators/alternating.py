@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Array
 from jax import lax
 from optax import OptState, Params, Updates
 
@@ -43,9 +43,9 @@ class AlternatingState(NamedTuple):
       when_state: raw uint32 key of :func:`sam_optax.bernoulli`, else ``optax.EmptyState``.
     """
 
-    step: chex.Array
-    skipped: chex.Array
-    phase: chex.Array
+    step: Array
+    skipped: Array
+    phase: Array
     params: Params
     ascent_grads: Updates
     perturbation_state: OptState
@@ -76,40 +76,36 @@ def alternating(
         w \;\to\; w + \varepsilon \;\to\; w + \mathrm{base\_tx}(\nabla L(w + \varepsilon)).
 
     Between the two calls the params are perturbed: use :func:`eval_params` to evaluate, to save and
-    at the end of training. With a random start, the second call moves the params to the next start.
-    The very first call moves them to the first start and ignores its gradient, which is at w.
-
-    A perturbation that takes its only gradient at its start (:func:`momentum_start`,
+    at the end of training. With a random start, the second call moves the params to the next start,
+    and the very first call moves them to the first start and ignores its gradient, which is at w. A
+    perturbation that takes its only gradient at its start (:func:`momentum_start`,
     :func:`low_pass`) takes one call per step, and one more at the beginning.
 
-    Two calls with gradients on one batch are one step of ``sharpness_aware``, bit for bit where the
-    moves are exact. The loop *adds* an update to the params, and floating-point addition cannot
-    reach every number from every other: where a move halves or doubles an element or changes its
-    sign, the element may end up (machine epsilon) × (length of the move) away from its target. Such
-    errors do not accumulate: w is kept in the state, and each update is computed from the current
-    params.
+    Two calls with gradients on one batch are one step of ``sharpness_aware``, bit for bit where
+    the moves are exact. The loop *adds* an update to the params, and floating-point addition cannot
+    reach every number: where a move halves or doubles an element or changes its sign, the element
+    may end up (machine epsilon) × (length of the move) away from its target. Such errors do not
+    accumulate: w is kept in the state, and each update is computed from the current params.
 
     In the training loop:
 
     * Use every batch for two consecutive calls (the first batch for three with a random start, the
-      batch of a step that does not perturb for one). A different batch for the sharp gradient would
-      be a different algorithm. BatchNorm statistics, if the loop keeps them, see both passes. Where
-      the data depend on the params (adversarial examples, a GAN's other network), make them once
-      per step, at ``eval_params(params, state)``. A loop that draws batches inside and takes an
-      optimizer cannot be used; if it takes the loss, use :func:`sharp_loss`.
+      batch of a step that does not perturb for one): a different batch for the sharp gradient would
+      be a different algorithm. BatchNorm statistics, if the loop keeps them, see both passes. Make
+      data that depend on the params (adversarial examples, a GAN's other network) once per step, at
+      ``eval_params(params, state)``. A loop that draws batches inside and takes an optimizer cannot
+      be used; if it takes the loss, use :func:`sharp_loss`.
     * Nothing may change the updates after this transformation, because they move the params between
-      two points. Weight decay, clipping and frozen leaves belong inside ``base_tx``, where they act
-      on w and on the sharp gradient. So do ``schedule_free`` and ``mechanize``, which rewrite the
-      updates of the transformation they wrap. :func:`eval_params` raises an error for what it can
-      see in the state: a later part of an ``optax.chain``, and these wrappers. ``optax.lookahead``
-      works neither inside nor around it.
+      two points. Weight decay, clipping, frozen leaves, ``schedule_free`` and ``mechanize`` belong
+      inside ``base_tx``; ``optax.lookahead`` works neither inside nor around. :func:`eval_params`
+      raises an error for what it can see in the state.
     * ``optax.MultiSteps(alternating(...), k)`` averages both gradients over ``k`` microbatches.
     * ``when`` and the schedules in ``base_tx`` and ``perturbation`` count training steps. Wrappers
       outside, such as ``optax.inject_hyperparams``, count calls.
 
     Args:
       base_tx: the base optimizer, any optax transformation.
-      perturbation: maps the ascent gradient to ε, as in :func:`sharpness_aware`.
+      perturbation: maps the ascent gradient to ε.
       descent: as in :func:`sharpness_aware`. Costs one copy of the gradient, which is kept from the
         first call to the second, and one of the perturbation's state.
       when: as in :func:`sharpness_aware`. A step that does not perturb takes one call.
@@ -118,13 +114,11 @@ def alternating(
         value before the step. Costs a second copy of the perturbation's state.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs`` with an :class:`AlternatingState`, which holds a
-      copy of the params and the states of its parts. Updates have the dtypes of the params;
-      non-float leaves do not change. Further keyword arguments of a call go to the perturbation,
-      the descent and ``base_tx``.
+      An ``optax.GradientTransformationExtraArgs`` with an :class:`AlternatingState`. Updates have
+      the dtypes of the params; non-float leaves do not change.
 
     Raises:
-      TypeError: an argument is not a gradient transformation, or has the wrong type.
+      TypeError: an argument has the wrong type or is in another's place.
       ValueError: the perturbation averages over several samples; in ``update``, ``params`` or
         ``grads`` is missing; in ``init``, a wrapper has removed a random start.
 
@@ -178,15 +172,15 @@ class _Step:
     def init(self, params: Params) -> AlternatingState:
         """The state before the first call."""
         checks.check_copied(params)
-        step = jnp.zeros((), jnp.int32)
+        step, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
         w = jax.tree.map(jnp.copy, trees.inexact_only(params))
-        none = optax.EmptyState()
         when_state = init_when(self.when)
-        first = _UNUSED if self.method.has_start else _ASCENT
         perturbed = decide_before(self.when, step, when_state)
+        first = _UNUSED if self.method.has_start else _ASCENT
+        none = optax.EmptyState()
         return AlternatingState(
             step=step,
-            skipped=jnp.zeros((), jnp.int32),
+            skipped=skipped,
             phase=jnp.where(perturbed, first, _PLAIN).astype(jnp.int32),
             params=w,
             ascent_grads=jax.tree.map(jnp.zeros_like, w) if self.keeps_ascent_grads else none,
@@ -211,12 +205,8 @@ class _Step:
         checks.check_state(state, AlternatingState)
         require_gradient("grads", updates, params)
         call = _Call(self, updates, params, state, extra)
-        branches = [
-            call.single_pass if self.method.single_pass else call.ascend,
-            call.sharp,
-            call.plain,
-            call.move_to_start,
-        ]
+        first = call.single_pass if self.method.single_pass else call.ascend
+        branches = [first, call.sharp, call.plain, call.move_to_start]
         if not self.method.has_start:
             branches = branches[:2] if self.when is None else branches[:3]
         if control_flow.is_traced(state.phase):
@@ -249,46 +239,39 @@ class _Call:
 
     def ascend(self) -> Moved:
         """From w to w + ε."""
-        point, perturbation_state = self._perturb()
-        changes: dict[str, Any] = {"phase": jnp.asarray(_SHARP, jnp.int32)}
+        point, now = self._perturb()
+        state = self.state._replace(phase=jnp.asarray(_SHARP, jnp.int32), perturbation_state=now)
         if self.of.keeps_ascent_grads:
-            changes["ascent_grads"] = trees.cast_tree_like(self.grads, self.state.ascent_grads)
+            kept = trees.cast_tree_like(self.grads, self.state.ascent_grads)
+            state = state._replace(ascent_grads=kept)
         if self.of.keeps_perturbation_state:
-            changes["other_perturbation_state"] = self.state.perturbation_state
-        state = self.state._replace(perturbation_state=perturbation_state, **changes)
-        return self._unless_nonfinite(point, lambda: (self._to(point), state), self.state)
+            state = state._replace(other_perturbation_state=self.state.perturbation_state)
+        return self._if_finite(point, lambda: (self._to(point), state), self.state)
 
     def sharp(self) -> Moved:
         """From w + ε to the next step."""
-        ascent_grads = None
+        g = None
         if self.of.keeps_ascent_grads:
-            ascent_grads = trees.merge(self.state.ascent_grads, self.grads)
+            g = trees.merge(self.state.ascent_grads, self.grads)
         before, now = self.state.other_perturbation_state, self.state.perturbation_state
         # The two states of the perturbation are swapped, so that they never share a buffer.
         undone = self.state._replace(perturbation_state=before, other_perturbation_state=now)
-        return self._unless_nonfinite(
-            self.grads, lambda: self._descend(ascent_grads, before, now, True), undone
-        )
+        return self._if_finite(self.grads, lambda: self._descend(g, before, now, True), undone)
 
     def single_pass(self) -> Moved:
         """From the start, which is w + ε, to the next step."""
-        before = self.state.perturbation_state
+        g, before = self.grads, self.state.perturbation_state
         _, now = self._perturb()
-        return self._unless_nonfinite(
-            (self.grads, now), lambda: self._descend(self.grads, before, now, True), self.state
-        )
+        return self._if_finite((g, now), lambda: self._descend(g, before, now, True), self.state)
 
     def plain(self) -> Moved:
         """From w to the next step, without a perturbation."""
-        before = self.state.perturbation_state
-        return self._unless_nonfinite(
-            self.grads, lambda: self._descend(self.grads, before, before, False), self.state
-        )
+        g, before = self.grads, self.state.perturbation_state
+        return self._if_finite(g, lambda: self._descend(g, before, before, False), self.state)
 
     def move_to_start(self) -> Moved:
         """From w to the first start."""
-        point, phase = self._first_point(self.w, self.state, self.step)
-        return self._to(point), self.state._replace(phase=phase)
+        return self._to_first_point(self.w, self.state, self.step)
 
     def _arguments(self, base_state: OptState, step: jax.Array) -> ExtraArgs:
         """The arguments of the perturbation."""
@@ -305,31 +288,23 @@ class _Call:
         self, ascent_grads: Updates | None, before: OptState, now: OptState, perturbed: bool
     ) -> Moved:
         """The step from w; ``before`` and ``now`` are the perturbation's states around it."""
-        added = {
-            "ascent_grads": ascent_grads,
-            "perturbation_state": before,
-            "perturbed": perturbed,
-            "training_step": self.step,
-        }
-        updates, base_state = self.of.optimizer.update(
+        added = {"ascent_grads": ascent_grads, "perturbation_state": before}
+        added |= {"perturbed": perturbed, "training_step": self.step}
+        moves, base_state = self.of.optimizer.update(
             self.grads, self.state.base_state, self.w, added, self.extra
         )
-        new_w = trees.add(self.w, updates)
+        w = trees.add(self.w, moves)
         state = self.state._replace(
             step=optax.safe_increment(self.state.step),
-            params=trees.inexact_only(new_w),
+            params=trees.inexact_only(w),
             perturbation_state=now,
-            # Gradients wider than the params would widen the state, but branches must agree in
-            # dtype.
+            # Gradients wider than the params would widen it, but branches must agree in dtype.
             base_state=jax.tree.map(trees.cast_state_like, base_state, self.state.base_state),
         )
-        point, phase = self._first_point(new_w, state, optax.safe_increment(self.step))
-        return self._to(point), state._replace(phase=phase)
+        return self._to_first_point(w, state, optax.safe_increment(self.step))
 
-    def _first_point(
-        self, w: Params, state: AlternatingState, step: jax.Array
-    ) -> tuple[Params, jax.Array]:
-        """Where a training step takes its first gradient, and the phase of that gradient."""
+    def _to_first_point(self, w: Params, state: AlternatingState, step: jax.Array) -> Moved:
+        """To where a training step takes its first gradient, with the phase of that gradient."""
 
         def start() -> Params:
             arguments = self._arguments(state.base_state, step)
@@ -337,21 +312,21 @@ class _Call:
 
         perturbed = decide_before(self.of.when, step, state.when_state)
         point = control_flow.cond(perturbed, start, lambda: w) if self.of.method.has_start else w
-        return point, jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
+        phase = jnp.where(perturbed, _ASCENT, _PLAIN).astype(jnp.int32)
+        return self._to(point), state._replace(phase=phase)
 
     def _to(self, point: Params) -> Updates:
         """The updates that move the params to a point."""
         return trees.displacement(self.grads, self.params, point)
 
-    def _unless_nonfinite(
+    def _if_finite(
         self, tree: PyTree, proceed: Callable[[], Moved], back: AlternatingState
     ) -> Moved:
         """``proceed()``, or back to w in the state ``back`` if the tree is not finite."""
 
         def skip() -> Moved:
-            point, phase = self._first_point(self.w, back, optax.safe_increment(self.step))
-            skipped = optax.safe_increment(self.state.skipped)
-            return self._to(point), back._replace(skipped=skipped, phase=phase)
+            skipped = back._replace(skipped=optax.safe_increment(back.skipped))
+            return self._to_first_point(self.w, skipped, optax.safe_increment(self.step))
 
         if not self.of.skip_nonfinite:
             return proceed()

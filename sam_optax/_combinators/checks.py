@@ -1,16 +1,15 @@
 """Argument checks of the combinators and their steps, with errors that name the remedy."""
 
+import warnings
+
 import jax
 import optax
 from optax import OptState, Params, Updates
 
 from sam_optax._combinators.first_pass import FirstPassState
-from sam_optax._internal import checks, roles
-from sam_optax._internal.devices import AxisName
-from sam_optax._internal.hyperparameters import check_integer, check_transformation
-from sam_optax._internal.types import Function
+from sam_optax._internal import checks, devices, roles
+from sam_optax._internal.hyperparameters import check_transformation
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
-from sam_optax._schedules.when import GradNormWhen, When, check_when
 
 
 def roles_of(
@@ -18,12 +17,7 @@ def roles_of(
     perturbation: optax.GradientTransformation,
     descent: optax.GradientTransformation | None,
 ) -> tuple[Perturbation, roles.Descend]:
-    """The arguments of a combinator in their roles.
-
-    Raises:
-      TypeError: an argument is not a gradient transformation, or is a perturbation in the place of
-        another role.
-    """
+    """The arguments of a combinator in their roles; raises for one in another's place."""
     check_transformation("base_tx", base_tx)
     if isinstance(base_tx, Perturbation):
         raise TypeError(
@@ -41,41 +35,6 @@ def roles_of(
         )
     inner = None if descent is None else roles.open_to_arguments(descent)
     return as_perturbation(perturbation), roles.Descend(inner, roles.open_to_arguments(base_tx))
-
-
-def check_options(
-    method: Perturbation,
-    *,
-    ascent_steps: int,
-    when: When | None,
-    axis_name: AxisName | None,
-    sync_perturbation: bool,
-    norm_axis_name: AxisName | None,
-    groups: int | None,
-) -> None:
-    """Raises for options of ``sharpness_aware`` that are out of range or exclude each other."""
-    check_integer("ascent_steps", ascent_steps, lower=1)
-    if method.single_pass and ascent_steps > 1:
-        raise ValueError(
-            f"ascent_steps must be 1 for a perturbation that takes its only gradient at its start "
-            f"(momentum_start, low_pass), got {ascent_steps!r}."
-        )
-    check_when(when)
-    if isinstance(when, GradNormWhen) and (method.has_start or groups is not None):
-        raise ValueError(
-            "when sees the norm of the gradient at the params (above_average), which a step with "
-            "groups or with a perturbation that has a start (random_start, rsam, low_pass, "
-            "momentum_start) does not evaluate: use every, after or bernoulli."
-        )
-    if groups is not None:
-        check_integer("groups", groups, lower=1)
-    if norm_axis_name and method.has_start:
-        raise ValueError(
-            f"norm_axis_name={norm_axis_name!r} cannot be used with a random start, whose noise is "
-            "scaled by the norms of whole kernels. Shard the params under jit instead."
-        )
-    if sync_perturbation and not axis_name:
-        raise ValueError("sync_perturbation=True needs axis_name, the axis to synchronize over.")
 
 
 def check_params(params: Params | None, name: str = "sharpness_aware") -> None:
@@ -118,26 +77,22 @@ def check_state(state: OptState, expected: type) -> None:
     checks.require_state("state", state, expected)
 
 
-def check_functions(
-    method: Perturbation,
-    when: When | None,
-    updates: Updates | None,
-    value_and_grad_fn: Function | None,
-    ascent_grad_fn: Function | None,
-) -> None:
-    """Raises for gradient functions that do not match the perturbation or the given gradient."""
-    if value_and_grad_fn is not None and updates is not None and not method.has_start:
-        raise ValueError(
-            "value_and_grad_fn requires grads=None: if you have the gradient at the params, you "
-            "have the loss too. Pass grads and grad_fn."
-        )
-    if ascent_grad_fn is not None and isinstance(when, GradNormWhen):
-        raise ValueError(
-            "ascent_grad_fn is for perturbing steps only, and when sees the norm of the gradient "
-            "at the params (above_average): leave one of them out."
-        )
-    if ascent_grad_fn is not None and method.single_pass:
-        raise ValueError(
-            "ascent_grad_fn cannot be used with a perturbation that takes its only gradient at its "
-            "start (momentum_start, low_pass): leave it out."
+def warn_of_drift(who: str, grads: Updates) -> None:
+    """Warns if devices take different gradients, as far as JAX shows it.
+
+    Under ``jax.pmap`` and without ``check_vma`` a ``grad_fn`` that averages over the devices itself
+    looks the same.
+    """
+    axes = [axis for axis in devices.manual_axes() if not devices.all_replicated(grads, axis)]
+    if axes:
+        names = axes[0] if len(axes) == 1 else tuple(axes)
+        warnings.warn(
+            f"{who} is traced under the axis {names!r} of jax.pmap or jax.shard_map without "
+            "axis_name: if grad_fn returns each device's own gradient, the params of the "
+            "devices drift apart, even if grads are averaged. Pass "
+            f"axis_name={names!r}, with grad_fn and grads of each device, not averaged; or "
+            f"norm_axis_name={names!r} if the params are sharded over the axis; or axis_name=() if "
+            "grad_fn averages over the devices itself, or each device trains its own params.",
+            UserWarning,
+            stacklevel=2,
         )

@@ -1,5 +1,6 @@
 """The unperturbed params of a run with :func:`sam_optax.alternating`."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -62,10 +63,9 @@ def eval_params(params: Params, state: OptState) -> Params:
 
 
 def alternating_states(state: OptState) -> list[AlternatingState]:
-    """The states of :func:`sam_optax.alternating` in an optimizer's state, at least one.
+    """The states of :func:`alternating` in an optimizer's state; raises if there are none.
 
-    Raises:
-      ValueError: no such state is found, or something around it changes the updates.
+    It also raises if something after or around one of them changes its updates.
     """
     found: list[AlternatingState] = []
     for node in _nodes(state):
@@ -99,14 +99,14 @@ _REMEDY = (
 _REWRITING = (optax.LookaheadState, optax.contrib.MechanicState, optax.contrib.ScheduleFreeState)
 
 
-def _is_followed(chain: tuple[Any, ...]) -> bool:
-    """Whether another transformation comes after ``alternating`` in the state of a chain."""
-    places = [i for i, part in enumerate(chain) if _is_alternating(part)]
-    return bool(places) and not all(map(_is_alternating, chain[places[0] :]))
-
-
 def _is_alternating(node: Any) -> bool:
     return isinstance(node, AlternatingState)
+
+
+def _is_followed(chain: tuple[Any, ...]) -> bool:
+    """Whether another transformation comes after ``alternating`` in the state of a chain."""
+    after = list(itertools.dropwhile(lambda part: not _is_alternating(part), chain))
+    return not all(map(_is_alternating, after))
 
 
 def _nodes(tree: Any) -> list[Any]:

@@ -11,8 +11,7 @@ from sam_optax._internal.types import LossAndAux, PyTree
 class FirstPassState(NamedTuple):
     """State returned by ``update(..., value_and_grad_fn=...)``; see :func:`pop_first_pass`.
 
-    Do not carry this state to the next step: call :func:`pop_first_pass` first, which restores the
-    structure that ``init`` returns.
+    Do not carry this state to the next step: call :func:`pop_first_pass` first.
 
     Attributes:
       state: :class:`~sam_optax.SharpnessAwareState`.
@@ -55,7 +54,7 @@ def pop_first_pass(opt_state: OptState) -> tuple[OptState, LossAndAux]:
         return isinstance(node, FirstPassState)
 
     nodes, structure = jax.tree.flatten(opt_state, is_leaf=is_first_pass)
-    found = [node for node in nodes if is_first_pass(node)]
+    found = [node.value for node in nodes if is_first_pass(node)]
     if len(found) != 1:
         raise ValueError(
             "the optimizer state must hold exactly one first pass: call pop_first_pass once, on "
@@ -63,4 +62,4 @@ def pop_first_pass(opt_state: OptState) -> tuple[OptState, LossAndAux]:
             f"Found {len(found)}."
         )
     nodes = [node.state if is_first_pass(node) else node for node in nodes]
-    return jax.tree.unflatten(structure, nodes), found[0].value
+    return jax.tree.unflatten(structure, nodes), found[0]

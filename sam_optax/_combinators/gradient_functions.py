@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import chex
 import jax
 import optax
+from chex import Numeric
 from optax import Params, Updates
 
 from sam_optax._internal import checks, control_flow, trees
@@ -20,12 +20,7 @@ ValueAndGradFn: TypeAlias = Callable[..., tuple[LossAndAux, Updates]]
 
 
 class Pass(NamedTuple):
-    """One evaluation of the gradient.
-
-    Attributes:
-      value: ``(loss, aux)``, or ``None`` if not requested.
-      grads: the gradient.
-    """
+    """One evaluation of the gradient, with ``(loss, aux)`` if requested."""
 
     value: LossAndAux | None
     grads: Updates
@@ -48,6 +43,11 @@ class Evaluations(NamedTuple):
     ascent: Evaluation
     ascent_given: bool
 
+    def of_group(self, i: Numeric) -> "Evaluations":
+        """The gradients on one group of the batch."""
+        sharp, ascent, given = self
+        return Evaluations(lambda params: sharp(params, i), lambda params: ascent(params, i), given)
+
 
 def evaluations(
     params: Params,
@@ -57,50 +57,53 @@ def evaluations(
     extra: ExtraArgs,
     once: bool,
 ) -> Evaluations:
-    """The caller's functions in one form, each traced once per step.
+    """The caller's functions in one form; raises unless there is one gradient on the step's batch.
 
-    Args:
-      params: the params of the step.
-      grad_fn: see :func:`sharpness_aware`.
-      value_and_grad_fn: see :func:`sharpness_aware`.
-      ascent_grad_fn: see :func:`sharpness_aware`.
-      extra: the other arguments of the step, which may include a loss.
-      once: whether each is called only once; it is then called directly and not jitted.
-
-    Raises:
-      ValueError: no gradient function was passed, or more than one.
+    Each is traced once per step. With ``once``, each is called only once, so it is not jitted.
     """
     if grad_fn is not None and value_and_grad_fn is not None:
         raise ValueError("pass grad_fn or value_and_grad_fn, not both.")
-    if value_and_grad_fn is not None:
-        sharp = _of_value_and_grad(value_and_grad_fn)
-    else:
-        grad_fn = _gradient_of_loss(extra) if grad_fn is None else grad_fn
-        sharp = _of_grad("grad_fn", _missing(grad_fn) if grad_fn is None else grad_fn, params)
 
     def prepared(evaluate: Evaluation) -> Evaluation:
         evaluate = _explaining(evaluate, params)
         return evaluate if once else control_flow.trace_once(evaluate, params)
 
-    sharp = prepared(sharp)
+    if value_and_grad_fn is not None:
+        sharp = prepared(_of_value_and_grad(value_and_grad_fn))
+    else:
+        grad_fn = _gradient_of_loss(extra) if grad_fn is None else grad_fn
+        sharp = prepared(_of_grad("grad_fn", grad_fn, params))
     if ascent_grad_fn is None:
         return Evaluations(sharp, sharp, False)
-    ascent = prepared(_of_grad("ascent_grad_fn", ascent_grad_fn, params))
-    return Evaluations(sharp, ascent, True)
+    return Evaluations(sharp, prepared(_of_grad("ascent_grad_fn", ascent_grad_fn, params)), True)
+
+
+def _of_grad(name: str, grad_fn: GradFn | None, params: Params) -> Evaluation:
+    if grad_fn is None:
+        raise ValueError(
+            "sharpness_aware needs a gradient function: call update(grads, state, params, "
+            "grad_fn=grad_fn), where grad_fn(params) returns the gradient on this step's batch, "
+            "such as jax.grad(lambda p: loss(p, batch)). In a training loop or a wrapper that "
+            "passes no keyword arguments on and does not change the updates, use "
+            "sam_optax.alternating; in place of Flax's TrainState, use "
+            "sam_optax.training.TrainState. Got grad_fn=None."
+        )
+    gradient = checks.checked_gradient(grad_fn, params, name)
+    return lambda params, *group: Pass(None, gradient(params, *group))
 
 
 def _explaining(evaluate: Evaluation, params: Params) -> Evaluation:
     """The evaluation, with errors that explain why a function may fail on these params."""
 
-    def is_masked(node: PyTree) -> bool:
-        return isinstance(node, optax.MaskedNode)
+    def is_missing(node: PyTree) -> bool:
+        return node is None or isinstance(node, optax.MaskedNode)
 
-    nodes = jax.tree.leaves(params, is_leaf=lambda node: node is None or is_masked(node))
-    masked = any(map(is_masked, nodes))
-    without = any(node is None for node in nodes)
+    missing = list(filter(is_missing, jax.tree.leaves(params, is_leaf=is_missing)))
+    masked = any(node is not None for node in missing)
+    without = any(node is None for node in missing)
     vector = jax.tree_util.all_leaves([params]) and jax.numpy.ndim(params) == 1
 
-    def explaining(params: Params, *group: chex.Numeric) -> Pass:
+    def explaining(params: Params, *group: Numeric) -> Pass:
         try:
             return evaluate(params, *group)
         except Exception as error:
@@ -132,22 +135,6 @@ def _explaining(evaluate: Evaluation, params: Params) -> Evaluation:
     return explaining
 
 
-def _missing(grad_fn: object) -> NoReturn:
-    raise ValueError(
-        "sharpness_aware needs a gradient function: call update(grads, state, params, "
-        "grad_fn=grad_fn), where grad_fn(params) returns the gradient on this step's batch, "
-        "such as jax.grad(lambda p: loss(p, batch)). In a training loop or a wrapper that passes "
-        "no keyword arguments on and does not change the updates, use sam_optax.alternating; in "
-        "place of Flax's TrainState, use sam_optax.training.TrainState. "
-        f"Got grad_fn={grad_fn!r}."
-    )
-
-
-def _of_grad(name: str, grad_fn: GradFn, params: Params) -> Evaluation:
-    gradient = checks.checked_gradient(grad_fn, params, name)
-    return lambda params, *group: Pass(None, gradient(params, *group))
-
-
 def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
     if not callable(value_and_grad_fn):
         raise TypeError(
@@ -155,7 +142,7 @@ def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
             f"has_aux=True), got {value_and_grad_fn!r}."
         )
 
-    def evaluate(params: Params, *group: chex.Numeric) -> Pass:
+    def evaluate(params: Params, *group: Numeric) -> Pass:
         value, grads = value_and_grad_fn(params, *group)
         if not (isinstance(value, tuple) and len(value) == 2):
             raise TypeError(
@@ -185,7 +172,7 @@ def _gradient_of_loss(extra: ExtraArgs) -> GradFn | None:
     loss_fn = extra.get("value_fn") or extra.get("obj_fn")
     if not callable(loss_fn):
         return None
-    names = list(inspect.signature(loss_fn).parameters)[1:]
+    _, *names = inspect.signature(loss_fn).parameters
     given = {name: extra[name] for name in names if name in extra}
 
     def grad_fn(params: Params) -> Updates:

@@ -3,18 +3,16 @@
 import dataclasses
 from typing import Any, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Array
 from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks
 from sam_optax._combinators.gradient_functions import GradFn, evaluations
-from sam_optax._combinators.parts import warn_of_drift
 from sam_optax._internal import control_flow, roles, trees, vectors
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal.types import Leaf
 from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
 
 
@@ -27,7 +25,7 @@ class LookbehindState(NamedTuple):
       base_state: state of the base optimizer, updated k times per step.
     """
 
-    step: chex.Array
+    step: Array
     perturbation_state: OptState
     base_state: OptState
 
@@ -63,7 +61,7 @@ def lookbehind(
       An ``optax.GradientTransformationExtraArgs`` with a :class:`LookbehindState`.
 
     Raises:
-      TypeError: an argument is not a gradient transformation, or in the place of another one.
+      TypeError: an argument is not a gradient transformation, or in another's place.
       ValueError: ``k`` or ``alpha`` is out of range, or the perturbation has a start; in
         ``update``, ``params`` or the gradient function is missing.
 
@@ -133,33 +131,24 @@ class _Step:
         loss = evaluations(params, grad_fn, None, None, extra, once=False)
 
         def ascend(reached: _Reached) -> _Reached:
-            arguments = roles.for_perturbation(
-                extra, training_step=state.step, base_state=reached.base_state
+            p, f, g, perturbation_state, base_state = reached
+            known = roles.for_perturbation(extra, training_step=state.step, base_state=base_state)
+            p, perturbation_state = perturbed_params(
+                self.method, p, g, perturbation_state, None, known
             )
-            point, perturbation_state = perturbed_params(
-                self.method,
-                reached.point,
-                reached.grads,
-                reached.perturbation_state,
-                None,
-                arguments,
-            )
-            grads = loss.sharp(point).grads
-            moved, base_state = self.optimizer.update(
-                grads, reached.base_state, reached.fast, {}, extra
-            )
-            base_state = jax.tree.map(trees.cast_state_like, base_state, reached.base_state)
-            fast = trees.add(reached.fast, moved)
-            return _Reached(point, fast, grads, perturbation_state, base_state)
+            g = loss.sharp(p).grads
+            moves, new_base_state = self.optimizer.update(g, base_state, f, {}, extra)
+            new_base_state = jax.tree.map(trees.cast_state_like, new_base_state, base_state)
+            return _Reached(p, trees.add(f, moves), g, perturbation_state, new_base_state)
 
         g = loss.sharp(params).grads if updates is None else updates
         first = ascend(_Reached(params, params, g, state.perturbation_state, state.base_state))
-        warn_of_drift("lookbehind", first.grads)
+        checks.warn_of_drift("lookbehind", first.grads)
         last = control_flow.repeat(self.k - 1, ascend, first)
         way = trees.displacement(g, params, last.fast)
         shares = self._shares(trees.displacement(g, params, first.fast), way, state.step)
-        back = jax.tree.map(lambda x, share: vectors.rescaled(x, share), way, shares)
-        return trees.merge(back, jax.tree.map(trees.zeros_like, g)), LookbehindState(
+        moves = jax.tree.map(vectors.rescaled, way, shares)
+        return trees.merge(moves, jax.tree.map(trees.zeros_like, g)), LookbehindState(
             optax.safe_increment(state.step), last.perturbation_state, last.base_state
         )
 
@@ -168,8 +157,4 @@ class _Step:
         if self.alpha != "adaptive":
             alpha = hp.evaluate(self.alpha, step)
             return jax.tree.map(lambda leaf: alpha, way)
-
-        def adaptive(a: Leaf, b: Leaf) -> jax.Array:
-            return (vectors.angle(a, b).cosine + 1) / 2
-
-        return jax.tree.map(adaptive, first, way)
+        return jax.tree.map(lambda a, b: (vectors.angle(a, b).cosine + 1) / 2, first, way)

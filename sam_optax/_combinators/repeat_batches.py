@@ -2,11 +2,11 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import chex
 import jax
 import numpy as np
+from chex import Numeric
 from optax import OptState
 
 from sam_optax._combinators.eval_params import alternating_states
@@ -20,22 +20,17 @@ def repeat_batches(
 ) -> Iterator[Batch]:
     """Yields each batch once per call that its training step with :func:`alternating` takes.
 
-    That is twice for most steps, once for a step that does not perturb or that takes a single pass,
-    once more at the beginning with a random start, and once less where ``skip_nonfinite`` drops a
-    step at its first gradient. The loop itself does not change: it calls ``update`` once per batch
-    that it receives.
-
-    The counts are read from the state after every call, which waits for that call to finish. A loop
-    that prefetches batches cannot use this function: repeat each batch twice there, and the very
-    first one three times with a random start.
+    The loop itself does not change: it calls ``update`` once per batch that it receives. The counts
+    are read from the state after every call, which waits for that call to finish. A loop that
+    prefetches batches cannot use this function: repeat each batch twice there, and the very first
+    one three times with a random start.
 
     Args:
       batches: the batches, one per training step.
       state_fn: returns the current optimizer state of the loop, such as ``lambda: state``,
         ``lambda: train_state.opt_state`` or, for NNX, ``lambda: optimizer.opt_state``.
       microbatches: the k of ``optax.MultiSteps(alternating(...), k)``: k consecutive batches then
-        make one step and are repeated together; an incomplete step at the end is dropped. Default
-        1.
+        make one step and are repeated together, without a rest at the end. Default 1: no wrapper.
 
     Returns:
       An iterator over the batches with their repetitions.
@@ -73,52 +68,44 @@ def _repeat(
 ) -> Iterator[Batch]:
     while len(step := list(itertools.islice(batches, microbatches))) == microbatches:
         before = _progress(state_fn())
-        for batch in step:
-            yield batch
+        yield from step
         now = _progress(state_fn(), before)
         # A wrapper such as optax.apply_if_finite may drop a call without changing the state: go on
         # with the next batch.
         while now.step == before.step and now.phase != before.phase:
             before = now
-            for batch in step:
-                yield batch
+            yield from step
             now = _progress(state_fn(), before)
 
 
-class _Progress:
-    """The progress of training.
+class _Progress(NamedTuple):
+    """Steps taken or skipped, ``AlternatingState.phase``, and the array that it was read from."""
 
-    Attributes:
-      step: number of steps taken or skipped.
-      phase: ``AlternatingState.phase``.
-      buffer: the array from which ``phase`` was read.
-    """
-
-    def __init__(self, state: OptState) -> None:
-        states = alternating_states(state)
-        found = {(_value(s.step) + _value(s.skipped), _value(s.phase)) for s in states}
-        if len(found) > 1:
-            raise ValueError(
-                "repeat_batches needs all states of alternating(...) in one optimizer to take the "
-                "same calls, but they are in different phases: give every one the same when, and "
-                f"perturbations of one kind. Got (step, phase) = {sorted(found)}."
-            )
-        ((self.step, self.phase),) = found
-        (self.buffer,) = jax.tree.leaves(states[0].phase)
+    step: int
+    phase: int
+    buffer: Any
 
 
 def _progress(state: OptState, before: _Progress | None = None) -> _Progress:
-    now = _Progress(state)
-    if before is not None and now.buffer is before.buffer:
+    states = alternating_states(state)
+    found = {(_value(s.step) + _value(s.skipped), _value(s.phase)) for s in states}
+    if len(found) > 1:
+        raise ValueError(
+            "repeat_batches needs all states of alternating(...) in one optimizer to take the "
+            "same calls, but they are in different phases: give every one the same when, and "
+            f"perturbations of one kind. Got (step, phase) = {sorted(found)}."
+        )
+    (buffer,) = jax.tree.leaves(states[0].phase)
+    if before is not None and buffer is before.buffer:
         raise ValueError(
             "state_fn returned the state from before the last call: it must return the current "
             "optimizer state, as lambda: state does in a loop that rebinds state, and the loop "
             "must call update once for each batch."
         )
-    return now
+    return _Progress(*found.pop(), buffer)
 
 
-def _value(scalar: chex.Numeric) -> int:
+def _value(scalar: Numeric) -> int:
     """The value of a scalar, which may be held in a Variable or replicated over devices."""
     (leaf,) = jax.tree.leaves(scalar)
     values = np.unique(np.asarray(leaf))

@@ -1,25 +1,24 @@
 """The main combinator: any base optimizer, driven by the gradient at the perturbed params."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Array, Numeric
 from jax.typing import DTypeLike
 from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks, step_info
 from sam_optax._combinators.first_pass import FirstPassState
 from sam_optax._combinators.gradient_functions import GradFn, Pass, ValueAndGradFn, evaluations
-from sam_optax._combinators.parts import AveragedGradients, Devices
-from sam_optax._combinators.perturbed_gradient import Gradients, PerturbedGradient
-from sam_optax._combinators.skip_nonfinite import all_finite, norm_is_finite, unless_nonfinite
-from sam_optax._combinators.step_info import StepInfo
-from sam_optax._internal import control_flow, roles, vectors
-from sam_optax._internal.checks import require_gradient
-from sam_optax._internal.devices import AxisName, check_local, require_bound
+from sam_optax._combinators.options import Options
+from sam_optax._combinators.skip_nonfinite import all_finite, unless_nonfinite
+from sam_optax._combinators.step_gradients import Gradients, StepGradients, on_devices
+from sam_optax._internal import control_flow, devices, roles, vectors
+from sam_optax._internal.devices import AxisName
 from sam_optax._internal.hyperparameters import check_float_dtype, saturating_sum, static_default
 from sam_optax._internal.types import ExtraArgs, PyTree
 from sam_optax._schedules.when import When, decide, init_when
@@ -39,12 +38,12 @@ class SharpnessAwareState(NamedTuple):
       info: :class:`~sam_optax.StepInfo` of the last step with ``info=True``, else ``None``.
     """
 
-    step: chex.Array
-    skipped: chex.Array
+    step: Array
+    skipped: Array
     perturbation_state: OptState
     base_state: OptState
     when_state: PyTree
-    info: StepInfo | None
+    info: step_info.StepInfo | None
 
 
 def sharpness_aware(
@@ -75,25 +74,23 @@ def sharpness_aware(
       loss itself, ``params -> loss``; or ``value_and_grad_fn``: see :func:`pop_first_pass`;
     * ``grads``: the gradient at ``params`` if you have it, else ``None``. It is used as the ascent
       gradient, except by perturbations with a start (:func:`rsam`), which evaluate their own;
-    * ``ascent_grad_fn(params) -> grads``, optional: the ascent gradient, in place of ``grad_fn``
-      and ``grads``, in perturbing steps only. For example the gradient on part of the batch
-      (cheaper, see :func:`part_of_batch`), on another batch or on all data. Loss and aux of
+    * ``ascent_grad_fn(params) -> grads``, optional: the ascent gradient of perturbing steps, in
+      place of ``grad_fn`` and ``grads``; for example on part of the batch (cheaper, see
+      :func:`part_of_batch`), on another batch or on all data. Loss and aux of
       ``value_and_grad_fn`` are then those at the perturbed params;
-    * any further keyword arguments, which are passed to the perturbation, the descent and
-      ``base_tx``.
+    * any further keyword arguments, which are passed to all three parts.
 
     ``base_tx`` receives the sharp gradient and the unperturbed params, on which its weight decay,
-    momentum and clipping act. (Clipping before ``sharpness_aware`` changes the ascent gradient only
-    and does not bound the update.) It receives the caller's keyword arguments, and the loss of
-    ``value_and_grad_fn`` as ``value`` if the caller passes none. What the step knows goes to the
-    perturbation and to the descent, and wins over an argument of the caller of the same name:
+    momentum and clipping act (clipping *before* ``sharpness_aware`` does not bound the update), and
+    the loss of ``value_and_grad_fn`` as ``value``, if the caller passes none. The perturbation and
+    the descent receive what the step knows, which wins over a caller's argument of the same name:
 
-    * the perturbation receives ``training_step``, ``ascent_grads``, ``draw_index`` (which tells the
-      draws of one step apart), ``norm_axis_name`` and ``base_state``, the state of ``base_tx``
-      before the step;
-    * the descent receives ``ascent_grads``, the first ascent gradient; ``perturbed``, whether the
-      step perturbs; ``perturbation_state``, the perturbation's state before the step;
-      ``norm_axis_name`` and ``training_step``.
+    * both: ``training_step``, ``norm_axis_name`` and ``ascent_grads``, the ascent gradient (for the
+      descent the first one);
+    * the perturbation: ``draw_index``, which tells the draws of one step apart, and ``base_state``,
+      the state of ``base_tx`` before the step;
+    * the descent: ``perturbed``, whether the step perturbs, and ``perturbation_state``, the
+      perturbation's state before the step.
 
     Args:
       base_tx: the base optimizer, any optax transformation, line searches included.
@@ -119,8 +116,7 @@ def sharpness_aware(
         trains its own params, or that ``grad_fn`` averages over the devices itself.
       sync_perturbation: with ``axis_name``, whether all devices use the same ε, computed from the
         averaged ascent gradient (one further all-reduce). Default False: each device uses its own ε
-        (m-sharpness, which the SAM paper suggests; the ASAM paper trains with it on ImageNet and
-        with PyramidNet only).
+        (m-sharpness, as the SAM paper suggests; in the ASAM paper on ImageNet and for PyramidNet).
       norm_axis_name: axis (or axes) that the params themselves are sharded over inside
         ``jax.shard_map``; not under ``jit``. Norms then span it, so that ‖ε‖ = ρ over the whole
         tree. With ``check_vma=True`` leaves that are replicated over the axis count once; without
@@ -128,21 +124,18 @@ def sharpness_aware(
         normalization, whose kernels may be split between devices.
       groups: number n of groups of the batch, for m-sharpness on one device. Calls
         ``grad_fn(params, i)``, the gradient on group i (int32 scalar), one group after the other,
-        gives each its own ε and averages the sharp gradients; perturbing steps do not use
-        ``grads``. Loss and aux of ``value_and_grad_fn(params, i)`` and the non-integer leaves of
-        the state are averaged over the groups.
-      info: whether the state keeps a :class:`StepInfo` with diagnostics of the last step: norms of
-        both gradients and of ε, the cosine between the gradients, the share of the start in ε, and
-        the rise of the loss.
+        gives each its own ε and averages the sharp gradients, the loss and aux of
+        ``value_and_grad_fn(params, i)`` and the non-integer leaves of the state. Perturbing steps
+        do not use ``grads``.
+      info: whether the state keeps a :class:`StepInfo` with diagnostics of the last step.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`SharpnessAwareState`.
 
     Raises:
-      TypeError: an argument has the wrong type, such as a perturbation as ``base_tx``, or an
-        ``optax.MultiSteps`` without ``.gradient_transformation()``; in ``init`` and ``update``, a
-        leaf of the params is not an
-        array, the state is another method's, or a function does not return a gradient.
+      TypeError: an argument has the wrong type or is in another's place; in ``init`` and
+        ``update``, a leaf of the params is not an array, the state is another method's, or a
+        function does not return a gradient.
       ValueError: ``ascent_steps`` < 1, or options that exclude each other; in ``init``, a wrapper
         has removed a start; in ``update``, ``params`` or the gradient function is missing, or it
         fails on the part of the params that ``optax.partition`` or ``masked`` passes; an axis is
@@ -167,43 +160,28 @@ def sharpness_aware(
       <https://arxiv.org/abs/2010.01412>`_, 2021.
     """
     method, optimizer = checks.roles_of(base_tx, perturbation, descent)
-    checks.check_options(
-        method,
+    options = Options(
+        method=method,
         ascent_steps=ascent_steps,
         when=when,
-        axis_name=axis_name,
-        sync_perturbation=sync_perturbation,
-        norm_axis_name=norm_axis_name,
-        groups=groups,
-    )
-    one = PerturbedGradient(
-        method=method,
-        ascent_steps=int(ascent_steps),
+        skip_nonfinite=skip_nonfinite,
         perturb_dtype=check_float_dtype("perturb_dtype", perturb_dtype),
-        info=info,
-    )
-    devices = Devices(
         axis_name=axis_name,
         sync_perturbation=sync_perturbation,
         norm_axis_name=norm_axis_name or None,
+        groups=groups,
+        info=info,
     )
-    step = _Step(
-        gradients=AveragedGradients(one=one, devices=devices, groups=groups),
-        optimizer=optimizer,
-        when=when,
-        skip_nonfinite=skip_nonfinite,
-    )
+    step = _Step(options, optimizer)
     return optax.GradientTransformationExtraArgs(step.init, step.update)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class _Step:
-    """One training step; the attributes hold the arguments of :func:`sharpness_aware`."""
+    """One training step."""
 
-    gradients: AveragedGradients
+    options: Options
     optimizer: roles.Descend
-    when: When | None
-    skip_nonfinite: bool
 
     def init(self, params: Params) -> SharpnessAwareState:
         """The state before the first step."""
@@ -211,10 +189,10 @@ class _Step:
         return SharpnessAwareState(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
-            perturbation_state=self.gradients.one.method.init(params),
+            perturbation_state=self.options.method.init(params),
             base_state=self.optimizer.init(params),
-            when_state=init_when(self.when),
-            info=step_info.initial(params) if self.gradients.one.info else None,
+            when_state=init_when(self.options.when),
+            info=step_info.initial(params) if self.options.info else None,
         )
 
     def update(
@@ -229,80 +207,50 @@ class _Step:
         **extra: Any,
     ) -> tuple[Updates, SharpnessAwareState | FirstPassState]:
         """G = ∇L(w), ε = perturbation(g), g_s = ∇L(w + ε), w ← w + base_tx(descent(g_s))."""
-        self._check(updates, state, params, value_and_grad_fn, ascent_grad_fn)
-        state = state._replace(info=self._info(state.info, params))
+        options = self.options
+        options.check_update(updates, params, value_and_grad_fn, ascent_grad_fn)
+        checks.check_state(state, SharpnessAwareState)
         given = updates if value_and_grad_fn is None else None
-        loss = self.gradients.devices.evaluations(
-            evaluations(
-                params,
-                grad_fn,
-                value_and_grad_fn,
-                ascent_grad_fn,
-                extra,
-                once=self._evaluates_once(given),
-            )
-        )
-        # Both kinds of steps share g if the ascent starts at w and uses grad_fn on the whole batch.
-        has_start = self.gradients.one.method.has_start
-        leads = not (loss.ascent_given or has_start or self.gradients.groups)
-        g = Pass(None, given) if given is not None else loss.sharp(params) if leads else None
+        once = options.evaluates_once(given is not None)
+        loss = evaluations(params, grad_fn, value_and_grad_fn, ascent_grad_fn, extra, once)
+        loss = on_devices(options, loss)
+
+        # All steps share g if the ascent starts at w and uses grad_fn on the whole batch.
+        shared = not (loss.ascent_given or options.method.has_start or options.groups)
+        g = Pass(None, given) if given is not None else loss.sharp(params) if shared else None
         step = saturating_sum(state.step, state.skipped)
         perturbed, when_state = decide(
-            self.when, step, state.when_state, lambda: self._squared_norm(g)
+            options.when, step, state.when_state, lambda: self._square(g)
         )
+        base_state = self.optimizer.base_state(state.base_state)
+        known = roles.for_perturbation(extra, training_step=step, base_state=base_state)
+        gradients = StepGradients(options, loss, state.perturbation_state, params, known)
+        first = g if shared else None
+        # ε and both gradients, or ∇L(w) in place of both: see the methods.
+        found = control_flow.cond(
+            perturbed, lambda: gradients.averaged(first), lambda: gradients.plain(g, shared)
+        ).mean(options)
 
-        def perturb() -> Gradients:
-            base_state = self.optimizer.base_state(state.base_state)
-            arguments = roles.for_perturbation(extra, training_step=step, base_state=base_state)
-            first = g if leads else None
-            return self.gradients(loss, first, state.perturbation_state, params, arguments)
-
-        def do_not_perturb() -> Gradients:
-            return self.gradients.plain(loss, g, leads, state.perturbation_state, params)
-
-        found = self.gradients.mean(control_flow.cond(perturbed, perturb, do_not_perturb))
-
-        def descend() -> tuple[Updates, SharpnessAwareState]:
-            new_state = state._replace(when_state=when_state)
-            return self._descend(found, perturbed, step, new_state, params, extra)
-
-        if self.skip_nonfinite:
-            skipped = state._replace(skipped=optax.safe_increment(state.skipped))
-            moved = unless_nonfinite(self._is_finite(found), descend, skipped)
+        decided = state._replace(when_state=when_state)
+        descend = functools.partial(self._descend, found, perturbed, step, decided, params, extra)
+        if options.skip_nonfinite:
+            skipped = self._skipped(state, params)
+            moves, new_state = unless_nonfinite(self._is_finite(found), descend, skipped)
         else:
-            moved = descend()
-        return moved if found.value is None else (moved[0], FirstPassState(moved[1], found.value))
-
-    def _check(
-        self,
-        updates: Updates | None,
-        state: SharpnessAwareState,
-        params: Params | None,
-        value_and_grad_fn: ValueAndGradFn | None,
-        ascent_grad_fn: GradFn | None,
-    ) -> None:
-        """Raises for arguments of ``update`` that cannot be right."""
-        method, devices = self.gradients.one.method, self.gradients.devices
-        checks.check_params(params)
-        checks.check_state(state, SharpnessAwareState)
-        checks.check_functions(method, self.when, updates, value_and_grad_fn, ascent_grad_fn)
-        require_bound("axis_name", devices.axis_name)
-        require_bound("norm_axis_name", devices.norm_axis_name)
-        check_local(updates, devices.axis_name)
-        if updates is not None and value_and_grad_fn is None:
-            require_gradient("grads", updates, params)
+            moves, new_state = descend()
+        return moves, new_state if found.value is None else FirstPassState(new_state, found.value)
 
     def _descend(
         self,
         found: Gradients,
-        perturbed: chex.Numeric,
+        perturbed: Numeric,
         step: jax.Array,
         state: SharpnessAwareState,
         params: Params,
         extra: ExtraArgs,
     ) -> tuple[Updates, SharpnessAwareState]:
         """The updates from both gradients, and the new state."""
-        axis = self.gradients.devices.norm_axis_name
+        axis = self.options.norm_axis_name
         added = {
             "ascent_grads": found.ascent,
             "norm_axis_name": axis,
@@ -312,36 +260,29 @@ class _Step:
         }
         if found.value is not None:
             # Loss and aux stay local to each device, but the state must be equal on all of them.
-            extra = {"value": self.gradients.devices.mean(found.value[0]), **extra}
-        updates, base_state = self.optimizer.update(
+            extra = {"value": self.options.mean(found.value[0]), **extra}
+        moves, base_state = self.optimizer.update(
             found.sharp, state.base_state, params, added, extra
         )
         info = None
         if found.climb is not None:
             info = step_info.collect(found.ascent, found.sharp, found.climb, axis)
-        return updates, state._replace(
+        return moves, state._replace(
             step=optax.safe_increment(state.step),
             perturbation_state=found.perturbation_state,
             base_state=base_state,
             info=info,
         )
 
-    def _info(self, info: StepInfo | None, params: Params) -> StepInfo | None:
-        """The diagnostics so far, also where the state was made without or with them."""
-        if not self.gradients.one.info:
-            return None
-        return step_info.initial(params) if info is None else info
+    def _skipped(self, state: SharpnessAwareState, params: Params) -> SharpnessAwareState:
+        """The state after a step that is skipped, with diagnostics if the options say so."""
+        info = (state.info or step_info.initial(params)) if self.options.info else None
+        return state._replace(skipped=optax.safe_increment(state.skipped), info=info)
 
-    def _evaluates_once(self, given: Updates | None) -> bool:
-        """Whether a step evaluates a single gradient."""
-        always = self.when is None and self.gradients.groups is None
-        return always and self.gradients.one.evaluates_once(given is not None)
-
-    def _squared_norm(self, g: Pass | None) -> jax.Array:
+    def _square(self, g: Pass | None) -> jax.Array:
         """‖g‖², for a ``when`` that depends on it."""
         assert g is not None
-        devices = self.gradients.devices
-        return devices.mean(jnp.square(vectors.norm(g.grads, devices.norm_axis_name)))
+        return self.options.mean(jnp.square(vectors.norm(g.grads, self.options.norm_axis_name)))
 
     def _is_finite(self, found: Gradients) -> jax.Array:
         """Whether the step can be taken.
@@ -349,8 +290,9 @@ class _Step:
         The ascent gradient is checked too: the sharp gradient may be finite although g is not. (The
         norm of g costs nothing if the perturbation has already computed it.)
         """
-        axis = self.gradients.devices.norm_axis_name
-        finite = norm_is_finite(found.ascent, axis) & all_finite(found.sharp, axis)
-        if self.gradients.one.ascent_steps > 1:
+        axis = self.options.norm_axis_name
+        g_is_finite = devices.all_true(jnp.isfinite(vectors.norm(found.ascent, axis)), axis)
+        finite = g_is_finite & all_finite(found.sharp, axis)
+        if self.options.ascent_steps > 1:
             finite &= all_finite(found.perturbation_state, axis)
         return finite

@@ -3,19 +3,20 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Array
+from jax import lax
 from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks
-from sam_optax._combinators.gradient_functions import GradFn, evaluations
-from sam_optax._combinators.parts import one_each, warn_of_drift
+from sam_optax._combinators.gradient_functions import Evaluation, Evaluations, GradFn, evaluations
 from sam_optax._descent.mix_gradients import mix
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import roles, trees
-from sam_optax._internal.devices import AxisName, require_bound
+from sam_optax._internal.devices import AxisName, require_bound, shows_variation
+from sam_optax._internal.types import PyTree
 from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
 
 
@@ -30,7 +31,7 @@ class SimultaneousState(NamedTuple):
       base_state: state of the base optimizer; with a descent the pair ``(descent's, base's)``.
     """
 
-    step: chex.Array
+    step: Array
     ahead_grads: Updates
     perturbation_state: OptState
     base_state: OptState
@@ -59,15 +60,13 @@ def simultaneous(
     y₁ = w₀.
 
     ``update(None, state, params, grad_fn=grad_fn, previous_grad_fn=previous_grad_fn)`` takes two
-    gradient functions, as in the public code: ∇L(w̃_t) is on the batch of the *previous* step, on
-    which ∇L(y_t) was taken, and ∇L(y_{t+1}) on the batch of this step. At the first step both are
-    on its batch.
+    gradient functions, as in the public code: ∇L(w̃_t) is on the batch of the *previous* step, as
+    ∇L(y_t) was, and ∇L(y_{t+1}) on the batch of this step. At the first step both are on its batch.
 
     With ``axis_name``, an axis of two devices in ``jax.shard_map`` or ``jax.pmap`` on which params
     and state are replicated, each device evaluates one gradient, with its own ``grad_fn``: that of
     device 0 is on the previous batch, for w̃, and that of device 1 on this step's, for y. They
-    exchange one gradient each (with ``check_vma=True``, where JAX asks for a proof that both hold
-    the same, they sum two). Without an axis a step evaluates two gradients.
+    exchange one gradient each (with ``check_vma=True`` they sum two).
 
     Args:
       base_tx: the base optimizer, any optax transformation.
@@ -145,46 +144,45 @@ class _Step:
         **extra: Any,
     ) -> tuple[Updates, SimultaneousState]:
         """Both points follow from ∇L(y_t), which is known; then both gradients are evaluated."""
-        del updates
         checks.check_params(params, "simultaneous")
         checks.check_state(state, SimultaneousState)
         self._check_functions(previous_grad_fn)
         require_bound("axis_name", self.axis_name)
+        before = state.perturbation_state
         g = trees.merge(state.ahead_grads, jax.tree.map(trees.zeros_like, params))
         base_state = self.optimizer.base_state(state.base_state)
         arguments = roles.for_perturbation(extra, training_step=state.step, base_state=base_state)
-        point, moved = perturbed_params(
-            self.method, params, g, state.perturbation_state, None, arguments
-        )
-        added = {
-            "ascent_grads": g,
-            "perturbation_state": state.perturbation_state,
-            "training_step": state.step,
-        }
-        trial = self.optimizer.update(
-            g, state.base_state, params, {**added, "perturbed": False}, extra
-        )
-        moves = trees.map_inexact(
-            lambda u: jnp.where(state.step > 0, u, jnp.zeros_like(u)), trial[0]
-        )
-        ahead = trees.add(params, moves)
+        point, moved = perturbed_params(self.method, params, g, before, None, arguments)
+
+        def descend(grads: Updates, perturbed: bool) -> tuple[Updates, OptState]:
+            added = {"ascent_grads": g, "perturbation_state": before, "perturbed": perturbed}
+            added["training_step"] = state.step
+            return self.optimizer.update(grads, state.base_state, params, added, extra)
+
+        trial, _ = descend(g, False)
+        trial = trees.map_inexact(lambda u: jnp.where(state.step > 0, u, jnp.zeros_like(u)), trial)
+        ahead = trees.add(params, trial)
         loss = evaluations(params, grad_fn, None, previous_grad_fn, extra, once=True)
-        if self.axis_name:
-            sharp, seen = one_each(loss.sharp, point, ahead, self.axis_name)
-        else:
-            sharp, seen = loss.ascent(point).grads, loss.sharp(ahead).grads
-        if self.axis_name is None:
-            warn_of_drift("simultaneous", sharp)
+        sharp, seen = self._gradients(loss, point, ahead)
         share = 1 - jnp.asarray(hp.evaluate(self.lmbda, state.step))
-        new_updates, new_base_state = self.optimizer.update(
-            mix(sharp, seen, share), state.base_state, params, {**added, "perturbed": True}, extra
-        )
-        return new_updates, SimultaneousState(
+        moves, new_base_state = descend(mix(sharp, seen, share), True)
+        return moves, SimultaneousState(
             step=optax.safe_increment(state.step),
             ahead_grads=trees.cast_tree_like(seen, state.ahead_grads),
             perturbation_state=moved,
             base_state=new_base_state,
         )
+
+    def _gradients(
+        self, loss: Evaluations, point: Params, ahead: Params
+    ) -> tuple[Updates, Updates]:
+        """∇L(w̃_t) and ∇L(y_{t+1})."""
+        if self.axis_name:
+            return _one_each(loss.sharp, point, ahead, self.axis_name)
+        sharp, seen = loss.ascent(point).grads, loss.sharp(ahead).grads
+        if self.axis_name is None:
+            checks.warn_of_drift("simultaneous", sharp)
+        return sharp, seen
 
     def _check_functions(self, previous_grad_fn: GradFn | None) -> None:
         """Raises unless there is one gradient function for each gradient."""
@@ -199,3 +197,29 @@ class _Step:
                 "step: call update(None, state, params, grad_fn=grad_fn, previous_grad_fn="
                 "previous_grad_fn), at the first step with grad_fn for both."
             )
+
+
+def _one_each(
+    evaluate: Evaluation, point: Params, ahead: Params, axis_name: AxisName
+) -> tuple[Updates, Updates]:
+    """The gradients at both points, each of which one of two devices evaluates."""
+    if (size := lax.psum(1, axis_name)) != 2:
+        raise ValueError(
+            f"axis_name={axis_name!r} must be an axis of two devices, one for each gradient, got "
+            f"{size}."
+        )
+    first = lax.axis_index(axis_name) == 0
+
+    def chosen(a: PyTree, b: PyTree) -> PyTree:
+        return trees.map_inexact(lambda x, y: jnp.where(first, x, y), a, b)
+
+    def sum_of(mine: jax.Array) -> Updates:
+        return trees.map_inexact(
+            lambda g: lax.psum(jnp.where(mine, g, jnp.zeros_like(g)), axis_name), own
+        )
+
+    own = evaluate(chosen(point, ahead)).grads
+    if shows_variation(axis_name):  # only a sum proves that both devices hold the same
+        return sum_of(first), sum_of(~first)
+    other = trees.map_inexact(lambda g: lax.ppermute(g, axis_name, [(0, 1), (1, 0)]), own)
+    return chosen(own, other), chosen(other, own)

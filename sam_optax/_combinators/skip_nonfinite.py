@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from optax import Updates
 
-from sam_optax._internal import control_flow, devices, trees, vectors
+from sam_optax._internal import control_flow, devices, trees
 from sam_optax._internal.devices import AxisName
 from sam_optax._internal.types import Leaf, PyTree
 
@@ -19,31 +19,20 @@ def all_finite(tree: PyTree, axis_name: AxisName | None = None) -> jax.Array:
     return devices.all_true(trees.sum_scalars(bad, jnp.int32) == 0, axis_name)
 
 
-def norm_is_finite(tree: PyTree, axis_name: AxisName | None = None) -> jax.Array:
-    """Whether the norm is finite, on all devices of the axis."""
-    return devices.all_true(jnp.isfinite(vectors.norm(tree, axis_name)), axis_name)
-
-
 def unless_nonfinite(
     finite: jax.Array, descend: Callable[[], tuple[Updates, PyTree]], skipped: PyTree
 ) -> tuple[Updates, PyTree]:
     """``descend()``, or zero updates and the state ``skipped`` in the dtypes of the new state."""
     descend = control_flow.trace_once(descend, finite)
 
+    def unchanged(shape: Leaf) -> Leaf:
+        # −0.0 is the additive identity; adding +0.0 flips the sign of −0.0.
+        zeros = devices.zeros(shape)
+        return -zeros if trees.is_inexact(shape) else zeros
+
     def skip() -> tuple[Updates, PyTree]:
         updates, state = jax.eval_shape(descend)
-        return (
-            jax.tree.map(_no_update, updates),
-            trees.map_inexact(lambda old, new: old.astype(new.dtype), skipped, state),
-        )
+        as_new = trees.map_inexact(lambda old, new: old.astype(new.dtype), skipped, state)
+        return jax.tree.map(unchanged, updates), as_new
 
     return control_flow.cond(finite, descend, skip)
-
-
-def _no_update(shape: Leaf) -> Leaf:
-    """An update that leaves every number unchanged.
-
-    −0.0 is the additive identity; adding +0.0 flips the sign of −0.0.
-    """
-    zeros = devices.zeros(shape)
-    return -zeros if trees.is_inexact(shape) else zeros

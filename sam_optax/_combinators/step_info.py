@@ -1,11 +1,10 @@
 """Diagnostics of a run: scalars of the last step, kept in the state on request."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 from optax import Params, Updates
 
 from sam_optax._internal import trees, vectors
@@ -41,32 +40,22 @@ class StepInfo(NamedTuple):
     loss_known: chex.Array
 
 
-class Climb(NamedTuple):
-    """Diagnostics that need the perturbed params: see :class:`StepInfo`."""
-
-    eps_norm: chex.Array
-    start_share: chex.Array
-    loss_rise: chex.Array
-    loss_known: chex.Array
-
-
-def dtype_of(params: Params) -> np.dtype:
-    """The dtype of all numbers."""
-    return vectors.accumulator_dtype(trees.inexact_leaves(params))
+Climb: TypeAlias = dict[str, jax.Array]
+"""The fields of :class:`StepInfo` that need the perturbed params."""
 
 
 def initial(params: Params) -> StepInfo:
     """Before the first step; one buffer per number, as donation must not take a buffer twice."""
-    dtype = dtype_of(params)
+    dtype = vectors.accumulator_dtype(trees.inexact_leaves(params))
     numbers = {name: jnp.zeros((), dtype) for name in StepInfo._fields}
     return StepInfo(**{**numbers, "loss_known": jnp.zeros((), bool)})
 
 
 def no_climb(params: Params) -> Climb:
     """A step that does not perturb: the loss does not rise."""
-    dtype = dtype_of(params)
-    zero = jnp.zeros((), dtype)
-    return Climb(zero, zero, zero, jnp.ones((), bool))
+    zero = jnp.zeros((), vectors.accumulator_dtype(trees.inexact_leaves(params)))
+    known = jnp.ones((), bool)
+    return {"eps_norm": zero, "start_share": zero, "loss_rise": zero, "loss_known": known}
 
 
 def climb(
@@ -77,35 +66,30 @@ def climb(
     axis_name: AxisName | None,
 ) -> Climb:
     """A step that perturbs from ``params`` to ``point``, with both losses if they are known."""
-    dtype = dtype_of(params)
 
     def difference(p: Leaf, q: Leaf) -> jax.Array:
         q = trees.widen(q)
         return q - jnp.asarray(p).astype(q.dtype)
 
+    found = no_climb(params)
+    dtype = found["eps_norm"].dtype
     eps = trees.map_inexact(difference, params, point)
-    share = jnp.zeros((), dtype)
+    found["eps_norm"] = vectors.norm(eps, axis_name).astype(dtype)
     if start is not None:
         delta = trees.map_inexact(difference, params, start)
-        share = vectors.angle(delta, eps, axis_name).cosine.astype(dtype)
-    rise = jnp.zeros((), dtype) if losses is None else losses[1] - losses[0]
-    return Climb(
-        vectors.norm(eps, axis_name).astype(dtype),
-        share,
-        jnp.asarray(rise).astype(dtype),
-        jnp.full((), losses is not None),
-    )
+        found["start_share"] = vectors.angle(delta, eps, axis_name).cosine.astype(dtype)
+    if losses is None:
+        found["loss_known"] = jnp.zeros((), bool)
+    else:
+        found["loss_rise"] = jnp.asarray(losses[1] - losses[0]).astype(dtype)
+    return found
 
 
 def collect(
     ascent_grads: Updates, grads: Updates, seen: Climb, axis_name: AxisName | None
 ) -> StepInfo:
     """The diagnostics of the step."""
-    dtype = seen.eps_norm.dtype
-    angle = vectors.angle(ascent_grads, grads, axis_name)
-    return StepInfo(
-        ascent_norm=angle.norm_a.astype(dtype),
-        sharp_norm=angle.norm_b.astype(dtype),
-        cosine=angle.cosine.astype(dtype),
-        **seen._asdict(),
-    )
+    dtype = seen["eps_norm"].dtype
+    norms_and_cosine = vectors.angle(ascent_grads, grads, axis_name)
+    g, g_s, cosine = (x.astype(dtype) for x in norms_and_cosine)
+    return StepInfo(ascent_norm=g, sharp_norm=g_s, cosine=cosine, **seen)

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Numeric
 from optax import OptState, Params, Updates
 
-from sam_optax._descent.descent import descent, require, where_perturbed
+from sam_optax._descent.descent import descent, require, stateless, where_perturbed
 from sam_optax._internal import checks, trees, vectors
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
@@ -23,13 +23,12 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
 
     with g_s the sharp gradient and v a unit eigenvector of the Hessian's largest eigenvalue. X-SAM
     is ``sharpness_aware(base, sam(rho), descent=away_from_eigenvector(alpha))``. The caller
-    computes v from time to time and passes it to every step, ``tx.update(None, state, params,
-    grad_fn=grad_fn, eigenvector=v)``. It comes from a few steps of power iteration, as in the
-    paper, or from ``sam_optax.analysis.hessian_eigenvalues(loss, params, k=1).vectors``, whose
-    leaves have a leading axis of 1.
+    computes v from time to time and passes it to every step as ``eigenvector=v``: by a few steps of
+    power iteration, as in the paper, or by ``sam_optax.analysis.hessian_eigenvalues(loss, params,
+    k=1).vectors``, whose leaves have a leading axis of 1.
 
     The formula is not dimensionless, since only the first term is normalized, and it depends on the
-    sign of v, although the sign of an eigenvector is arbitrary. With ⟨g_s, v⟩ > 0 it removes a
+    sign of v, although the sign of an eigenvector is arbitrary: with ⟨g_s, v⟩ > 0 it removes a
     share of the component along v. We could not obtain the paper and followed its public
     description. Steps that do not perturb keep their gradient.
 
@@ -37,8 +36,7 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
       alpha: α ≥ 0, or an optax schedule of it; in the paper at most 2.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``alpha`` is a
-      schedule, which needs a step count.
+      An ``optax.GradientTransformationExtraArgs``, without state unless ``alpha`` is a schedule.
 
     Raises:
       ValueError: ``alpha`` < 0; in ``update``, ``eigenvector`` is missing or does not match the
@@ -63,13 +61,12 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
         state: OptState,
         params: Params | None = None,
         *,
-        alpha: chex.Numeric,
+        alpha: Numeric,
         eigenvector: Params | None = None,
-        perturbed: chex.Numeric | None = None,
+        perturbed: Numeric | None = None,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
     ) -> tuple[Updates, OptState]:
-        del params
         perturbed = require("away_from_eigenvector", "perturbed", perturbed, extra)
         if eigenvector is None:
             raise ValueError(
@@ -91,4 +88,4 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
 
         return trees.map_wide(corrected, updates, eigenvector), state
 
-    return descent(lambda params: optax.EmptyState(), update_fn, {"alpha": alpha})
+    return descent(stateless, update_fn, alpha=alpha)

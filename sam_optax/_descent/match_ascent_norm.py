@@ -1,13 +1,11 @@
 """Stable SAM: the sharp gradient with the length of the ascent gradient."""
 
-from typing import Any
-
-import chex
 import jax.numpy as jnp
 import optax
-from optax import OptState, Params, Updates
+from chex import Numeric
+from optax import Updates
 
-from sam_optax._descent.descent import require_ascent_grads, where_perturbed
+from sam_optax._descent.descent import of_both_gradients, where_perturbed
 from sam_optax._internal import vectors
 from sam_optax._internal.devices import AxisName
 
@@ -28,7 +26,7 @@ def match_ascent_norm() -> optax.GradientTransformationExtraArgs:
       An ``optax.GradientTransformationExtraArgs`` without state.
 
     Raises:
-      ValueError: (from ``update``) ``ascent_grads`` is missing.
+      ValueError: in ``update``, ``ascent_grads`` is missing.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
@@ -43,20 +41,9 @@ def match_ascent_norm() -> optax.GradientTransformationExtraArgs:
       Strategy <https://arxiv.org/abs/2401.07250>`_, 2024.
     """
 
-    def update_fn(
-        updates: Updates,
-        state: OptState,
-        params: Params | None = None,
-        *,
-        ascent_grads: Updates | None = None,
-        perturbed: chex.Numeric = True,
-        norm_axis_name: AxisName | None = None,
-        **extra: Any,
-    ) -> tuple[Updates, OptState]:
-        del params
-        g = require_ascent_grads("match_ascent_norm", ascent_grads, updates, extra)
-        wanted, length = vectors.norm(g, norm_axis_name), vectors.norm(updates, norm_axis_name)
+    def combine(g_s: Updates, g: Updates, perturbed: Numeric, axis: AxisName | None) -> Updates:
+        wanted, length = vectors.norm(g, axis), vectors.norm(g_s, axis)
         ratio = where_perturbed(perturbed, wanted / jnp.where(length > 0, length, 1), 1)
-        return vectors.rescaled(updates, ratio), state
+        return vectors.rescaled(g_s, ratio)
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return of_both_gradients("match_ascent_norm", combine)

@@ -2,15 +2,16 @@
 
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Numeric
 from optax import OptState, Params, Updates
 
-from sam_optax._descent.descent import descent, require_ascent_grads, where_perturbed
+from sam_optax._descent import descent as role
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import roles, trees, vectors
+from sam_optax._internal.devices import AxisName
 from sam_optax._internal.types import Leaf
 
 
@@ -32,8 +33,7 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
       weight: α ≥ 0. 0 is the base optimizer, 1 is SAM, and values above 1 extrapolate.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``weight`` is a
-      schedule, which needs a step count.
+      An ``optax.GradientTransformationExtraArgs``, without state unless ``weight`` is a schedule.
 
     Raises:
       ValueError: ``weight`` < 0; in ``update``, ``ascent_grads`` is missing.
@@ -53,22 +53,13 @@ def mix_gradients(weight: hp.Hyperparameter) -> optax.GradientTransformationExtr
     """
     hp.check("weight", weight, lower=0)
 
-    def update_fn(
-        updates: Updates,
-        state: OptState,
-        params: Params | None = None,
-        *,
-        weight: chex.Numeric,
-        ascent_grads: Updates | None = None,
-        perturbed: chex.Numeric = True,
-        **extra: Any,
-    ) -> tuple[Updates, OptState]:
-        del params
-        g = require_ascent_grads("mix_gradients", ascent_grads, updates, extra)
+    def combine(
+        g_s: Updates, g: Updates, perturbed: Numeric, axis: AxisName | None, weight: Numeric
+    ) -> Updates:
         # With weight 1, the gradient of a step that does not perturb is unchanged.
-        return mix(updates, g, where_perturbed(perturbed, weight, 1)), state
+        return mix(g_s, g, role.where_perturbed(perturbed, weight, 1))
 
-    return descent(lambda params: optax.EmptyState(), update_fn, {"weight": weight})
+    return role.of_both_gradients("mix_gradients", combine, weight=weight)
 
 
 def mix(sharp: Updates, ascent: Updates, alpha: jax.Array) -> Updates:
@@ -94,10 +85,9 @@ def decoupled_sharpness(
         \mathrm{base\_tx}(g) - \eta\, \alpha\, (g_s - g), \qquad \alpha = \gamma / (1 - \gamma),
 
     with g the ascent gradient and g_s the sharp one: momentum and second moments are computed from
-    the plain gradient only. It is the default of WSAM's public code. For plain SGD both forms
-    agree. It is the descent *around* its base optimizer, so the base optimizer of the step is the
-    identity: ``sharpness_aware(optax.identity(), sam(rho), descent=decoupled_sharpness(base_tx,
-    learning_rate, weight))``.
+    the plain gradient only. It is the default of WSAM's public code; for plain SGD it agrees with
+    :func:`mix_gradients`. It is the descent *around* its base optimizer, so the base optimizer of
+    the step is ``optax.identity()``.
 
     Args:
       base_tx: the base optimizer, any optax transformation.
@@ -132,12 +122,12 @@ def decoupled_sharpness(
         state: OptState,
         params: Params | None = None,
         *,
-        learning_rate: chex.Numeric,
-        weight: chex.Numeric,
+        learning_rate: Numeric,
+        weight: Numeric,
         ascent_grads: Updates | None = None,
         **extra: Any,
     ) -> tuple[Updates, OptState]:
-        g = require_ascent_grads("decoupled_sharpness", ascent_grads, updates, extra)
+        g = role.require_ascent_grads("decoupled_sharpness", ascent_grads, updates, extra)
         given = {name: value for name, value in extra.items() if name not in roles.FOR_DESCENTS}
         base_updates, state = base.update(g, state, params, **given)
 
@@ -150,4 +140,4 @@ def decoupled_sharpness(
 
         return trees.map_wide(subtract, base_updates, updates, g), state
 
-    return descent(base.init, update_fn, {"learning_rate": learning_rate, "weight": weight})
+    return role.descent(base.init, update_fn, learning_rate=learning_rate, weight=weight)

@@ -2,10 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import chex
-import jax
 import jax.numpy as jnp
 import optax
+from chex import Array, Numeric
 from optax import Params, Updates
 
 from sam_optax._descent.descent import descent, require_ascent_grads
@@ -18,14 +17,14 @@ class ReuseOrthogonalState(NamedTuple):
     """State of :func:`sam_optax.reuse_orthogonal`.
 
     Attributes:
-      g_v: the component of the sharp gradient orthogonal to the ascent gradient, at the last step
-        that perturbed, with the structure, shapes and dtypes of the params; ``None`` in place of
-        non-float leaves. 0 before the first such step.
+      g_v: the component of the sharp gradient orthogonal to the ascent gradient at the last step
+        that perturbed, 0 before, in the structure and dtypes of the params; ``None`` in place of
+        non-float leaves.
       norm: ‖g_v‖, float32 (or wider) scalar.
     """
 
     g_v: Updates
-    norm: chex.Array
+    norm: Array
 
 
 def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransformationExtraArgs:
@@ -79,32 +78,25 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
         state: ReuseOrthogonalState,
         params: Params | None = None,
         *,
-        alpha: chex.Numeric,
+        alpha: Numeric,
         ascent_grads: Updates | None = None,
-        perturbed: chex.Numeric = True,
+        perturbed: Numeric = True,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
     ) -> tuple[Updates, ReuseOrthogonalState]:
-        del params
         g = require_ascent_grads("reuse_orthogonal", ascent_grads, updates, extra)
 
-        def remember() -> tuple[Updates, Updates, jax.Array]:
+        def remember() -> tuple[Updates, ReuseOrthogonalState]:
             rest, norm = vectors.reject(updates, g, norm_axis_name)
-            g_v = jax.tree.map(
-                lambda old, new: None if old is None else trees.cast_like(new, old),
-                state.g_v,
-                rest,
-                is_leaf=trees.is_none,
-            )
-            return updates, g_v, norm.astype(state.norm.dtype)
+            g_v = trees.cast_tree_like(rest, state.g_v)
+            return updates, ReuseOrthogonalState(g_v, norm.astype(state.norm.dtype))
 
-        def reuse() -> tuple[Updates, Updates, jax.Array]:
+        def reuse() -> tuple[Updates, ReuseOrthogonalState]:
             share = vectors.norm(updates, norm_axis_name) / jnp.where(state.norm > 0, state.norm, 1)
             share = share * jnp.asarray(alpha).astype(share.dtype)
             mixed = vectors.combine(updates, state.g_v, share)
-            return trees.map_inexact(trees.cast_like, mixed, updates), state.g_v, state.norm
+            return trees.map_inexact(trees.cast_like, mixed, updates), state
 
-        new_updates, g_v, norm = control_flow.cond(perturbed, remember, reuse)
-        return new_updates, ReuseOrthogonalState(g_v, norm)
+        return control_flow.cond(perturbed, remember, reuse)
 
-    return descent(init_fn, update_fn, {"alpha": alpha})
+    return descent(init_fn, update_fn, alpha=alpha)

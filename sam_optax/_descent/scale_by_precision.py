@@ -2,14 +2,11 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 from optax import OptState, Params, Updates
 
-from sam_optax._descent.descent import require
+from sam_optax._descent.descent import require, stateless
 from sam_optax._internal import trees
-from sam_optax._internal.types import Leaf
 
 
 def scale_by_precision() -> optax.GradientTransformationExtraArgs:
@@ -50,7 +47,6 @@ def scale_by_precision() -> optax.GradientTransformationExtraArgs:
         perturbation_state: OptState | None = None,
         **extra: Any,
     ) -> tuple[Updates, OptState]:
-        del params
         found = require("scale_by_precision", "perturbation_state", perturbation_state, extra)
         precision = getattr(found, "precision", None)
         if precision is None:
@@ -60,9 +56,7 @@ def scale_by_precision() -> optax.GradientTransformationExtraArgs:
                 f"{type(found).__name__} of another perturbation."
             )
 
-        def divide(u: jax.Array, s: Leaf) -> jax.Array:
-            return u / jnp.asarray(s).astype(u.dtype)
+        divided = trees.map_wide(lambda u, s: u / trees.as_dtype_of(s, u), updates, precision)
+        return divided, state
 
-        return trees.map_wide(divide, updates, precision), state
-
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(stateless, update_fn)

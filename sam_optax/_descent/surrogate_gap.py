@@ -1,14 +1,12 @@
 """GSAM: descent that also reduces the surrogate gap."""
 
-from typing import Any
-
-import chex
 import jax
 import jax.numpy as jnp
 import optax
-from optax import OptState, Params, Updates
+from chex import Numeric
+from optax import Updates
 
-from sam_optax._descent.descent import descent, require_ascent_grads, where_perturbed
+from sam_optax._descent.descent import of_both_gradients, where_perturbed
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees, vectors
 from sam_optax._internal.devices import AxisName
@@ -24,20 +22,19 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
 
     with g the ascent gradient and g_s the sharp one, each as one vector over the whole tree. The
     update descends on the perturbed loss and, in the orthogonal direction, ascends on the loss
-    itself, which reduces their difference, the surrogate gap.
+    itself, which reduces their difference, the surrogate gap. Steps that do not perturb have
+    g_⊥ = 0.
 
     GSAM is ``sharpness_aware(base, sam(rho), descent=surrogate_gap(alpha))``, with ``rho`` from
     :func:`rho_from_learning_rate` in the paper; with :func:`rsam` in place of ``sam`` it is R-GSAM,
-    whose g is the gradient at the random start. Steps that do not perturb have g_⊥ = 0.
-    Under ``axis_name`` both gradients are means over the devices; the public code decomposes the
-    gradients of each device.
+    whose g is the gradient at the random start. Under ``axis_name`` both gradients are means over
+    the devices; the public code decomposes the gradients of each device.
 
     Args:
       alpha: α ≥ 0. Default 0.4, as in the public code. 0 is SAM.
 
     Returns:
-      An ``optax.GradientTransformationExtraArgs``. Its state is empty unless ``alpha`` is a
-      schedule, which needs a step count.
+      An ``optax.GradientTransformationExtraArgs``, without state unless ``alpha`` is a schedule.
 
     Raises:
       ValueError: ``alpha`` < 0; in ``update``, ``ascent_grads`` is missing.
@@ -56,28 +53,18 @@ def surrogate_gap(alpha: hp.Hyperparameter = 0.4) -> optax.GradientTransformatio
     """
     hp.check("alpha", alpha, lower=0)
 
-    def update_fn(
-        updates: Updates,
-        state: OptState,
-        params: Params | None = None,
-        *,
-        alpha: chex.Numeric,
-        ascent_grads: Updates | None = None,
-        perturbed: chex.Numeric = True,
-        norm_axis_name: AxisName | None = None,
-        **extra: Any,
-    ) -> tuple[Updates, OptState]:
-        del params
-        g = require_ascent_grads("surrogate_gap", ascent_grads, updates, extra)
+    def combine(
+        g_s: Updates, g: Updates, perturbed: Numeric, axis: AxisName | None, alpha: Numeric
+    ) -> Updates:
         a = where_perturbed(perturbed, alpha, 0)
         # g_s − α (g − c g_s) = (1 + α c) g_s − α g.
-        c = vectors.coefficient(g, updates, norm_axis_name)
+        c = vectors.coefficient(g, g_s, axis)
         own = 1 + a.astype(c.dtype) * c
 
-        def gap(g_s: jax.Array, g: Leaf) -> jax.Array:
-            other = jnp.zeros_like(g_s) if g is None else jnp.asarray(g).astype(g_s.dtype)
-            return own.astype(g_s.dtype) * g_s - a.astype(g_s.dtype) * other
+        def gap(x_s: jax.Array, x: Leaf) -> jax.Array:
+            other = jnp.zeros_like(x_s) if x is None else jnp.asarray(x).astype(x_s.dtype)
+            return own.astype(x_s.dtype) * x_s - a.astype(x_s.dtype) * other
 
-        return trees.map_wide(gap, updates, g), state
+        return trees.map_wide(gap, g_s, g)
 
-    return descent(lambda params: optax.EmptyState(), update_fn, {"alpha": alpha})
+    return of_both_gradients("surrogate_gap", combine, alpha=alpha)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Array, Numeric
 from jax import lax
 from optax import Params, Updates
 
@@ -14,7 +14,6 @@ from sam_optax._descent.descent import require_ascent_grads
 from sam_optax._internal import control_flow, trees, vectors
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
-from sam_optax._internal.types import PyTree
 
 
 class TowardMaximumState(NamedTuple):
@@ -25,12 +24,12 @@ class TowardMaximumState(NamedTuple):
       alpha: float32 (or wider) scalar, the α of the last search.
     """
 
-    step: chex.Array
-    alpha: chex.Array
+    step: Array
+    alpha: Array
 
 
 def toward_maximum(
-    rho: chex.Numeric, every: int = 100, *, largest: float = 2.0, candidates: int = 21
+    rho: Numeric, every: int = 100, *, largest: float = 2.0, candidates: int = 21
 ) -> optax.GradientTransformationExtraArgs:
     r"""XSAM: descends against the direction of highest loss in the plane of both gradients.
 
@@ -46,16 +45,16 @@ def toward_maximum(
     on the step's batch, ``tx.update(None, state, params, value_fn=loss)``. Every ``every``
     steps, a search for α costs ``candidates`` forward passes; α is kept in between.
 
-    The unit vector g/‖g‖ is the direction of ε for :func:`sam` with one ascent step. After several
-    steps the paper uses the direction of ε instead, so this is not XSAM then. Steps that do not
-    perturb keep their gradient. With ``axis_name``, ``value_fn`` must return the mean over the
-    devices, so that they agree on α.
+    The unit vector g/‖g‖ is the direction of ε for :func:`sam` with one ascent step; after several
+    the paper uses that of ε instead, so this is not XSAM then. Steps that do not perturb keep their
+    gradient. With ``axis_name``, ``value_fn`` must return the mean over the devices, so that they
+    agree on α.
 
     Args:
-      rho: radius ρ > 0 of the search, ``rho_max`` in the public code, a number or a JAX scalar
-        (traced or not); it may differ from the radius of the perturbation.
-      every: number of steps between two searches, an integer ≥ 1. Default 100; the paper searches
-        once per epoch or less often.
+      rho: radius ρ > 0 of the search, a number or a JAX scalar (traced or not), ``rho_max`` in the
+        public code; it may differ from the radius of the perturbation.
+      every: steps between two searches, an integer ≥ 1. Default 100; the paper searches once per
+        epoch or less often.
       largest: the largest α of the search, > 0. Default 2, this library's choice.
       candidates: number of evenly spaced α from 0 to ``largest``, an integer ≥ 2. Default 21, this
         library's choice.
@@ -96,8 +95,8 @@ def toward_maximum(
         params: Params | None = None,
         *,
         ascent_grads: Updates | None = None,
-        perturbed: chex.Numeric = True,
-        value_fn: Callable[[Params], chex.Numeric] | None = None,
+        perturbed: Numeric = True,
+        value_fn: Callable[[Params], Numeric] | None = None,
         norm_axis_name: AxisName | None = None,
         **extra: Any,
     ) -> tuple[Updates, TowardMaximumState]:
@@ -109,30 +108,35 @@ def toward_maximum(
             )
         angle = vectors.angle(g, updates, norm_axis_name)
 
-        def at(alpha: jax.Array, length: jax.Array) -> PyTree:
-            """A vector of the given length along d(α)."""
-            of_g, of_g_s = _coefficients(angle.cosine, alpha)
-            of_g = length * of_g / jnp.where(angle.norm_a > 0, angle.norm_a, 1)
-            of_g_s = length * of_g_s / jnp.where(angle.norm_b > 0, angle.norm_b, 1)
-            scaled = trees.map_inexact(lambda x: vectors.times(trees.widen(x), of_g_s), updates)
-            return vectors.combine(scaled, trees.inexact_only(g), of_g)
-
         def search() -> jax.Array:
             alphas = jnp.linspace(0, largest, candidates, dtype=state.alpha.dtype)
             radius = jnp.asarray(rho, state.alpha.dtype)
-            losses = lax.map(lambda a: value_fn(trees.add(params, at(a, radius))), alphas)
+            losses = lax.map(
+                lambda a: value_fn(trees.add(params, _along(angle, g, updates, a, radius))), alphas
+            )
             return alphas[jnp.argmax(losses)]
 
         due = jnp.asarray(perturbed) & (state.step % every == 0)
         alpha = control_flow.cond(due, search, lambda: state.alpha)
         moved = trees.map_inexact(
             lambda m, g_s: jnp.where(perturbed, trees.cast_like(m, g_s), g_s),
-            at(alpha, angle.norm_b),
+            _along(angle, g, updates, alpha, angle.norm_b),
             updates,
         )
         return moved, TowardMaximumState(optax.safe_increment(state.step), alpha)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _along(
+    angle: vectors.Angle, g: Updates, g_s: Updates, alpha: jax.Array, length: jax.Array
+) -> Updates:
+    """A vector of the given length along d(α)."""
+    of_g, of_g_s = _coefficients(angle.cosine, alpha)
+    of_g = length * of_g / jnp.where(angle.norm_a > 0, angle.norm_a, 1)
+    of_g_s = length * of_g_s / jnp.where(angle.norm_b > 0, angle.norm_b, 1)
+    scaled = trees.map_inexact(lambda x: vectors.times(trees.widen(x), of_g_s), g_s)
+    return vectors.combine(scaled, trees.inexact_only(g), of_g)
 
 
 def _coefficients(cosine: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import chex
+from chex import Numeric
 from optax import Params, Updates
 
 from sam_optax._internal.control_flow import mean_of
@@ -10,18 +10,17 @@ from sam_optax._internal.hyperparameters import check_integer
 
 
 def accumulate(
-    grad_fn: Callable[[Params, chex.Numeric], Updates], n: int
+    grad_fn: Callable[[Params, Numeric], Updates], n: int
 ) -> Callable[[Params], Updates]:
     r"""Makes a gradient function that averages over n microbatches, evaluated sequentially.
 
     .. math::
         g(w) = \frac{1}{n} \sum_{i=0}^{n-1} \mathrm{grad\_fn}(w, i).
 
-    With it, both passes of a sharpness-aware step cover the whole batch in the memory of one
-    microbatch. ``optax.MultiSteps`` around ``sharpness_aware`` is not equivalent: its ascent
-    gradient is the average, but its second pass sees only the last microbatch. ``MultiSteps``
-    *inside*, as the base optimizer, averages n complete sharpness-aware gradients (m-sharpness over
-    time), which is correct.
+    Both passes of a step then cover the whole batch in the memory of one microbatch. This is not
+    ``optax.MultiSteps`` around ``sharpness_aware``, whose second pass sees only the last
+    microbatch. ``MultiSteps`` *inside*, as the base optimizer, averages n complete sharpness-aware
+    gradients (m-sharpness over time), which is correct.
 
     Args:
       grad_fn: ``(params, i) -> grads``, the gradient on microbatch i (int32 scalar), a mean over
@@ -42,8 +41,4 @@ def accumulate(
       2.0
     """
     check_integer("n", n, lower=1)
-
-    def mean_grad(params: Params) -> Updates:
-        return mean_of(lambda i: grad_fn(params, i), n, params)
-
-    return mean_grad
+    return lambda params: mean_of(lambda i: grad_fn(params, i), n, params)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sam_optax._gradients.examples import batch_size, check_fraction
+from sam_optax._gradients.examples import sizes
 from sam_optax._internal.types import PyTree
 
 
@@ -13,9 +13,8 @@ def part_of_batch(batch: PyTree, fraction: float) -> PyTree:
 
     ``update(None, state, params, grad_fn=grad_fn, ascent_grad_fn=lambda p: jax.grad(loss)(p,
     part_of_batch(batch, 0.1)))`` makes a step that costs about 1.1 gradients. The ascent needs only
-    a direction, and the noise of a small batch does no harm there (m-sharpness and F-SAM even
-    benefit from it). Examples are spaced evenly, so that each device keeps its share of a sharded
-    batch.
+    a direction, for which the noise of a small batch does no harm. Examples are spaced evenly, so
+    that each device keeps its share of a sharded batch.
 
     Args:
       batch: a pytree of arrays whose first axis indexes the examples.
@@ -32,9 +31,7 @@ def part_of_batch(batch: PyTree, fraction: float) -> PyTree:
       >>> print(sam_optax.part_of_batch(jnp.arange(10), 0.2))
       [0 5]
     """
-    check_fraction(fraction)
-    n = batch_size(batch)
-    kept = max(1, round(float(fraction) * n))
+    n, kept = sizes(batch, fraction)
     if n % kept == 0:
         return jax.tree.map(lambda leaf: leaf[:: n // kept], batch)
     index = np.arange(kept) * n // kept

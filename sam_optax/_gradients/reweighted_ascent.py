@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Array
 from optax import Params, Updates
 
 from sam_optax._gradients.examples import LossesFn, gradient
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import noise, trees
-from sam_optax._internal.types import Leaf, PyTree
+from sam_optax._internal.types import PyTree
 
 
 def reweighted_ascent(
@@ -22,14 +22,12 @@ def reweighted_ascent(
         \sum_i \omega_i\, \nabla \ell_i(w), \qquad
         \omega_i \propto |\langle \nabla \ell_i(w), u \rangle|^k, \qquad u \sim N(0, I).
 
-    A separate perturbation would raise the loss of example i by ρ‖∇ℓ_i‖. Consider the common ε
-    whose rises ⟨∇ℓ_i, ε⟩ approximate these in the least-squares sense: the first gradient step
-    towards it is along Σ ‖∇ℓ_i‖ ∇ℓ_i, so each example is weighted by the norm of its gradient. The
-    norms are estimated by the derivative along one random direction, ``|⟨∇ℓ_i, u⟩|``, whose
-    expectation is proportional to ‖∇ℓ_i‖, at the cost of a forward pass.
-
-    We could not obtain the paper and followed its public description; its weights may differ in
-    detail.
+    A separate perturbation would raise the loss of example i by ρ‖∇ℓ_i‖. The first gradient step
+    towards the common ε whose rises ⟨∇ℓ_i, ε⟩ are closest to these, in the least-squares sense, is
+    along Σ ‖∇ℓ_i‖ ∇ℓ_i: each example is weighted by the norm of its gradient. It is estimated by
+    the derivative along a random direction, which is proportional to it in expectation, at the cost
+    of a forward pass. We could not obtain the paper and followed its public description; its
+    weights may differ in detail.
 
     Args:
       losses_fn: ``(params, batch) -> losses``, of shape (batch,).
@@ -63,12 +61,12 @@ def reweighted_ascent(
         words = noise.first_key(key)
         draw = noise.normal_tree(words, params, 1.0)
         direction = trees.map_inexact(lambda p, z: trees.cast_like(z, p), params, draw)
-        inexact, rest = _split(params)
 
-        def losses(leaves: list[Leaf]) -> chex.Array:
-            return losses_fn(_join(leaves, rest, params), batch)
+        def losses(inexact: Params) -> Array:
+            return losses_fn(trees.merge(inexact, params), batch)
 
-        _, slopes = jax.jvp(losses, (inexact,), (_split(direction)[0],))
+        w, u = trees.inexact_only(params), trees.inexact_only(direction)
+        _, slopes = jax.jvp(losses, (w,), (u,))
         if jnp.ndim(slopes) != 1:
             raise ValueError(
                 "losses_fn must return one loss for each example, shape (batch,), got shape "
@@ -82,14 +80,3 @@ def reweighted_ascent(
         return gradient(lambda p: jnp.sum(weights * losses_fn(p, batch)), params)
 
     return grad_fn
-
-
-def _split(tree: PyTree) -> tuple[list[Leaf], list[Leaf]]:
-    leaves = jax.tree.leaves(tree)
-    return [x for x in leaves if trees.is_inexact(x)], leaves
-
-
-def _join(inexact: list[Leaf], leaves: list[Leaf], like: PyTree) -> PyTree:
-    moved = iter(inexact)
-    merged = [next(moved) if trees.is_inexact(x) else x for x in leaves]
-    return jax.tree.unflatten(jax.tree.structure(like), merged)

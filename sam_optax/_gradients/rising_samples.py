@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from optax import Params, Updates
 
-from sam_optax._gradients.examples import LossesFn, batch_size, check_fraction, gradient, losses_of
+from sam_optax._gradients.examples import LossesFn, gradient, losses_of, sizes
 from sam_optax._internal.types import PyTree
 
 
@@ -47,9 +47,7 @@ def rising_samples(
       Du et al., `Efficient Sharpness-Aware Minimization for Improved Training of Neural Networks
       <https://arxiv.org/abs/2110.03141>`_, 2022.
     """
-    check_fraction(fraction)
-    n = batch_size(batch)
-    kept = max(1, round(float(fraction) * n))
+    n, kept = sizes(batch, fraction)
     before = losses_of(losses_fn, params, batch, n)
 
     def grad_fn(point: Params) -> Updates:

@@ -43,17 +43,14 @@ def sharp_loss(
 
     Use it where a training loop takes a loss, draws the batches and owns the optimizer, so that
     :func:`sharpness_aware` does not receive a gradient function. Both gradients are taken with the
-    same arguments, such as the batch and the dropout key. The loss and aux are those at w.
+    same arguments; pass the batch, the dropout key and other traced arrays as such, since
+    ``loss_fn`` must not close over them. The loss and aux are those at w.
 
     A gradient costs exactly two gradients of ``loss_fn``, and a value without a gradient costs one
     evaluation. The function works under ``jit``, ``vmap``, ``lax.scan``, ``jax.checkpoint``,
-    ``pmap`` and ``shard_map``. Under ``vmap`` over examples, each example has a separate
-    perturbation: for one perturbation along the mean gradient, put ``vmap`` and the mean inside
-    ``loss_fn``. Under ``pmap``, and under ``shard_map`` with ``check_vma=False``, each device has a
-    separate perturbation.
-
-    Pass the batch, the key and other traced arrays as arguments; ``loss_fn`` must not close over
-    them.
+    ``pmap`` and ``shard_map``. Each example of a ``vmap`` has a separate perturbation: for one
+    along the mean gradient, put ``vmap`` and the mean inside ``loss_fn``. So has each device under
+    ``pmap``, and under ``shard_map`` with ``check_vma=False``.
 
     Args:
       loss_fn: ``(params, *args, **kwargs) -> loss``, a scalar, or ``-> (loss, aux)`` with

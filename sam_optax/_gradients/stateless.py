@@ -13,12 +13,7 @@ from sam_optax._internal.start_state import refuse_lost_start
 
 
 def require_stateless(perturbation: optax.GradientTransformation, alternative: str) -> None:
-    """Raises for a perturbation with a start or a state, as far as it shows without the params.
-
-    Raises:
-      TypeError: it is not a gradient transformation.
-      ValueError: it has a start or a state.
-    """
+    """Raises for a perturbation with a start or a state, as far as it shows without the params."""
     hp.check_transformation("perturbation", perturbation)
     if getattr(perturbation, "has_start", False):
         raise ValueError(_message("a start", alternative))

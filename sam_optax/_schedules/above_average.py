@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Array, Numeric
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._schedules.when import GradNormWhen
@@ -18,8 +18,8 @@ class AboveAverageState(NamedTuple):
       variance: σ², float32 scalar: moving average of (‖g‖² − μ)².
     """
 
-    mean: chex.Array
-    variance: chex.Array
+    mean: Array
+    variance: Array
 
 
 def above_average(c: hp.Hyperparameter, decay: float = 0.9) -> GradNormWhen:
@@ -32,12 +32,10 @@ def above_average(c: hp.Hyperparameter, decay: float = 0.9) -> GradNormWhen:
 
     with μ and σ² starting from 0, so that the first steps perturb (the paper's public description
     does not specify the start). The decision uses the gradient at w, which every step evaluates; a
-    step that perturbs costs one more gradient. A threshold c that falls during training,
+    step that perturbs costs one more. A c that falls during training,
     ``optax.linear_schedule(lambda_2, lambda_1, steps)`` as in the paper, uses most of the ascents
-    at the end.
-
-    Under ``axis_name``, ‖g‖² is averaged over the devices, so that all decide alike; with
-    ``norm_axis_name`` it spans the shards of the params.
+    at the end. ‖g‖² is averaged over ``axis_name``, so that all devices decide alike, and spans
+    the shards of the params along ``norm_axis_name``.
 
     Args:
       c: threshold in standard deviations, or an optax schedule of it. It may be negative: with −∞
@@ -69,8 +67,8 @@ def above_average(c: hp.Hyperparameter, decay: float = 0.9) -> GradNormWhen:
         return AboveAverageState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
     def decide(
-        training_step: chex.Array, state: AboveAverageState, square: jax.Array
-    ) -> tuple[chex.Numeric, AboveAverageState]:
+        training_step: Array, state: AboveAverageState, square: jax.Array
+    ) -> tuple[Numeric, AboveAverageState]:
         square = square.astype(jnp.float32)
         mean = decay * state.mean + (1 - decay) * square
         variance = decay * state.variance + (1 - decay) * jnp.square(square - mean)

@@ -1,19 +1,15 @@
 """A radius that follows the learning rate."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Numeric
 
 from sam_optax._internal import hyperparameters as hp
 
 
 def rho_from_learning_rate(
-    schedule: optax.Schedule,
-    rho_min: chex.Numeric,
-    rho_max: chex.Numeric,
-    lr_min: float,
-    lr_max: float,
+    schedule: optax.Schedule, rho_min: Numeric, rho_max: Numeric, lr_min: float, lr_max: float
 ) -> optax.Schedule:
     r"""Makes a schedule for the radius ρ that follows a learning-rate schedule linearly.
 
@@ -60,12 +56,11 @@ def rho_from_learning_rate(
     hp.check_number("lr_min", lr_min, lower=0)
     hp.check_number("lr_max", lr_max, lower=lr_min)
 
-    def rho(step: chex.Numeric) -> chex.Numeric:
+    def rho(step: Numeric) -> Numeric:
         lr = jnp.asarray(schedule(step))
+        share = (lr >= lr_max).astype(lr.dtype)
         if lr_max > lr_min:
             share = jnp.clip((lr - lr_min) / (lr_max - lr_min), 0, 1)
-        else:
-            share = jnp.where(lr >= lr_max, jnp.ones_like(lr), jnp.zeros_like(lr))
         return rho_min + (rho_max - rho_min) * share
 
     return rho

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Array, Numeric
 from typing_extensions import TypeAliasType
 
 from sam_optax._internal import generator, noise
@@ -24,7 +24,7 @@ class RandomWhen(NamedTuple):
     """
 
     init: Callable[[], PyTree]
-    decide: Callable[[chex.Array, PyTree], chex.Numeric]
+    decide: Callable[[Array, PyTree], Numeric]
 
 
 class GradNormWhen(NamedTuple):
@@ -37,10 +37,10 @@ class GradNormWhen(NamedTuple):
     """
 
     init: Callable[[], PyTree]
-    decide: Callable[[chex.Array, PyTree, jax.Array], tuple[chex.Numeric, PyTree]]
+    decide: Callable[[Array, PyTree, jax.Array], tuple[Numeric, PyTree]]
 
 
-When = TypeAliasType("When", Callable[[chex.Array], chex.Numeric] | RandomWhen | GradNormWhen)
+When = TypeAliasType("When", Callable[[Array], Numeric] | RandomWhen | GradNormWhen)
 """A function of the training step (int32 scalar, from 0) that returns whether it perturbs."""
 
 
@@ -62,18 +62,15 @@ def init_when(when: When | None) -> PyTree:
 
 
 def decide(
-    when: When | None,
-    training_step: chex.Array,
-    state: PyTree,
-    squared_norm: Callable[[], jax.Array],
-) -> tuple[chex.Numeric, PyTree]:
-    """Whether a training step perturbs, and the new state; always True without a ``when``."""
+    when: When | None, training_step: Array, state: PyTree, square: Callable[[], jax.Array]
+) -> tuple[Numeric, PyTree]:
+    """Whether a training step perturbs, and the new state; ``square`` returns ‖g‖²."""
     if isinstance(when, GradNormWhen):
-        return when.decide(training_step, state, squared_norm())
+        return when.decide(training_step, state, square())
     return decide_before(when, training_step, state), state
 
 
-def decide_before(when: When | None, training_step: chex.Array, state: PyTree) -> chex.Numeric:
+def decide_before(when: When | None, training_step: Array, state: PyTree) -> Numeric:
     """The same of a ``when`` that does not see the gradient."""
     if when is None:
         return True
@@ -132,9 +129,8 @@ def bernoulli(p: hp.Hyperparameter, *, key: noise.Key) -> RandomWhen:
     step only, so a resumed run continues exactly, and all devices agree.
 
     Args:
-      p: probability that a step perturbs, 0 ≤ p ≤ 1, or an optax schedule of it. A step costs
-        1 + p gradients on average. The SS-SAM paper compares constant, stepwise and smooth
-        schedules.
+      p: probability that a step perturbs, 0 ≤ p ≤ 1, or an optax schedule of it, as in the paper.
+        A step costs 1 + p gradients on average.
       key: a JAX PRNG key, typed or raw, or an integer seed.
 
     Returns:
@@ -156,7 +152,7 @@ def bernoulli(p: hp.Hyperparameter, *, key: noise.Key) -> RandomWhen:
     hp.check("p", p, lower=0, upper=1, upper_allowed=True)
     noise.check_key(key)
 
-    def decide(training_step: chex.Array, state: chex.Array) -> chex.Numeric:
+    def decide(training_step: Array, state: Array) -> Numeric:
         uniform = generator.uniform(noise.fold_in(state, training_step)[0])
         return uniform < jnp.asarray(hp.evaluate(p, training_step)).astype(uniform.dtype)
 
