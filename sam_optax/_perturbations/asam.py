@@ -1,30 +1,18 @@
 """ASAM: ascent within a neighbourhood that scales with the weights."""
 
+import functools
 from typing import Any
 
-import chex
 import jax.numpy as jnp
-import optax
-from optax import Params, Updates
+from optax import EmptyState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import trees
+from sam_optax._internal import leaf_roles, trees
 from sam_optax._internal.biases import resolve_biases, warn_without_biases
-from sam_optax._internal.devices import AxisName
-from sam_optax._internal.leaf_roles import (
-    CONVOLUTION_NDIM,
-    AxisOverride,
-    BiasMask,
-    Normalization,
-    StackAxes,
-    Units,
-    check_stack_axes,
-    unit_axes,
-    unit_norm,
-)
+from sam_optax._internal.leaf_roles import AxisOverride, BiasMask, Normalization, StackAxes, Units
 from sam_optax._internal.steepest_ascent import check_p, steepest_ascent
 from sam_optax._internal.types import Leaf
-from sam_optax._perturbations.perturbation import Perturbation
+from sam_optax._perturbations.perturbation import Perturbation, refuse_shards, require_params
 
 
 def asam(
@@ -39,51 +27,44 @@ def asam(
 ) -> Perturbation:
     r"""Adaptive SAM: perturbs each weight in proportion to its magnitude.
 
-    With the normalization operator T_w and q = p/(p − 1),
-
     .. math::
         \varepsilon = \rho\, T\, \mathrm{sign}(g)\, |T g|^{q-1} / \|T g\|_q^{q-1},
         \qquad T = T_w + \eta I,
 
-    so ‖T⁻¹ε‖_p = ρ (in float32 for elements of T g between 1e−18 and 1e18); for p = 2,
-    ε = ρ T² g/‖T g‖₂, and for p = ∞, ε = ρ T sign(g).
+    with 1/p + 1/q = 1, so ‖T⁻¹ε‖_p = ρ (in float32 for elements of T g between 1e−18 and 1e18).
+    For p = 2, ε = ρ T² g/‖T g‖₂, and for p = ∞, ε = ρ T sign(g). The normalization operator T_w is
+    ``|w|``; ``"filterwise"`` it is ‖f‖₂ for every element of a convolution filter f. For biases
+    T = 1, without η, so that translations that preserve the loss also preserve ε.
 
-    * ``"elementwise"``: T_w = ``|w|``.
-    * ``"filterwise"``: T_w = ‖f‖₂ for every element of a convolution filter f, ``|w|`` elsewhere.
-    * Biases: T = 1, without η, so that translations that preserve the loss also preserve ε.
+    A rescaling of the weights that preserves the loss also preserves the perturbed loss and
+    adaptive sharpness (theorem 1) under three conditions:
 
-    Invariance (theorem 1): a rescaling of the weights that preserves the loss also preserves the
-    perturbed loss and adaptive sharpness, if all of these conditions hold:
-
-    * η = 0. With η > 0, the scale matters for weights that are not large compared with η.
-    * T scales with whatever is rescaled. The element-wise T does so for every weight, the
-      filter-wise T only for whole filters. The latter suffices where normalization follows a
-      convolution (or a layer that is normalized element-wise), but not where the next convolution
-      undoes the scale, in one input channel of each of its filters.
-    * No bias is rescaled: hidden layers have no biases, or ``bias_mask=False``. A hidden bias
-      scales with its layer, but T = 1 does not. With ``bias_mask=False``, translations are no
-      longer an invariance.
+    * η = 0: with η > 0, the scale matters for weights that are not large compared with η.
+    * T scales with the weights. The filter-wise T does so only for whole filters: where
+      normalization follows a convolution (or a layer that is normalized element-wise), but not
+      where the next convolution undoes the scale, in one input channel of each of its filters.
+    * No bias with T = 1 is rescaled: hidden layers have no biases, or ``bias_mask=False``, which
+      gives up the invariance to translations.
 
     Args:
       rho: radius ρ ≥ 0, relative to the weights. Default 0.5, the paper's for CIFAR-10 (1 for
         CIFAR-100 and ImageNet, 0.2 for IWSLT'14).
       eta: η ≥ 0, in units of the weights. Default 0.01, the paper's.
       p: norm of the neighbourhood, 1 ≤ p ≤ ∞. Default 2, the paper's for training.
-      normalization: ``"elementwise"`` (the paper's choice) or ``"filterwise"``.
+      normalization: ``"elementwise"`` (default, the paper's choice) or ``"filterwise"``.
       bias_mask: which leaves are biases: a pytree of booleans (a prefix of the params) or a
         function of the params that returns one, as in ``optax.masked``. Default: biases are found
-        by name, see :func:`bias_leaves`. ``bias_mask=False`` normalizes every leaf.
+        by name, see :func:`bias_leaves`. ``False`` normalizes every leaf.
       filter_axis: the axis that indexes the filters of a convolution kernel, a leaf with four or
         more axes. Default −1, the layout of Flax and Haiku; Equinox and PyTorch need 0. A function
-        ``(path, leaf) -> axis | None`` decides per leaf (``None``: no filters). It is needed for
+        ``(path, leaf) -> axis | None`` decides per leaf (``None``: no filters), as is needed for
         one-dimensional convolutions, whose kernels have three axes, as those of attention do.
-      stack_axes: the number of leading axes that stack layers, as ``nn.scan``, ``nnx.scan`` and
-        Equinox's stacked blocks create them. Each layer then has its own filters, and axes are
-        counted within a layer. A function ``(path, leaf) -> number`` decides per leaf. Default 0.
+      stack_axes: the number of leading axes that stack layers (``nn.scan``, ``nnx.scan``, Equinox's
+        stacked blocks), or a function ``(path, leaf) -> number``. Each layer then has its own
+        filters, and axes are counted within a layer. Default 0.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` whose ``update`` needs ``params``. Its state is empty
-      unless a hyperparameter is a schedule, which needs a step count.
+      A :class:`~sam_optax.Perturbation`, without state unless a hyperparameter is a schedule.
 
     Raises:
       ValueError: a hyperparameter out of range, an unknown ``normalization``, an axis that a leaf
@@ -114,52 +95,37 @@ def asam(
         raise ValueError(
             f"normalization must be 'elementwise' or 'filterwise', got {normalization!r}."
         )
+    leaf_roles.check_stack_axes(stack_axes)
 
-    check_stack_axes(stack_axes)
-
-    def init_fn(params: Params) -> optax.EmptyState:
+    def init_fn(params: Params) -> EmptyState:
         if bias_mask is None:
             warn_without_biases(params, stack_axes)
-        return optax.EmptyState()
+        return EmptyState()
 
     def update_fn(
-        updates: Updates,
-        state: optax.EmptyState,
-        params: Params | None = None,
-        *,
-        rho: chex.Numeric,
-        eta: chex.Numeric,
-        norm_axis_name: AxisName | None,
-        **extra: Any,
-    ) -> tuple[Updates, optax.EmptyState]:
-        del extra
-        if params is None:
-            raise ValueError(
-                "asam needs the params: call update(grads, state, params) with the params at "
-                "which the gradient was taken."
-            )
-        if norm_axis_name is not None and normalization == "filterwise":
-            raise ValueError(
-                f"norm_axis_name={norm_axis_name!r} cannot be used with normalization="
-                "'filterwise': a filter may be split into several shards. Shard the params under "
-                "jit instead."
-            )
+        updates: Updates, state: EmptyState, params: Params, **extra: Any
+    ) -> tuple[Updates, EmptyState]:
+        require_params("asam", params, " with the params at which the gradient was taken.")
+        rho, eta, axis_name = extra["rho"], extra["eta"], extra["norm_axis_name"]
+        if normalization == "filterwise":
+            user = "normalization='filterwise': a filter may be split into several shards"
+            refuse_shards(axis_name, user)
         biases = resolve_biases(params, bias_mask)
-        filters = unit_axes(params, filter_axis, min_ndim=CONVOLUTION_NDIM, stack_axes=stack_axes)
+        filters = leaf_roles.unit_axes(
+            params, filter_axis, min_ndim=leaf_roles.CONVOLUTION_NDIM, stack_axes=stack_axes
+        )
 
         def normalization_operator(w: Leaf, is_bias: bool, units: Units) -> Leaf:
             magnitude = jnp.abs(trees.widen(w))
             if is_bias:
                 return jnp.ones((), magnitude.dtype)
             if normalization == "filterwise" and units.axis is not None:
-                magnitude = unit_norm(magnitude, units)
+                magnitude = leaf_roles.unit_norm(magnitude, units)
             return magnitude + jnp.asarray(eta).astype(magnitude.dtype)
 
-        def operator() -> Params:
-            return trees.map_inexact(normalization_operator, params, biases, filters)
+        leaves = params, biases, filters
+        operator = functools.partial(trees.map_inexact, normalization_operator, *leaves)
+        return steepest_ascent(updates, operator, rho, p, axis_name), state
 
-        return steepest_ascent(updates, operator, rho, p, norm_axis_name), state
-
-    return Perturbation(
-        init_fn, update_fn, hyperparameters={"rho": rho, "eta": eta}, state_type=optax.EmptyState
-    )
+    values = {"rho": rho, "eta": eta}
+    return Perturbation(init_fn, update_fn, hyperparameters=values, state_type=EmptyState)

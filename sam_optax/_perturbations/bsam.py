@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Array, Numeric
 from optax import Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
@@ -22,7 +22,7 @@ class BsamState(NamedTuple):
         place of non-float leaves. The posterior of a weight is N(w, 1/(N s)).
     """
 
-    key: chex.Array
+    key: Array
     precision: PyTree
 
 
@@ -44,30 +44,24 @@ def bsam(
         s \leftarrow \beta_2\, s + (1 - \beta_2)(\sqrt{s}\, |g| + \gamma + \lambda),
 
     element-wise. ε is not normalized, is added to w itself, and uses s from before its update. The
-    descent divides by the same s with :func:`scale_by_precision`, which reads this state, so that s
-    is stored only once:
-
+    public code, with one sample for each of 8 groups of a batch, is
     ``sharpness_aware(optax.scale(-learning_rate), bsam(...),
     descent=optax.chain(optax.add_decayed_weights(weight_decay), optax.ema(beta_1, debias=False),
-    scale_by_precision()))``
-
-    is bSAM as in the public code, which also splits each batch into 8 groups with one sample each:
-    ``groups=8``. Predictions average over samples of N(w, 1/(N s)).
+    scale_by_precision()), groups=8)``, where :func:`scale_by_precision` divides by the s in this
+    state. Predictions average over samples of N(w, 1/(N s)).
 
     Args:
       rho: ρ ≥ 0. Default 0.01, as in the public code for CIFAR.
-      data_size: N > 0, the number of training examples (times a factor for data augmentation; 4 in
-        the public code on CIFAR).
-      weight_decay: λ ≥ 0, the same as in the descent: the prior precision divided by N. The
-        public code's prior precision for CIFAR is 40.
+      data_size: N > 0, the number of training examples (public code: times 4, for augmentation).
+      weight_decay: λ ≥ 0, as in the descent: the prior precision (public code: 40) divided by N.
       key: a JAX PRNG key, typed or raw, or an integer seed.
       decay: β₂, 0 ≤ β₂ < 1. Default 0.999, as in the public code.
       damping: γ ≥ 0. Default 0.1, as in the public code.
       initial_precision: s before the first step, > 0. Default 1, as in the public code.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` with a ``start_fn``. Its state is one key and one copy of
-      the params. Wrapping it in ``optax.chain`` would lose the start and raises an error.
+      A :class:`~sam_optax.Perturbation` with a ``start_fn``, which ``optax.chain`` around it would
+      lose (an error). Its state is one key and one copy of the params.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.
@@ -101,30 +95,20 @@ def bsam(
         return BsamState(noise.first_key(key), precision)
 
     def start_fn(
-        params: Params, state: BsamState, *, draw_index: chex.Numeric | None, **extra: Any
+        params: Params, state: BsamState, draw_index: Numeric | None, **extra: Any
     ) -> Params:
-        del extra
-        normal = noise.normal_tree(noise.fold_in(state.key, draw_index), params, 1.0)
-
-        def scaled(s: jax.Array, z: jax.Array) -> jax.Array:
+        def sample(s: jax.Array, z: jax.Array) -> jax.Array:
             wide = z.astype(trees.promote(z.dtype, s.dtype))
             return wide / jnp.sqrt(data_size * s).astype(wide.dtype)
 
-        return trees.add(params, jax.tree.map(scaled, state.precision, normal))
+        normal = noise.normal_tree(noise.fold_in(state.key, draw_index), params, 1.0)
+        return trees.add(params, jax.tree.map(sample, state.precision, normal))
 
     def update_fn(
-        updates: Updates,
-        state: BsamState,
-        params: Params | None = None,
-        *,
-        rho: chex.Numeric,
-        **extra: Any,
+        updates: Updates, state: BsamState, params: Params | None, rho: Numeric, **extra: Any
     ) -> tuple[Updates, BsamState]:
-        del params, extra
-
         def ascend(g: jax.Array, s: jax.Array) -> jax.Array:
-            scale = jnp.asarray(rho).astype(s.dtype) / s
-            return g * scale.astype(g.dtype)
+            return g * (jnp.asarray(rho).astype(s.dtype) / s).astype(g.dtype)
 
         def learn(s: Leaf, g: Leaf) -> Leaf:
             if s is None or not trees.is_inexact(g):

@@ -1,17 +1,15 @@
 """Fisher SAM: ascent in the metric of the diagonal empirical Fisher information."""
 
+import functools
 from typing import Any
 
-import chex
-import jax
 import jax.numpy as jnp
-import optax
+from chex import Array
 from jax import lax
-from optax import Params, Updates
+from optax import EmptyState, Params, Updates
 
 from sam_optax._internal import checks, trees
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal.devices import AxisName
 from sam_optax._internal.steepest_ascent import steepest_ascent
 from sam_optax._internal.types import Leaf
 from sam_optax._perturbations.perturbation import Perturbation, stateless
@@ -21,30 +19,25 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
     r"""Fisher SAM: perturbs within an ellipsoid of the Fisher metric instead of a ball.
 
     .. math::
-        \varepsilon = \rho\, \frac{T_w^2\, g}{\|T_w\, g\|_2},
-        \qquad T_w^2 = (1 + \eta f)^{-1},
+        \varepsilon = \rho\, \frac{T_w^2\, g}{\|T_w\, g\|_2}, \qquad T_w^2 = (1 + \eta f)^{-1},
 
     where f is the diagonal empirical Fisher information. ε solves the linearized ascent problem in
-    ‖T_w⁻¹ε‖₂ ≤ ρ: weights with a large f, to which the output is sensitive, are perturbed less. η =
-    0 is SAM.
+    ‖T_w⁻¹ε‖₂ ≤ ρ: weights with a large f, to which the output is sensitive, are perturbed less.
 
-    By default f is the squared mini-batch gradient, as in the paper's experiments. It approximates
-    the mean over examples of squared gradients, which can be passed instead: ``update(grads, state,
-    params, grad_fn=grad_fn, fisher=f)`` with a tree like the params.
-
-    ``as_perturbation(optax.chain(remove_full_gradient(), fisher_sam()))`` is F-FisherSAM, equation
-    (51) of the F-SAM supplement: there f is still the square of the whole mini-batch gradient.
+    By default f is the squared mini-batch gradient, as in the paper's experiments, also in a chain:
+    ``optax.chain(remove_full_gradient(), fisher_sam())`` is F-FisherSAM, equation (51) of the F-SAM
+    supplement. It approximates the mean over examples of squared gradients, a tree like the params
+    that can be passed instead: ``update(grads, state, params, grad_fn=grad_fn, fisher=f)``.
 
     Args:
       rho: radius ρ ≥ 0 (the Fisher SAM paper's γ). Default 0.1, as in public implementations.
-      eta: η ≥ 0, the weight of the Fisher information. Default 1.
+      eta: η ≥ 0, the weight of the Fisher information. Default 1. 0 is SAM.
 
     Returns:
-      A :class:`~sam_optax.Perturbation`. Its state is empty unless a hyperparameter
-      is a schedule, which needs a step count.
+      A :class:`~sam_optax.Perturbation`. Its state is empty unless a hyperparameter is a schedule.
 
     Raises:
-      ValueError: a hyperparameter out of range.
+      ValueError: a hyperparameter out of range; in ``update``, ``fisher`` has another structure.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax
@@ -62,23 +55,14 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
     hp.check("eta", eta, lower=0)
 
     def update_fn(
-        updates: Updates,
-        state: optax.EmptyState,
-        params: Params | None = None,
-        *,
-        rho: chex.Numeric,
-        eta: chex.Numeric,
-        ascent_grads: Updates,
-        fisher: Params | None = None,
-        norm_axis_name: AxisName | None,
-        **extra: Any,
-    ) -> tuple[Updates, optax.EmptyState]:
-        del params, extra
+        updates: Updates, state: EmptyState, params: Params | None, **extra: Any
+    ) -> tuple[Updates, EmptyState]:
+        rho, eta, fisher = extra["rho"], extra["eta"], extra.get("fisher")
         if fisher is not None:
             remedy = "Pass the mean over examples of squared gradients."
             checks.require_like("fisher", fisher, updates, remedy)
 
-        def normalization_operator(x: Leaf) -> jax.Array:
+        def normalization_operator(x: Leaf) -> Array:
             """(1 + η f)^(−1/2)."""
             if fisher is not None:
                 f = trees.widen(x)
@@ -90,12 +74,9 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
                 root > 2.0**30, 1 / jnp.maximum(root, 1), lax.rsqrt(1 + jnp.square(root))
             )
 
-        def operator() -> Params:
-            source = ascent_grads if fisher is None else fisher
-            return trees.map_inexact(normalization_operator, source)
+        source = extra["ascent_grads"] if fisher is None else fisher
+        operator = functools.partial(trees.map_inexact, normalization_operator, source)
+        return steepest_ascent(updates, operator, rho, 2, extra["norm_axis_name"]), state
 
-        return steepest_ascent(updates, operator, rho, 2, norm_axis_name), state
-
-    return Perturbation(
-        stateless, update_fn, hyperparameters={"rho": rho, "eta": eta}, state_type=optax.EmptyState
-    )
+    values = {"rho": rho, "eta": eta}
+    return Perturbation(stateless, update_fn, hyperparameters=values, state_type=EmptyState)

@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import chex
 import jax.numpy as jnp
 import optax
+from chex import Numeric
 from optax import OptState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
@@ -29,24 +29,19 @@ def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparamete
         \varepsilon = \min\left(1, \frac{\tau}{\langle g, \varepsilon_0 \rangle}\right)
         \varepsilon_0, \qquad \varepsilon_0 = \mathrm{perturbation}(g),
 
-    with g the ascent gradient. The bound holds to first order; ε₀ is unchanged if ⟨g, ε₀⟩ ≤ τ.
-    ``limit_rise(sam(rho), tau)`` is LE-SAM, with the radius min(ρ, τ/‖g‖): the budget is in units
-    of the loss and not of the weights. Large gradients, early in training or on hard batches, then
-    give a short ε.
-
-    Around :func:`rsam` and other random starts, ⟨g, ε₀⟩ is the rise from the start. With
-    ``ascent_steps``, the budget holds for each step.
+    with g the ascent gradient; ε₀ is unchanged if ⟨g, ε₀⟩ ≤ τ. ``limit_rise(sam(rho), tau)`` is
+    LE-SAM, with the radius min(ρ, τ/‖g‖): large gradients, early in training or on hard batches,
+    give a short ε. The bound holds to first order, from the start of :func:`rsam` and other random
+    starts, and for each of several ``ascent_steps``.
 
     Args:
-      perturbation: any perturbation except ``momentum_start`` and ``low_pass``, whose ε is computed
-        before the gradient: put ``limit_rise`` inside these, ``momentum_start(limit_rise(sam(rho),
-        tau))``. Its radius ρ is the upper bound.
-      tau: budget τ > 0, in units of the loss, or an optax schedule of it. LE-SAM lets it decay to
-        0 over the last epochs.
+      perturbation: any perturbation, except ``momentum_start`` and ``low_pass``, whose ε precedes
+        the gradient: put ``limit_rise`` inside, ``momentum_start(limit_rise(sam(rho), tau))``. Its
+        radius is the upper bound.
+      tau: budget τ > 0, in units of the loss, or a schedule. LE-SAM decays it to 0 at the end.
 
     Returns:
-      A :class:`~sam_optax.Perturbation`, with a start if ``perturbation`` has one. It costs one
-      inner product.
+      A :class:`~sam_optax.Perturbation`, with a start if ``perturbation`` has one.
 
     Raises:
       ValueError: ``tau`` ≤ 0, or ``perturbation`` computes ε before the gradient.
@@ -76,12 +71,7 @@ def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparamete
         return LimitRiseState(inner.init(params))
 
     def update_fn(
-        updates: Updates,
-        state: LimitRiseState,
-        params: Params | None = None,
-        *,
-        tau: chex.Numeric,
-        **extra: Any,
+        updates: Updates, state: LimitRiseState, params: Params | None, tau: Numeric, **extra: Any
     ) -> tuple[Updates, LimitRiseState]:
         eps, inner_state = inner.update(updates, state.inner_state, params, **extra)
         rise = vectors.inner(extra["ascent_grads"], eps, extra["norm_axis_name"])
@@ -92,10 +82,6 @@ def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparamete
     def start_fn(params: Params, state: LimitRiseState, **extra: Any) -> Params:
         return inner.start_fn(params, state.inner_state, **extra)
 
-    return Perturbation(
-        init_fn,
-        update_fn,
-        start_fn if inner.has_start else None,
-        hyperparameters={"tau": tau},
-        state_type=LimitRiseState,
+    return Perturbation.around(
+        inner, init_fn, update_fn, start_fn, hyperparameters={"tau": tau}, state_type=LimitRiseState
     )

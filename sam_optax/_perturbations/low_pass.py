@@ -10,7 +10,7 @@ from sam_optax._internal import noise, trees
 from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride, StackAxes
 from sam_optax._internal.start_state import StartState
-from sam_optax._perturbations.perturbation import Perturbation
+from sam_optax._perturbations.perturbation import Perturbation, require_params
 from sam_optax._perturbations.random_start import random_start
 
 
@@ -27,30 +27,27 @@ def low_pass(
     r"""LPF-SGD: descends along the mean gradient at random points near the params, without ascent.
 
     .. math::
-        \frac{1}{M} \sum_{i=1}^{M} \nabla L(w + \delta_i), \qquad
+        \textstyle\frac{1}{M} \sum_{i=1}^{M} \nabla L(w + \delta_i), \quad
         \delta_i \sim N(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2)),
 
     for kernels j as in :func:`random_start`. Each sample costs one gradient on the whole batch. The
-    paper splits the batch into M parts, each with a separate sample, at the total cost of one
-    gradient: that is ``sharpness_aware(base_tx, low_pass(gamma, key=key), groups=M)``.
-
-    ``update`` does not use ``grads``: pass ``None``.
+    paper draws one sample for each of M parts of the batch, at the total cost of one gradient:
+    ``sharpness_aware(base_tx, low_pass(gamma, key=key), groups=M)``.
 
     Args:
-      gamma: scale γ ≥ 0 of the noise. There is no standard value; 0.002 is this library's choice.
-        The public code increases γ during training, which an optax schedule can do.
-      samples: M, an integer ≥ 1.
+      gamma: scale γ ≥ 0 of the noise. Default 0.002, this library's choice. The public code
+        increases γ during training, which an optax schedule can do.
+      samples: M, an integer ≥ 1. Default 1.
       key: a JAX PRNG key, typed or raw, or an integer seed.
-      noise_scale: standard deviation of the noise, as in :func:`random_start`. Default ``"norm"``,
-        γ ‖w_j‖, as in the public code of LPF-SGD; so ‖δ_j‖ ≈ γ √n_j ‖w_j‖, and the best γ depends
-        on the size of the network. With ``"relative"`` it does not.
+      noise_scale: see :func:`random_start`. Default ``"norm"``, γ ‖w_j‖, the public code's. The
+        best γ then depends on the size of the network, with ``"relative"`` it does not.
       kernel_axis: see :func:`random_start`.
       stack_axes: see :func:`random_start`.
       draw: see :func:`random_start`.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn`` that is the perturbed point. Its state
-      is one key.
+      is one key. ``update`` does not use ``grads``: pass ``None``.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key, or ``samples`` is not an integer.
@@ -66,11 +63,10 @@ def low_pass(
       Optimization Landscape <https://arxiv.org/abs/2201.08025>`_, 2022.
     """
     hp.check_integer("samples", samples, lower=1)
-    # With λ = 0, δ₀ + λĝ is only the noise.
     start = random_start(
         optax.identity(),
         gamma,
-        0.0,
+        0.0,  # with λ = 0, δ₀ + λĝ is only the noise
         key=key,
         noise_scale=noise_scale,
         weighting="raw",
@@ -80,10 +76,9 @@ def low_pass(
     )
 
     def update_fn(
-        updates: Updates, state: StartState, params: Params | None = None, **extra: Any
+        updates: Updates, state: StartState, params: Params | None, **extra: Any
     ) -> tuple[Updates, StartState]:
-        if params is None:
-            raise ValueError("low_pass needs the params: call update(grads, state, params).")
+        require_params("low_pass", params)
         zeros = trees.map_inexact(trees.zeros_like, updates)
         return start.update(zeros, state, params, **extra)
 

@@ -2,15 +2,15 @@
 
 from typing import Any, NamedTuple
 
-import chex
 import jax.numpy as jnp
 import optax
+from chex import Numeric
 from optax import OptState, Params, Updates
 
 from sam_optax._internal import averages, trees
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.base_momentum import base_momentum
-from sam_optax._internal.types import ExtraArgs
+from sam_optax._internal.types import ExtraArgs, Leaf
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
 
@@ -36,43 +36,31 @@ def momentum_start(
         \varepsilon_t = \mathrm{perturbation}(m_{t-1}), \qquad
         \hat g_t = \nabla L(w_t + \varepsilon_t).
 
-    The gradient at the perturbed point is the only one that a step evaluates. m is the momentum in
-    the state of the base optimizer: ``trace`` of ``optax.sgd`` with momentum, ``mu`` of
-    ``optax.adam`` and its kind. It costs no memory, and contains what the base optimizer adds to
-    the gradient, such as coupled weight decay. It is 0 before the first step, in which only the
-    base optimizer runs.
+    m is the momentum in the state of the base optimizer: ``trace`` of ``optax.sgd`` with momentum,
+    ``mu`` of ``optax.adam`` and its kind. It contains what the base optimizer adds to the gradient,
+    such as coupled weight decay. In the first step, with m = 0, only the base optimizer runs.
 
-    * ``momentum_start(optax.chain(sam(rho), optax.scale(-1.0)))`` is Momentum-SAM (Becker et al.),
-      which perturbs by −ρ m/‖m‖, ahead of where the momentum is about to lead.
-    * ``momentum_start(sam(rho))`` ascends along the momentum.
-    * ``momentum_start(sam(rho), decay=0.0)`` ascends along the last step's gradient.
+    ``momentum_start(sam(rho))`` ascends along the momentum. Momentum-SAM (Becker et al.),
+    ``momentum_start(optax.chain(sam(rho), optax.scale(-1.0)))``, perturbs by −ρ m/‖m‖, ahead of
+    where the momentum is about to lead.
 
-    With ``decay`` the perturbation keeps an average of its own, for base optimizers without
-    momentum,
-
-    .. math::
-        m_t = \beta\, m_{t-1} + (1 - \beta)\, \hat g_t, \qquad m_0 = 0,
-
-    which contains the gradients of the steps that perturb, and no weight decay.
-
-    ``update`` does not use ``grads``: pass ``None``. In a hand-written loop, pass the state of the
-    base optimizer: ``start_fn(params, state, base_state=opt_state)`` and ``perturb_fn(params,
-    grads, state, base_state=opt_state)``, both before the base optimizer's update.
+    With ``decay``, for base optimizers without momentum, the perturbation keeps its own average,
+    m_t = β m_{t−1} + (1 − β) ĝ_t with m₀ = 0, over the steps that perturb and without weight decay.
+    With β = 0 it ascends along the last step's gradient.
 
     Args:
       perturbation: maps m to ε, such as :func:`sam` or :func:`asam`.
-      decay: β, 0 ≤ β < 1, or an optax schedule of it. Default ``None``: the base optimizer's
-        momentum.
+      decay: β, 0 ≤ β < 1, or a schedule. Default ``None``: the base optimizer's momentum.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` with a ``start_fn`` that is the perturbed point. Its state
-      is that of ``perturbation``, and with ``decay`` one copy of the gradient. Wrapping it in
-      ``optax.chain`` would lose the start and raises an error.
+      A :class:`~sam_optax.Perturbation` with a ``start_fn`` that is the perturbed point, which
+      ``optax.chain`` around it would lose (an error). ``update`` does not use ``grads``: pass
+      ``None``. Its state has one copy of the gradient with ``decay``. In a hand-written loop, pass
+      ``base_state=opt_state`` to ``start_fn`` and ``perturb_fn``, before ``opt_state`` is updated.
 
     Raises:
-      ValueError: ``decay`` out of range, or ``perturbation`` has a start already; in a step,
-        without ``decay``, the state of the base optimizer is missing, or has no momentum or
-        several.
+      ValueError: ``decay`` out of range, or ``perturbation`` has a start; in a step without
+        ``decay``, the state of the base optimizer is missing or has not exactly one momentum.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sam_optax
@@ -113,22 +101,17 @@ def momentum_start(
         return trees.add(params, displacement(params, state, extra)[0])
 
     def update_fn(
-        updates: Updates,
-        state: MomentumStartState,
-        params: Params,
-        *,
-        decay: chex.Numeric | None,
-        **extra: Any,
+        updates: Updates, state: OptState, params: Params, decay: Numeric | None, **extra: Any
     ) -> tuple[Updates, MomentumStartState]:
+        def like_gradient(g: Leaf, e: Leaf) -> Leaf:
+            return trees.zeros_like(g) if e is None else trees.cast_like(e, g)
+
         eps, inner_state = displacement(params, state, extra)
-        eps = trees.map_inexact(
-            lambda g, e: trees.zeros_like(g) if e is None else trees.cast_like(e, g), updates, eps
-        )
         ema = state.ema
         if decay is not None:
-            ema = averages.ema(
-                ema, updates, averages.weights(decay, jnp.zeros((), jnp.int32), "zero")
-            )
+            weights = averages.weights(decay, jnp.zeros((), jnp.int32), "zero")
+            ema = averages.ema(ema, updates, weights)
+        eps = trees.map_inexact(like_gradient, updates, eps)
         return eps, MomentumStartState(ema, inner_state)
 
     return Perturbation(

@@ -8,26 +8,23 @@ from optax import OptState, Params, Updates
 
 from sam_optax._internal import trees
 from sam_optax._internal.leaf_roles import BiasMask, expand_mask
-from sam_optax._internal.types import ExtraArgs, Leaf, PyTree
+from sam_optax._internal.types import ExtraArgs, PyTree
 from sam_optax._perturbations.perturbation import TREE_EXTRAS, Perturbation, as_perturbation
 
 
 def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> Perturbation:
     """Restricts a perturbation to the chosen leaves, as ``optax.masked`` does for updates.
 
-    ε is computed by ``perturbation`` on the tree of the chosen leaves, and is 0 elsewhere. Norms
-    span the chosen leaves only, so ‖ε‖ = ρ over them. The gradient function still receives, and
-    differentiates, the full tree.
+    ε is computed on the tree of the chosen leaves, so that norms (‖ε‖ = ρ) and noise span only
+    these, and is 0 elsewhere. The gradient function still differentiates the full tree.
 
     Args:
-      perturbation: any perturbation, including random starts (noise is then drawn for the chosen
-        leaves only).
+      perturbation: any perturbation, including random starts.
       mask: which leaves to perturb: a pytree of booleans (a prefix of the params) or a function
         of the params that returns one, as in ``optax.masked``.
 
     Returns:
-      A :class:`~sam_optax.Perturbation`. Its state is that of ``perturbation`` for the chosen
-      leaves.
+      A :class:`~sam_optax.Perturbation` with the state of ``perturbation`` for the chosen leaves.
 
     Raises:
       ValueError: the mask does not match the structure of the params.
@@ -36,8 +33,8 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
       >>> import jax.numpy as jnp, sam_optax
       >>> method = sam_optax.perturb_only(sam_optax.sam(rho=0.1), {"a": True, "b": False})
       >>> params = {"a": jnp.array(1.0), "b": jnp.array(1.0)}
-      >>> perturbed, _ = method.perturb_fn(
-      ...     params, {"a": jnp.array(3.0), "b": jnp.array(4.0)}, method.init(params))
+      >>> grads = {"a": jnp.array(3.0), "b": jnp.array(4.0)}
+      >>> perturbed, _ = method.perturb_fn(params, grads, method.init(params))
       >>> print(perturbed["a"], perturbed["b"])
       1.1 1.0
     """
@@ -45,20 +42,18 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
 
     def split(tree: PyTree, params: Params) -> PyTree:
         """The chosen leaves; a gradient may have ``None`` in place of a leaf or of a subtree."""
-
-        def pick(leaf: Leaf, chosen: PyTree) -> PyTree:
-            return leaf if leaf is None or chosen else optax.MaskedNode()
-
         if not jax.tree.leaves(tree):  # such as optax.tree_map_params passes to init
             return tree
-        chosen = expand_mask("mask", mask, params)
-        return jax.tree.map(pick, tree, chosen, is_leaf=trees.is_none)
+        return jax.tree.map(
+            lambda leaf, chosen: leaf if leaf is None or chosen else optax.MaskedNode(),
+            tree,
+            expand_mask("mask", mask, params),
+            is_leaf=trees.is_none,
+        )
 
     def split_extra(extra: ExtraArgs, params: Params) -> ExtraArgs:
-        return {
-            name: split(value, params) if name in TREE_EXTRAS else value
-            for name, value in extra.items()
-        }
+        chosen = {name: split(extra[name], params) for name in TREE_EXTRAS if name in extra}
+        return {**extra, **chosen}
 
     def merge(chosen: PyTree, full: PyTree) -> PyTree:
         """The chosen leaves from ``chosen``, the others from ``full``."""
@@ -73,17 +68,16 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
         return inner.init(split(params, params))
 
     def update_fn(
-        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+        updates: Updates, state: OptState, params: Params | None, **extra: Any
     ) -> tuple[Updates, OptState]:
         # As in optax.masked, the structure is taken from the updates if params are missing.
-        structure = updates if params is None else params
-        chosen_params = None if params is None else split(params, params)
-        given = split_extra(extra, structure)
-        eps, state = inner.update(split(updates, structure), state, chosen_params, **given)
+        full = updates if params is None else params
+        chosen = None if params is None else split(params, params)
+        eps, state = inner.update(split(updates, full), state, chosen, **split_extra(extra, full))
         return merge(eps, jax.tree.map(trees.zeros_like, updates)), state
 
     def start_fn(params: Params, state: OptState, **extra: Any) -> Params:
-        given = split_extra(extra, params)
-        return merge(inner.start_fn(split(params, params), state, **given), params)
+        chosen = inner.start_fn(split(params, params), state, **split_extra(extra, params))
+        return merge(chosen, params)
 
     return Perturbation.around(inner, init_fn, update_fn, start_fn)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import optax
@@ -11,6 +11,7 @@ from optax import OptState, Params, Updates
 
 from sam_optax._internal import checks, control_flow, roles, trees
 from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.devices import AxisName
 from sam_optax._internal.start_state import StartState, refuse_lost_start, unmarked
 from sam_optax._internal.types import ExtraArgs, Function
 
@@ -21,36 +22,23 @@ StartFn: TypeAlias = Callable[..., Params]
 """``(params, state, **extra) -> params``: where the ascent gradient is taken."""
 
 
-class Start(NamedTuple):
-    """Where a perturbation takes its first gradient, if not at the params.
-
-    Attributes:
-      fn: ``(params, state, **extra) -> params``, of a :class:`StartState`.
-      single_pass: see :class:`Perturbation`.
-      samples: see :class:`Perturbation`.
-    """
-
-    fn: StartFn
-    single_pass: bool
-    samples: int
+Start: TypeAlias = tuple[StartFn, bool, int]
+"""The ``start_fn`` of a :class:`StartState`, ``single_pass`` and ``samples``."""
 
 
 class Perturbation(optax.GradientTransformationExtraArgs):
     """A gradient transformation that maps the ascent gradient g to a displacement ε.
 
-    It is an ordinary optax transformation (``init``, ``update``, usable in ``optax.chain``) whose
-    output is *added* to the params. It has two further functions for hand-written training loops:
+    It is an optax transformation whose output is *added* to the params. In ``optax.chain``, every
+    part can read the raw gradient from the extra argument ``ascent_grads``. For hand-written loops:
 
-    * ``start_fn(params, state) -> params`` returns the point at which to take the ascent gradient:
-      the params themselves, except for methods with a start (``has_start``).
+    * ``start_fn(params, state) -> params`` is where to take the ascent gradient: at the params
+      themselves, except for methods with a start (``has_start``).
     * ``perturb_fn(params, grads, state, **extra) -> (perturbed_params, new_state)``, jitted,
-      returns ``params + ε`` in the dtype of the params (or in ``perturb_dtype``). Every part of a
-      chain can read the raw gradient from the extra argument ``ascent_grads``.
+      returns ``params + ε`` in the dtype of the params (or in ``perturb_dtype``).
 
-    A start is part of this object and not of ``init`` and ``update``, so ``optax.chain`` and other
-    wrappers, which keep only these two functions, would lose it. The state of a perturbation with a
-    start is therefore marked as a :class:`StartState`, and a transformation with a marked state but
-    without a start raises an error when it is used as a perturbation.
+    The state of a method with a start is marked as a :class:`StartState`: ``optax.chain`` and other
+    wrappers keep only ``init`` and ``update``, and raise an error where they would lose the start.
 
     Args:
       init: ``params -> state``, any pytree.
@@ -84,7 +72,7 @@ class Perturbation(optax.GradientTransformationExtraArgs):
 
     def __new__(
         cls,
-        init: optax.TransformInitFn,
+        init: Function,
         update: Function,
         start_fn: StartFn | None = None,
         *,
@@ -100,37 +88,30 @@ class Perturbation(optax.GradientTransformationExtraArgs):
             _with_state_of(state_type, start_fn or _identity),
         )
         if start_fn is None:
-            return cls._made(*_unstarted(method), None)
-        start = Start(_of_marked(method.start, state_type), single_pass, samples)
-        return cls._made(*_started(method, state_type), start)
+            init, update, _ = _guarded(method, refuse_lost_start, lambda state: state)
+            return cls._made(init, update, None)
+        own = functools.partial(unmarked, state_type=state_type)
+        init, update, start = _guarded(method, StartState, own)
+        return cls._made(init, update, (start, single_pass, samples))
 
     @classmethod
     def around(
-        cls,
-        inner: "Perturbation",
-        init: optax.TransformInitFn,
-        update: optax.TransformUpdateExtraArgsFn,
-        start_fn: StartFn,
+        cls, inner: "Perturbation", init: Function, update: Function, start: StartFn, **options: Any
     ) -> "Perturbation":
         """A perturbation that wraps ``inner``, with a start if ``inner`` has one."""
-        if not inner.has_start:
-            return cls(init, update)
-        return cls(init, update, start_fn, single_pass=inner.single_pass, samples=inner.samples)
+        start_fn = start if inner.has_start else None
+        return cls(
+            init, update, start_fn, single_pass=inner.single_pass, samples=inner.samples, **options
+        )
 
     @classmethod
-    def _made(
-        cls,
-        init: optax.TransformInitFn,
-        update: optax.TransformUpdateExtraArgsFn,
-        start: Start | None,
-    ) -> "Perturbation":
+    def _made(cls, init: Function, update: Function, start: Start | None) -> "Perturbation":
         """A perturbation from functions that are already guarded, with their start."""
         self = super().__new__(cls, init, update)
         self._start = start
         self.has_start = start is not None
-        self.single_pass = start is not None and start.single_pass
-        self.samples = 1 if start is None else start.samples
-        self.start_fn = _identity if start is None else control_flow.jitted_on_arrays(start.fn)
+        start_fn, self.single_pass, self.samples = start or (None, False, 1)
+        self.start_fn = control_flow.jitted_on_arrays(start_fn) if start_fn else _identity
         self.perturb_fn = jax.jit(
             functools.partial(displace, self), static_argnames="perturb_dtype"
         )
@@ -165,60 +146,48 @@ def _with_state_of(expected: checks.StateType | None, function: Function) -> Fun
     return checked
 
 
-def _unstarted(
-    method: hp.Scheduled,
-) -> tuple[optax.TransformInitFn, optax.TransformUpdateExtraArgsFn]:
-    """``init`` and ``update`` of a perturbation without a start."""
+def _guarded(
+    method: hp.Scheduled, mark: Function, own: Function
+) -> tuple[Function, Function, StartFn]:
+    """``init``, ``update`` and ``start_fn`` with all arguments; ``own`` undoes ``mark``."""
 
     def init_fn(params: Params) -> OptState:
-        return refuse_lost_start(method.init(params))
+        return mark(method.init(params))
 
     def update_fn(
         updates: Updates, state: OptState, params: Params | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
         given = roles.of_perturbation(updates, extra)
-        eps, new_state = method.update(updates, state, params, **given)
-        return eps, refuse_lost_start(new_state)
+        eps, new_state = method.update(updates, own(state), params, **given)
+        return eps, mark(new_state)
 
-    return init_fn, update_fn
+    def start_fn(params: Params, state: OptState, **extra: Any) -> Params:
+        return method.start(params, own(state), **roles.of_perturbation(None, extra))
 
-
-def _started(
-    method: hp.Scheduled, state_type: checks.StateType | None
-) -> tuple[optax.TransformInitFn, optax.TransformUpdateExtraArgsFn]:
-    """``init`` and ``update`` of a perturbation with a start, which mark the state."""
-
-    def init_fn(params: Params) -> StartState:
-        return StartState(method.init(params))
-
-    def update_fn(
-        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
-    ) -> tuple[Updates, StartState]:
-        given = roles.of_perturbation(updates, extra)
-        eps, own = method.update(updates, unmarked(state, state_type), params, **given)
-        return eps, StartState(own)
-
-    return init_fn, update_fn
-
-
-def _of_marked(start_fn: StartFn, state_type: checks.StateType | None) -> StartFn:
-    """``start_fn`` for the marked state, with all arguments of a perturbation."""
-
-    def started(params: Params, state: OptState, **extra: Any) -> Params:
-        own = unmarked(state, state_type)
-        return start_fn(params, own, **roles.of_perturbation(None, extra))
-
-    return started
+    return init_fn, update_fn, start_fn
 
 
 def stateless(params: Params) -> optax.EmptyState:
     """``init`` of a transformation without state."""
-    del params
     return optax.EmptyState()
 
 
+def require_params(name: str, params: Params | None, hint: str = ".") -> None:
+    """Raises if a method that reads the params is called without them."""
+    if params is None:
+        raise ValueError(f"{name} needs the params: call update(grads, state, params){hint}")
+
+
+def refuse_shards(axis_name: AxisName | None, method: str) -> None:
+    """Raises if leaves are split along a named axis, for a method that needs whole leaves."""
+    if axis_name is not None:
+        raise ValueError(
+            f"norm_axis_name={axis_name!r} cannot be used with {method}. Shard the params under "
+            "jit instead."
+        )
+
+
 def _identity(params: Params, state: OptState, **extra: Any) -> Params:
-    del state, extra
     return params
 
 
@@ -257,7 +226,7 @@ def perturbed_params(
 def as_perturbation(transformation: optax.GradientTransformation) -> Perturbation:
     """Converts any optax transformation to a :class:`Perturbation`.
 
-    ε is the output of the transformation for the ascent gradient, and it is *added* to the params:
+    ε is its output for the ascent gradient, in the gradient's dtypes, and is *added* to the params:
     ``optax.scale(rho)`` ascends and ``optax.sgd(rho)`` descends.
 
     Args:
@@ -268,8 +237,7 @@ def as_perturbation(transformation: optax.GradientTransformation) -> Perturbatio
 
     Raises:
       TypeError: the argument is not a gradient transformation.
-      ValueError: (from ``init`` and ``update``) it contains a perturbation whose start was lost in
-        a wrapper such as ``optax.chain``.
+      ValueError: (from ``init`` and ``update``) a wrapper in it has lost a start.
 
     Example:
       >>> import optax, sam_optax
@@ -285,19 +253,12 @@ def as_perturbation(transformation: optax.GradientTransformation) -> Perturbatio
             "perturbation must be an optax.GradientTransformation, such as sam_optax.sam(), got "
             f"{transformation!r}."
         )
-    return composed(transformation)
-
-
-def composed(
-    transformation: optax.GradientTransformation, state_type: checks.StateType | None = None
-) -> Perturbation:
-    """Any transformation as a perturbation, whose ε has the dtypes of the gradient."""
     inner = roles.open_to_arguments(transformation)
 
     def update_fn(
-        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+        updates: Updates, state: OptState, params: Params | None, **extra: Any
     ) -> tuple[Updates, OptState]:
         eps, state = inner.update(updates, state, params, **extra)
         return trees.map_inexact(trees.cast_like, eps, updates), state
 
-    return Perturbation(inner.init, update_fn, state_type=state_type)
+    return Perturbation(inner.init, update_fn)

@@ -2,10 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import chex
-import jax
 import jax.numpy as jnp
 import optax
+from chex import Array
 from jax.typing import DTypeLike
 from optax import OptState, Params, Updates
 
@@ -24,8 +23,8 @@ class PerturbationSurvival(NamedTuple):
         noise: ``along / length`` is the cosine between the displacement and ε.
     """
 
-    along: chex.Array
-    length: chex.Array
+    along: Array
+    length: Array
 
 
 def perturbation_survival(
@@ -47,17 +46,14 @@ def perturbation_survival(
     with w the params and w̃ the perturbed params, both as the model rounds them. Near (1, 1) the
     step follows its formula. At (0, 0) ε is rounded away, and SAM is its base optimizer at twice
     the cost. Near (1, large), as for float32 params that the model casts to bfloat16, ε survives on
-    average, with rounding noise. The measurement costs about one perturbation and no gradient.
-
-    Both points are rounded here regardless of compiler optimizations. A compiled step may keep more
-    digits than its dtypes have, where it fuses a sum or a cast with the next operation.
+    average, with rounding noise. It costs about one perturbation and no gradient. A compiled step
+    may keep more digits than measured here, where it fuses a sum or a cast with the next operation.
 
     Args:
       perturbation: the perturbation.
       params: the params w.
       grads: the ascent gradient.
-      state: the perturbation's state, such as ``state.perturbation_state`` of
-        :func:`sharpness_aware`. It is not advanced.
+      state: its state, ``state.perturbation_state`` of :func:`sharpness_aware`; not advanced.
       compute_dtype: dtype to which the model casts its params. Default: no cast.
       perturb_dtype: as in :func:`sharpness_aware`.
       **extra: further arguments of the perturbation.
@@ -70,10 +66,9 @@ def perturbation_survival(
       >>> method = sam_optax.sam(rho=0.05)
       >>> params = jnp.array([1.0, 100.0, 0.001], jnp.bfloat16)
       >>> args = method, params, jnp.ones_like(params), method.init(params)
-      >>> print(f"{sam_optax.perturbation_survival(*args).along:.2f}")
+      >>> for dtype in (None, jnp.float32):
+      ...     print(f"{sam_optax.perturbation_survival(*args, perturb_dtype=dtype).along:.2f}")
       0.69
-      >>> kept = sam_optax.perturbation_survival(*args, perturb_dtype=jnp.float32)
-      >>> print(f"{kept.along:.2f}")
       1.00
     """
     method = as_perturbation(perturbation)
@@ -81,7 +76,7 @@ def perturbation_survival(
     eps, _ = method.update(wide_grads, state, params, **extra)
     point, _ = perturbed_params(method, params, grads, state, perturb_dtype, extra)
 
-    def moved(e: Leaf, p: Leaf, q: Leaf) -> jax.Array:
+    def moved(e: Leaf, p: Leaf, q: Leaf) -> Array:
         w, perturbed = (_as_computed(x, compute_dtype) for x in (p, q))
         dtype = trees.compute_dtype(e)
         return perturbed.astype(dtype) - w.astype(dtype)
@@ -91,17 +86,13 @@ def perturbation_survival(
     safe = jnp.where(squares > 0, squares, 1)
     along = vectors.inner(displacement, eps) / safe
     length = jnp.sqrt(vectors.inner(displacement, displacement) / safe)
-    along, length = (jnp.where(squares > 0, ratio, 1) for ratio in (along, length))
-    return PerturbationSurvival(along, length)
+    return PerturbationSurvival(*(jnp.where(squares > 0, x, 1) for x in (along, length)))
 
 
-def _as_computed(leaf: Leaf, compute_dtype: DTypeLike | None) -> jax.Array:
+def _as_computed(leaf: Leaf, compute_dtype: DTypeLike | None) -> Array:
     """The leaf rounded to its dtype and to ``compute_dtype``, which the compiler cannot skip."""
     leaf = jnp.asarray(leaf)
     if jnp.iscomplexobj(leaf):
         return leaf
-    value = trees.widen(leaf)
-    for dtype in (leaf.dtype, compute_dtype):
-        if dtype is not None:
-            value = round_to(value, dtype)
-    return value
+    value = round_to(trees.widen(leaf), leaf.dtype)
+    return value if compute_dtype is None else round_to(value, compute_dtype)

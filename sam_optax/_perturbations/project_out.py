@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import optax
-from optax import OptState, Params, Updates
+from optax import EmptyState, Params, Updates
 
 from sam_optax._internal import checks, trees, vectors
-from sam_optax._internal.devices import AxisName
 from sam_optax._perturbations.perturbation import Perturbation, stateless
 
 
@@ -14,25 +12,22 @@ def project_out() -> Perturbation:
     r"""SAM-noise: removes the component of the ascent gradient along the full gradient.
 
     .. math::
-        \mathrm{Proj}^\perp_{\nabla L}\, g
-        = g - \frac{\langle g, \nabla L \rangle}{\|\nabla L\|^2}\, \nabla L,
+        g - \frac{\langle g, \nabla L \rangle}{\|\nabla L\|^2}\, \nabla L,
 
     with each tree as one vector. ∇L, the gradient over the whole training set, is an argument of
     the step: ``update(grads, state, params, grad_fn=grad_fn, full_grads=full_grads)``.
 
-    ``optax.chain(project_out(), sam(rho))`` is SAM-noise of the F-SAM supplement (section A5). Its
-    SAM-full and SAM-db need no transformation: pass the full gradient, or that of another batch, as
-    ``grads``. F-SAM estimates the full gradient instead: :func:`remove_full_gradient`.
-
-    The result is 0 if it is no larger than the rounding error of g, so that ``sam`` does not scale
-    rounding errors up to its radius.
+    ``optax.chain(project_out(), sam(rho))`` is SAM-noise. The supplement's SAM-full and SAM-db need
+    no transformation: pass the full gradient, or that of another batch, as ``grads``. F-SAM
+    estimates the full gradient instead: :func:`remove_full_gradient`.
 
     Returns:
       A :class:`~sam_optax.Perturbation` without state, in the dtypes of the gradient, for use in
-      ``optax.chain``.
+      ``optax.chain``. The result is 0 if it is no larger than the rounding error of g, which
+      ``sam`` would scale up to its radius.
 
     Raises:
-      ValueError: (from ``update``) ``full_grads`` is missing.
+      ValueError: (from ``update``) ``full_grads`` is missing or has another structure.
 
     Example:
       >>> import jax.numpy as jnp, optax, sam_optax
@@ -49,15 +44,9 @@ def project_out() -> Perturbation:
     """
 
     def update_fn(
-        updates: Updates,
-        state: OptState,
-        params: Params | None = None,
-        *,
-        full_grads: Updates | None = None,
-        norm_axis_name: AxisName | None = None,
-        **extra: Any,
-    ) -> tuple[Updates, OptState]:
-        del params, extra
+        updates: Updates, state: EmptyState, params: Params | None, **extra: Any
+    ) -> tuple[Updates, EmptyState]:
+        full_grads = extra.get("full_grads")
         if full_grads is None:
             raise ValueError(
                 "project_out needs the full gradient: call update(grads, state, params, "
@@ -65,7 +54,7 @@ def project_out() -> Perturbation:
             )
         remedy = "Pass the gradient of the loss over the whole training set."
         checks.require_like("full_grads", full_grads, updates, remedy)
-        rest, _ = vectors.reject(updates, full_grads, norm_axis_name)
+        rest, _ = vectors.reject(updates, full_grads, extra["norm_axis_name"])
         return trees.map_inexact(trees.cast_like, rest, updates), state
 
-    return Perturbation(stateless, update_fn, state_type=optax.EmptyState)
+    return Perturbation(stateless, update_fn, state_type=EmptyState)

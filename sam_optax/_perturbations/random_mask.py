@@ -2,14 +2,13 @@
 
 from typing import Any, NamedTuple
 
-import chex
-import jax
 import jax.numpy as jnp
+from chex import Array, Numeric
 from optax import Params, Updates
 
 from sam_optax._internal import generator, noise, trees
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal.devices import AxisName
+from sam_optax._internal.types import PyTree
 from sam_optax._perturbations.perturbation import Perturbation
 
 
@@ -20,7 +19,7 @@ class RandomMaskState(NamedTuple):
       key: uint32 key data of the next draw (raw, so that every serializer takes it).
     """
 
-    key: chex.Array
+    key: Array
 
 
 def random_mask(
@@ -29,25 +28,21 @@ def random_mask(
     r"""ESAM: keeps each element of the perturbation ε with probability β, scaled by 1/β.
 
     .. math::
-        \varepsilon' = \frac{1}{\beta}\, b \odot \varepsilon, \qquad b_i \sim
-        \mathrm{Bernoulli}(\beta), \qquad \mathbb{E}\, \varepsilon' = \varepsilon.
+        \varepsilon' = \frac{1}{\beta}\, b \odot \varepsilon, \quad
+        b_i \sim \mathrm{Bernoulli}(\beta), \quad \mathbb{E}\, \varepsilon' = \varepsilon.
 
-    The scaling preserves the expectation of ε. Chain it after a perturbation:
-    ``as_perturbation(optax.chain(sam(rho), random_mask(beta, key=key)))``. The expected squared
-    norm is ρ²/β. Chained before one, it makes a random subset of the weights ascend with the full
-    radius. The other half of ESAM is :func:`rising_samples`.
+    Chain it after a perturbation, ``optax.chain(sam(rho), random_mask(beta, key=key))``, where the
+    expected squared norm is ρ²/β. Chained before one, it makes a random subset of the weights
+    ascend with the full radius. The other half of ESAM is :func:`rising_samples`.
 
     Args:
-      beta: β in (0, 1], the share of elements that is kept. Default 0.6; published settings are 0.5
-        and 0.6. 1 keeps every element.
+      beta: β in (0, 1], the share of elements that is kept. Default 0.6; published: 0.5 and 0.6.
       key: a JAX PRNG key, typed or raw, or an integer seed.
-      whole_leaves: whether to keep or drop each leaf as a whole, as in ESAM's public code. Default
-        False: element-wise, as in the paper.
+      whole_leaves: drop whole leaves, as in the public code. Default ``False``, the paper's.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` with a :class:`RandomMaskState`, for use in
-      ``optax.chain``. Under ``axis_name`` and with ``groups``, each device and each group draws a
-      separate mask.
+      A :class:`~sam_optax.Perturbation` whose state is one key, for use in ``optax.chain``. Under
+      ``axis_name`` and with ``groups``, each device and each group draws a separate mask.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.
@@ -69,29 +64,21 @@ def random_mask(
     noise.check_key(key)
 
     def init_fn(params: Params) -> RandomMaskState:
-        del params
         return RandomMaskState(noise.first_key(key))
 
     def update_fn(
-        updates: Updates,
-        state: RandomMaskState,
-        params: Params | None = None,
-        *,
-        beta: chex.Numeric,
-        draw_index: chex.Numeric | None,
-        norm_axis_name: AxisName | None,
-        **extra: Any,
+        updates: Updates, state: RandomMaskState, params: Params | None, beta: Numeric, **extra: Any
     ) -> tuple[Updates, RandomMaskState]:
-        del params, extra
         share = jnp.asarray(beta).astype(jnp.float32)
-        words = noise.fold_in(state.key, draw_index)
-        bits = noise.of_shards(
-            lambda index: noise.bits_tree(noise.fold_in(words, index), updates, whole_leaves),
-            updates,
-            None if whole_leaves else norm_axis_name,
-        )
+        words = noise.fold_in(state.key, extra["draw_index"])
 
-        def keep(e: jax.Array, b: jax.Array) -> jax.Array:
+        def draw(shard: Numeric | None) -> PyTree:
+            return noise.bits_tree(noise.fold_in(words, shard), updates, whole_leaves)
+
+        axis_name = None if whole_leaves else extra["norm_axis_name"]
+        bits = noise.of_shards(draw, updates, axis_name)
+
+        def keep(e: Array, b: Array) -> Array:
             scaled = e / share.astype(e.dtype)
             return jnp.where(generator.uniform(b) < share, scaled, jnp.zeros_like(scaled))
 

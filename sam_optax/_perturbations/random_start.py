@@ -1,25 +1,19 @@
 """Random starts: the ascent gradient is taken at a random point near the params."""
 
+import functools
 from typing import Any, NamedTuple
 
-import chex
-import jax
 import optax
+from chex import Array, Numeric
 from optax import OptState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import noise, trees, vectors
-from sam_optax._internal.kernel_noise import (
-    NoiseScale,
-    check_noise_scale,
-    expected_length,
-    expected_squares,
-    kernel_noise,
-)
+from sam_optax._internal import kernel_noise, noise, trees, vectors
+from sam_optax._internal.kernel_noise import NoiseScale
 from sam_optax._internal.leaf_roles import AxisOverride, StackAxes, check_stack_axes
 from sam_optax._internal.types import Leaf, PyTree
 from sam_optax._internal.weighting import Weighting, check_weighting, of_terms
-from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
+from sam_optax._perturbations.perturbation import Perturbation, as_perturbation, require_params
 
 
 class RandomStartState(NamedTuple):
@@ -30,7 +24,7 @@ class RandomStartState(NamedTuple):
       inner_state: state of the inner perturbation.
     """
 
-    key: chex.Array
+    key: Array
     inner_state: OptState
 
 
@@ -49,51 +43,45 @@ def random_start(
     r"""Takes the ascent gradient at a random point near the params.
 
     .. math::
-        \hat g = \nabla L(w + \delta_0), \qquad
         \varepsilon = \mathrm{perturbation}\left(
-            \frac{\delta_0}{\|\delta\|} + \lambda \frac{\hat g}{\|\hat g\|}\right), \qquad
+            \frac{\delta_0}{\|\delta\|} + \lambda \frac{\hat g}{\|\hat g\|}\right), \quad
+        \hat g = \nabla L(w + \delta_0), \quad
         \delta_0 \sim N\left(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2 / n_j)\right),
 
     with ‖δ‖² = E‖δ₀‖². A kernel j of n_j elements is one output unit: an index of the last axis of
-    a leaf with two or more axes; a leaf with fewer is one kernel. So ‖δ_j‖ ≈ γ ‖w_j‖ for kernels of
-    any size, and λ sets the balance of noise and gradient for networks of any size. Kernels that
-    are zero, such as biases at initialization, get no noise.
+    a leaf with two or more axes; a leaf with fewer is one kernel. So ‖δ_j‖ ≈ γ ‖w_j‖, and λ sets
+    the balance of noise and gradient, for kernels and networks of any size. Kernels that are zero,
+    such as biases at initialization, get no noise.
 
-    That is this library's interpretation. The paper prints δ₀ + λĝ with δ₀ ~ N(0, γ² diag(‖w_j‖)),
-    and does not give γ or λ for its tables. Taken literally (``noise_scale="sqrt_norm",
-    weighting="raw"``) with γ = 0.1 and λ = 1, ε is almost pure noise, and the loss at the start is
-    at chance level.
-
-    The noise is drawn at the start and again for ε, from one key in the state, and is never stored.
+    These scales are this library's. The paper prints δ₀ + λĝ with δ₀ ~ N(0, γ² diag(‖w_j‖)), and
+    gives no γ or λ for its tables. Read literally (``noise_scale="sqrt_norm", weighting="raw"``),
+    with γ = 0.1 and λ = 1, ε is almost pure noise, and the loss at the start is at chance level.
 
     Args:
       perturbation: maps the direction to ε, such as :func:`sam` or :func:`asam`. It receives the
         direction times ‖ĝ‖/λ, which is ĝ itself for γ = 0.
-      gamma: scale γ ≥ 0 of the noise. Default 0.1, this library's choice: a tenth of each kernel's
-        norm. 0 is ``perturbation`` without a random start.
+      gamma: scale γ ≥ 0 of the noise. Default 0.1, this library's choice. 0: no random start.
       lmbda: weight λ ≥ 0 of the gradient relative to the noise. Default 2, this library's choice:
-        for large networks and :func:`sam`, the cosines of ε with δ₀ and with ĝ are then 0.45 and
-        0.89, so that SAM's radii are suitable.
+        for large networks and :func:`sam`, the cosines of ε with δ₀ and ĝ are then 0.45 and 0.89,
+        so that SAM's radii are suitable.
       key: a JAX PRNG key, typed or raw, or an integer seed.
-      noise_scale: standard deviation of an element of kernel j. ``"relative"``, the default, is
-        γ ‖w_j‖/√n_j; ``"sqrt_norm"`` is γ ‖w_j‖^½, the paper's covariance read literally;
-        ``"norm"`` is γ ‖w_j‖, as in the public code of LPF-SGD; ``"isotropic"`` is γ.
-      weighting: ``"normalized"`` (default): δ₀/‖δ‖ + λĝ/‖ĝ‖; ``"normalized_gradient"``: δ₀ +
-        λĝ/‖ĝ‖, following section 4.6 of the paper; ``"raw"``: δ₀ + λĝ, equation (7) and algorithm
-        1.
-      kernel_axis: axis of the output unit. Default −1, the layout of Flax and Haiku; Equinox and
-        PyTorch need 0. A function ``(path, leaf) -> axis | None`` decides per leaf (``None``: one
-        kernel).
+      noise_scale: standard deviation of an element of kernel j: ``"relative"`` (default),
+        γ ‖w_j‖/√n_j; ``"sqrt_norm"``, γ ‖w_j‖^½, the paper's covariance read literally;
+        ``"norm"``, γ ‖w_j‖, as in the public code of LPF-SGD; or ``"isotropic"``, γ.
+      weighting: ``"normalized"`` (default), δ₀/‖δ‖ + λĝ/‖ĝ‖; ``"normalized_gradient"``,
+        δ₀ + λĝ/‖ĝ‖, section 4.6 of the paper; or ``"raw"``, δ₀ + λĝ, equation (7) and algorithm 1.
+      kernel_axis: axis of the output unit, or a function ``(path, leaf) -> axis | None`` (``None``:
+        one kernel). Default −1, the layout of Flax and Haiku; Equinox and PyTorch need 0.
       stack_axes: number of leading axes that stack layers (``nn.scan``, ``nnx.scan``), each of
         which has its own kernels, or a function ``(path, leaf) -> number``. Default 0.
       draw: ``(key, shape, dtype) -> array`` of independent elements of mean 0 and variance 1, such
-        as ``jax.random.normal`` or ``jax.random.rademacher``. Default ``None``: this library's
-        counter-based generator, whose distribution function is normal to within 4·10⁻⁴ and which
-        takes no memory and little time. Leaves of up to 2¹⁶ elements share one draw.
+        as ``jax.random.rademacher``. Default ``None``: this library's fast generator, normal to
+        within 4·10⁻⁴ in distribution, without memory. Leaves of up to 2¹⁶ elements share one draw.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` with a ``start_fn``. Its state is one key and the state of
-      ``perturbation``. Wrapping it in ``optax.chain`` would lose the start and raises an error.
+      A :class:`~sam_optax.Perturbation` with a ``start_fn``, which ``optax.chain`` around it would
+      lose (an error). Its state is that of ``perturbation`` and one key, from which the noise is
+      drawn at the start and again for ε.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key, or ``draw`` is not a function.
@@ -104,8 +92,7 @@ def random_start(
       >>> import jax.numpy as jnp, sam_optax
       >>> method = sam_optax.random_start(sam_optax.asam(), gamma=0.1, key=0)
       >>> params = {"kernel": jnp.ones((3, 2))}
-      >>> state = method.init(params)
-      >>> start = method.start_fn(params, state)
+      >>> start = method.start_fn(params, method.init(params))
       >>> bool(jnp.any(start["kernel"] != params["kernel"]))
       True
 
@@ -115,7 +102,7 @@ def random_start(
     """
     hp.check("gamma", gamma, lower=0)
     hp.check("lmbda", lmbda, lower=0)
-    check_noise_scale(noise_scale)
+    kernel_noise.check_noise_scale(noise_scale)
     check_weighting(weighting)
     check_stack_axes(stack_axes)
     noise.check_key(key)
@@ -125,61 +112,45 @@ def random_start(
         raise ValueError("perturbation already has a random start: use only one random_start.")
 
     def noise_at(
-        params: Params, state: RandomStartState, gamma: chex.Numeric, index: PyTree
+        params: Params, state: RandomStartState, gamma: Numeric, index: Numeric | None
     ) -> tuple[PyTree, PyTree]:
         """E‖δ₀‖² of each kernel in units of γ², and δ₀."""
-        squares = expected_squares(params, noise_scale, kernel_axis, stack_axes)
+        squares = kernel_noise.expected_squares(params, noise_scale, kernel_axis, stack_axes)
         words = noise.fold_in(state.key, index)
-        return squares, kernel_noise(params, squares, words, gamma, draw)
+        return squares, kernel_noise.kernel_noise(params, squares, words, gamma, draw)
 
     def init_fn(params: Params) -> RandomStartState:
         return RandomStartState(noise.first_key(key), inner.init(params))
 
-    def start_fn(
-        params: Params,
-        state: RandomStartState,
-        *,
-        gamma: chex.Numeric,
-        draw_index: chex.Numeric | None,
-        **extra: Any,
-    ) -> Params:
-        del extra
-        return trees.add(params, noise_at(params, state, gamma, draw_index)[1])
+    def start_fn(params: Params, state: RandomStartState, gamma: Numeric, **extra: Any) -> Params:
+        return trees.add(params, noise_at(params, state, gamma, extra["draw_index"])[1])
 
     def update_fn(
         updates: Updates,
         state: RandomStartState,
-        params: Params | None = None,
-        *,
-        gamma: chex.Numeric,
-        lmbda: chex.Numeric,
+        params: Params,
+        gamma: Numeric,
+        lmbda: Numeric,
         **extra: Any,
     ) -> tuple[Updates, RandomStartState]:
-        if params is None:
-            raise ValueError(
-                "random_start needs the params: call update(grads, state, params), with the "
-                "gradient at start_fn(params, state)."
-            )
+        require_params("random_start", params, ", with the gradient at start_fn(params, state).")
         axis = extra["norm_axis_name"]
         squares, delta = noise_at(params, state, gamma, extra["draw_index"])
-        factors = of_terms(
-            weighting, updates, lmbda, lambda: expected_length(updates, squares, gamma, axis), axis
-        )
 
-        def direction(g: Leaf, d: jax.Array) -> jax.Array:
+        length = functools.partial(kernel_noise.expected_length, updates, squares, gamma, axis)
+        factors = of_terms(weighting, updates, lmbda, length, axis)
+
+        def direction(g: Leaf, d: Array) -> Array:
             wide = trees.widen(g)
             d = vectors.times(d.astype(wide.dtype), *factors.noise)
             return trees.cast_if_range_allows(d + vectors.times(wide, *factors.gradient), g)
 
-        d = trees.map_inexact(direction, updates, delta)
-        eps, inner_state = inner.update(d, state.inner_state, params, **extra)
+        directions = trees.map_inexact(direction, updates, delta)
+        eps, inner_state = inner.update(directions, state.inner_state, params, **extra)
         eps = trees.map_inexact(trees.cast_like, eps, updates)
         return eps, RandomStartState(noise.next_key(state.key), inner_state)
 
+    values = {"gamma": gamma, "lmbda": lmbda}
     return Perturbation(
-        init_fn,
-        update_fn,
-        start_fn,
-        hyperparameters={"gamma": gamma, "lmbda": lmbda},
-        state_type=RandomStartState,
+        init_fn, update_fn, start_fn, hyperparameters=values, state_type=RandomStartState
     )

@@ -2,10 +2,9 @@
 
 from typing import Any, Literal, NamedTuple
 
-import chex
-import jax
 import jax.numpy as jnp
 import optax
+from chex import Array
 from jax.typing import DTypeLike
 from optax import Params, Updates
 
@@ -23,11 +22,10 @@ class FullGradientState(NamedTuple):
 
     Attributes:
       count: int32 scalar, the number of gradients in the average.
-      ema: m, the estimate of the full gradient, with the structure and shapes of the params, in the
-        dtype of each leaf (or ``accumulator_dtype``).
+      ema: m, in the structure, shapes and dtypes of the params (or in ``accumulator_dtype``).
     """
 
-    count: chex.Array
+    count: Array
     ema: Updates
 
 
@@ -44,33 +42,22 @@ def remove_full_gradient(
     .. math::
         d_t = g_t - \sigma\, m_{t-1}, \qquad m_t = \lambda\, m_{t-1} + (1 - \lambda)\, g_t.
 
-    The result is the batch-specific residual. Chained before a perturbation, it sets the direction
-    of ascent. With σ = 1 and an unbiased m, its expected inner product with the full gradient is 0
-    (lemma 1).
-
-    The paper's theorem and its public code weight the average differently; both are available:
-
-    * ``ema_start="first_gradient"`` (default, the public code): the first step subtracts nothing,
-      so it is plain SAM, and m₁ = g₁.
-    * ``"bias_corrected"``: weights w_t ∝ λ^(T−t) that sum to 1, as in theorem 1; with
-      ``subtract="previous"`` it differs from the default only in the weight of g₁.
-    * ``"zero"``: m₀ = 0 and no correction.
-    * ``subtract="previous"`` (default, the public code) uses m_{t−1}; ``"new"`` uses m_t, which
-      contains the gradient itself.
+    d, specific to the batch, is the direction of ascent for a perturbation chained after it. With
+    σ = 1 and an unbiased m, its expected inner product with the full gradient is 0 (lemma 1).
 
     Args:
       sigma: share σ ≥ 0 of the full gradient that is removed. Default 1, the paper's.
-      lmbda: decay 0 ≤ λ < 1 of the average. Default 0.9; the public code's settings for CIFAR are
-        between 0.6 and 0.95.
-      ema_start: see above.
-      subtract: see above.
-      accumulator_dtype: dtype of m. Default: each leaf's own. Use float32 for bfloat16 gradients
-        and λ > 0.99.
+      lmbda: decay 0 ≤ λ < 1 of the average. Default 0.9; the public code: 0.6 to 0.95 for CIFAR.
+      ema_start: ``"first_gradient"`` (default, the public code): the first step subtracts nothing,
+        so it is plain SAM, and m₁ = g₁. ``"bias_corrected"``: weights w_t ∝ λ^(T−t) that sum to 1,
+        as in theorem 1; with ``subtract="previous"`` only the weight of g₁ differs from the
+        default. ``"zero"``: m₀ = 0 and no correction.
+      subtract: ``"previous"`` (default, the public code), m_{t−1}; or ``"new"``, m_t.
+      accumulator_dtype: dtype of m. Default: each leaf's. Use float32 for bfloat16 with λ > 0.99.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` that maps g to d, for use in ``optax.chain``, in the dtypes
-      of the gradient, but in float32 for float16: a difference may exceed its range. Its state is
-      one copy of the gradient and a count.
+      A :class:`~sam_optax.Perturbation` that maps g to d, for use in ``optax.chain``, in its dtypes
+      (for float16, whose range d may exceed, in float32). Its state is m and a count.
 
     Raises:
       ValueError: a hyperparameter out of range, or an unknown option.
@@ -100,18 +87,12 @@ def remove_full_gradient(
         return FullGradientState(jnp.zeros((), jnp.int32), ema)
 
     def update_fn(
-        updates: Updates,
-        state: FullGradientState,
-        params: Params | None = None,
-        *,
-        sigma: chex.Numeric,
-        lmbda: chex.Numeric,
-        **extra: Any,
+        updates: Updates, state: FullGradientState, params: Params | None, **extra: Any
     ) -> tuple[Updates, FullGradientState]:
-        del params, extra
+        sigma, lmbda = extra["sigma"], extra["lmbda"]
         weights = averages.weights(lmbda, state.count, ema_start)
 
-        def residual(g: Leaf, m: jax.Array) -> jax.Array:
+        def residual(g: Leaf, m: Array) -> Array:
             wide = trees.widen(g)
             return wide - jnp.asarray(sigma).astype(wide.dtype) * jnp.asarray(m).astype(wide.dtype)
 
@@ -126,9 +107,5 @@ def remove_full_gradient(
         d = trees.map_inexact(trees.cast_if_range_allows, d, updates)
         return d, FullGradientState(optax.safe_increment(state.count), ema)
 
-    return Perturbation(
-        init_fn,
-        update_fn,
-        hyperparameters={"sigma": sigma, "lmbda": lmbda},
-        state_type=FullGradientState,
-    )
+    values = {"sigma": sigma, "lmbda": lmbda}
+    return Perturbation(init_fn, update_fn, hyperparameters=values, state_type=FullGradientState)

@@ -25,35 +25,23 @@ def rsam(
     r"""Random SAM: takes the ascent gradient of :func:`sam` at a random point near the params.
 
     .. math::
-        \varepsilon = \rho\, d / \|d\|_2, \qquad
-        d = \frac{\delta_0}{\sqrt{\mathbb{E}\|\delta_0\|^2}}
-            + \lambda \frac{\hat g}{\|\hat g\|}, \qquad
-        \hat g = \nabla L(w + \delta_0), \qquad
+        \varepsilon = \rho\, d / \|d\|_2, \quad \hat g = \nabla L(w + \delta_0), \quad
+        d = \frac{\delta_0}{\sqrt{\mathbb{E}\|\delta_0\|^2}} + \lambda\frac{\hat g}{\|\hat g\|},
         \delta_0 \sim N\left(0, \gamma^2\, \mathrm{diag}(\|w_j\|^2 / n_j)\right).
 
-    It is ``random_start(sam(rho), gamma, lmbda, key=key)``. The noise is relative to the norm of
-    each kernel, and both terms have unit length before λ weights them. The paper prints
-    ``noise_scale="sqrt_norm", weighting="raw"``, without γ and λ: see :func:`random_start`. γ = 0
-    is SAM, bit for bit by default.
+    It is ``random_start(sam(rho), gamma, lmbda, key=key)``: see there for the kernels j, and for
+    the noise that the paper prints. γ = 0 is SAM, by default bit for bit.
 
     Args:
       rho: radius ρ ≥ 0 of the whole perturbation, noise included. Default 0.05, SAM's.
-      gamma: scale γ ≥ 0 of the noise. Default 0.1, this library's choice: a tenth of each kernel's
-        norm. 0 is SAM.
-      lmbda: weight λ ≥ 0 of the gradient relative to the noise. Default 2, this library's choice:
-        the cosines of ε with δ₀ and with ĝ are then 0.45 and 0.89.
+      gamma: scale γ ≥ 0 of the noise, relative to each kernel. Default 0.1, this library's choice.
+      lmbda: weight λ ≥ 0 of the gradient relative to the noise. Default 2, this library's choice.
       key: a JAX PRNG key, typed or raw, or an integer seed.
-      noise_scale: standard deviation of an element of kernel j: ``"relative"`` (default),
-        γ ‖w_j‖/√n_j; ``"sqrt_norm"``, γ ‖w_j‖^½; ``"norm"``, γ ‖w_j‖; or ``"isotropic"``, γ.
-      weighting: the terms that λ weights: ``"normalized"`` (default), as above;
-        ``"normalized_gradient"``, δ₀ + λĝ/‖ĝ‖; or ``"raw"``, δ₀ + λĝ.
-      kernel_axis: axis of the output unit, whose indices are the kernels j. Default −1, the layout
-        of Flax and Haiku; Equinox and PyTorch need 0. Also a function, see :func:`random_start`.
-      stack_axes: number of leading axes that stack layers, as ``nn.scan`` creates them. Default 0.
-        Also a function, see :func:`random_start`.
-      draw: ``(key, shape, dtype) -> array`` of mean 0 and variance 1, such as
-        ``jax.random.normal``. Default ``None``: this library's generator, see
-        :func:`random_start`.
+      noise_scale: the meaning of γ, see :func:`random_start`. Default ``"relative"``, as above.
+      weighting: the terms that λ weights, see :func:`random_start`. Default ``"normalized"``.
+      kernel_axis: see :func:`random_start`.
+      stack_axes: see :func:`random_start`.
+      draw: see :func:`random_start`.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn``; its state is one key.

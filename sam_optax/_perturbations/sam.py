@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import chex
-import optax
-from optax import Params, Updates
+from chex import Numeric
+from optax import EmptyState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal.devices import AxisName
 from sam_optax._internal.steepest_ascent import check_p, steepest_ascent
 from sam_optax._perturbations.perturbation import Perturbation, stateless
 
@@ -19,9 +17,8 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
         \varepsilon = \rho\, \mathrm{sign}(g)\, |g|^{q-1} / \|g\|_q^{q-1},
         \qquad 1/p + 1/q = 1,
 
-    which for p = 2 is ρ g/‖g‖₂. Steepest ascent is with respect to the p-norm. The norm treats the
-    whole tree as one vector, so ‖ε‖_p = ρ unless g = 0; then ε = 0. For p = 1 the elements of
-    largest magnitude share the radius.
+    which for p = 2 is ρ g/‖g‖₂. The norm treats the whole tree as one vector, so ‖ε‖_p = ρ unless
+    g = 0; then ε = 0. For p = 1 the elements of largest magnitude share the radius.
 
     Args:
       rho: radius ρ ≥ 0 of the neighbourhood, in units of the weights. Default 0.05, which the SAM
@@ -29,8 +26,8 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
       p: norm of the neighbourhood, 1 ≤ p ≤ ∞. Default 2, which the SAM and ASAM papers find best.
 
     Returns:
-      A :class:`~sam_optax.Perturbation`: ε has the structure, shapes and dtypes of the gradient.
-      Its state is empty unless ``rho`` is a schedule, which needs a step count.
+      A :class:`~sam_optax.Perturbation` that needs no ``params``: ε has the structure, shapes and
+      dtypes of the gradient. Its state is empty unless ``rho`` is a schedule.
 
     Raises:
       ValueError: ``rho`` < 0 or ``p`` < 1.
@@ -52,17 +49,8 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
     p = float(p)  # code that filters closures would take a NumPy scalar for an array
 
     def update_fn(
-        updates: Updates,
-        state: optax.EmptyState,
-        params: Params | None = None,
-        *,
-        rho: chex.Numeric,
-        norm_axis_name: AxisName | None,
-        **extra: Any,
-    ) -> tuple[Updates, optax.EmptyState]:
-        del params, extra
-        return steepest_ascent(updates, None, rho, p, norm_axis_name), state
+        updates: Updates, state: EmptyState, params: Params | None, rho: Numeric, **extra: Any
+    ) -> tuple[Updates, EmptyState]:
+        return steepest_ascent(updates, None, rho, p, extra["norm_axis_name"]), state
 
-    return Perturbation(
-        stateless, update_fn, hyperparameters={"rho": rho}, state_type=optax.EmptyState
-    )
+    return Perturbation(stateless, update_fn, hyperparameters={"rho": rho}, state_type=EmptyState)

@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import chex
 import jax.numpy as jnp
 import optax
+from chex import Array, Numeric
 from optax import Params, Updates
 
 from sam_optax._internal import averages, trees
@@ -18,11 +18,10 @@ class SmoothGradientState(NamedTuple):
 
     Attributes:
       count: int32 scalar, the number of gradients in the average.
-      ema: d, the average, with the structure, shapes and dtypes of the params; ``None`` in place of
-        non-float leaves.
+      ema: d, in the structure, shapes and dtypes of the params; ``None`` for non-float leaves.
     """
 
-    count: chex.Array
+    count: Array
     ema: Updates
 
 
@@ -34,16 +33,13 @@ def smooth_gradient(
     .. math::
         d_t = \beta\, d_{t-1} + (1 - \beta)\, g_t, \qquad d_1 = g_1.
 
-    VaSSO is ``optax.chain(smooth_gradient(1 - theta), sam(rho))``, with ε = ρ d/‖d‖ and the paper's
-    θ = 1 − β. It is the opposite of :func:`remove_full_gradient`, which ascends along the noise
-    that is averaged out here.
+    VaSSO is ``optax.chain(smooth_gradient(1 - theta), sam(rho))``, with ε = ρ d/‖d‖ and θ = 1 − β.
+    The opposite, :func:`remove_full_gradient`, ascends along the noise that is averaged out here.
 
     Args:
-      decay: β in [0, 1), the weight of the old average. Default 0.6, θ = 0.4; published values of θ
-        are between 0.2 and 0.9. 0 leaves the gradient unchanged.
-      ema_start: ``"first_gradient"`` (default, the public code) or ``"zero"``, d₀ = 0.
-        ``"bias_corrected"`` has the direction of ``"zero"`` with weights that sum to 1, which
-        :func:`sam` does not distinguish.
+      decay: β in [0, 1), the weight of the old average. Default 0.6; published: 0.1 to 0.8.
+      ema_start: ``"first_gradient"`` (default, the public code); ``"zero"``, d₀ = 0; or
+        ``"bias_corrected"``, that divided by the sum of its weights, the same for :func:`sam`.
 
     Returns:
       A :class:`~sam_optax.Perturbation` that maps g to d, in the dtypes of the gradient, for use
@@ -53,13 +49,12 @@ def smooth_gradient(
       ValueError: ``decay`` outside [0, 1), or an unknown ``ema_start``.
 
     Example:
-      >>> import jax.numpy as jnp, optax, sam_optax
+      >>> import jax.numpy as jnp, sam_optax
       >>> tx = sam_optax.smooth_gradient(decay=0.5)
       >>> d, state = tx.update(jnp.array([1.0, 0.0]), tx.init(jnp.zeros(2)))
       >>> d, state = tx.update(jnp.array([0.0, 1.0]), state)
       >>> print(d)
       [0.5 0.5]
-      >>> vasso = sam_optax.as_perturbation(optax.chain(tx, sam_optax.sam(rho=0.1)))
 
     References:
       Li and Giannakis, `Enhancing Sharpness-Aware Optimization Through Variance Suppression
@@ -72,14 +67,8 @@ def smooth_gradient(
         return SmoothGradientState(jnp.zeros((), jnp.int32), trees.inexact_zeros(params))
 
     def update_fn(
-        updates: Updates,
-        state: SmoothGradientState,
-        params: Params | None = None,
-        *,
-        decay: chex.Numeric,
-        **extra: Any,
+        updates: Updates, state: SmoothGradientState, params: Params, decay: Numeric, **extra: Any
     ) -> tuple[Updates, SmoothGradientState]:
-        del params, extra
         weights = averages.weights(decay, state.count, ema_start)
         ema = averages.ema(state.ema, updates, weights)
         d = trees.map_inexact(lambda g, m: trees.cast_like(jnp.asarray(m), g), updates, ema)

@@ -1,21 +1,18 @@
 """Sparse SAM: perturbs only a chosen subset of the elements."""
 
-import functools
 from typing import Any, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Array, Numeric
 from optax import Params, Updates
 
 from sam_optax._internal import checks, control_flow, devices, largest_elements, noise, trees
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal.devices import AxisName
 from sam_optax._internal.types import Leaf, PyTree
-from sam_optax._perturbations.perturbation import Perturbation
+from sam_optax._perturbations.perturbation import Perturbation, refuse_shards
 
-_FISHER = "Pass the mean over examples of squared gradients."
 Choice = Literal["fisher", "dynamic"]
 
 
@@ -24,14 +21,13 @@ class SparsifyState(NamedTuple):
 
     Attributes:
       count: int32 scalar, the number of perturbations so far.
-      mask: Boolean arrays with the shapes of the params, true where an element is perturbed;
-        ``None`` in place of non-float leaves.
+      mask: Booleans, true where an element of the params is perturbed; ``None`` if non-float.
       key: uint32 key data of the next draw (raw, so that every serializer takes it).
     """
 
-    count: chex.Array
+    count: Array
     mask: PyTree
-    key: chex.Array
+    key: Array
 
 
 def sparsify(
@@ -45,36 +41,32 @@ def sparsify(
     r"""Sparse SAM: sets a given share of the elements of the perturbation ε to zero.
 
     .. math::
-        \varepsilon' = m \odot \varepsilon, \qquad m_i \in \{0, 1\}, \qquad
+        \varepsilon' = m \odot \varepsilon, \quad m_i \in \{0, 1\}, \quad
         \textstyle\sum_i m_i = (1 - s)\, n.
 
     The mask spans the whole tree and is chosen again at every ``every``-th perturbation:
 
-    * ``"fisher"`` (SSAM-F): the elements of largest empirical Fisher information, approximated by
-      the squared gradient on the step's batch. The mean over examples of squared gradients, as in
-      the paper, can be passed instead: ``update(grads, state, params, grad_fn=grad_fn, fisher=f)``.
+    * ``"fisher"`` (SSAM-F): the elements of largest empirical Fisher information: the squared
+      gradient on the step's batch or, as in the paper, the mean over examples of squared gradients,
+      ``update(grads, state, params, grad_fn=grad_fn, fisher=f)``.
     * ``"dynamic"`` (SSAM-D): starts from a random mask; each new choice removes the share ``drop``
       of its elements with the smallest gradients and adds as many others at random.
 
-    Chain it after a perturbation, ``as_perturbation(optax.chain(sam(rho), sparsify(s, key=key)))``,
-    where ‖ε'‖ ≤ ρ as in the paper. Chained before one, it chooses the elements that ascend, with
-    the full radius. It saves no computation, as the mask acts on dense arrays.
+    Chain it after a perturbation, ``optax.chain(sam(rho), sparsify(s, key=key))``, for ‖ε'‖ ≤ ρ as
+    in the paper, or before one, for ascent with the full radius. It saves no computation.
 
     Args:
-      sparsity: share s of the elements that are not perturbed, 0 ≤ s < 1. Default 0.5; the paper
-        goes beyond 0.9.
+      sparsity: share s of unperturbed elements, in [0, 1). Default 0.5; the paper goes beyond 0.9.
       key: a JAX PRNG key, typed or raw, or an integer seed, for the dynamic mask and for ties.
-      choice: ``"fisher"`` or ``"dynamic"``.
-      every: number of perturbations between choices, an integer ≥ 1. The paper chooses once per
-        epoch.
-      drop: share of the mask that a dynamic choice replaces, in [0, 1). Default 0.5. The paper
-        decays it: ``optax.cosine_decay_schedule(0.5, steps)``.
+      choice: ``"fisher"`` (default) or ``"dynamic"``.
+      every: perturbations between choices, an integer ≥ 1. Default 100; in the paper an epoch.
+      drop: share of the mask that a dynamic choice replaces, in [0, 1). Default 0.5; the paper
+        decays it, ``optax.cosine_decay_schedule(0.5, steps)``.
 
     Returns:
-      A :class:`~sam_optax.Perturbation` with a :class:`SparsifyState`, for use in ``optax.chain``.
-      The mask takes one Boolean per element. Under ``axis_name`` it is chosen by the mean of the
-      devices' scores, so that all devices have the same mask. With ``groups`` each group chooses
-      its own mask, and that of the last group is kept until the next choice.
+      A :class:`~sam_optax.Perturbation` for use in ``optax.chain``. Its state is one Boolean per
+      element and a key. Under ``axis_name`` all devices choose the same mask, by their mean scores.
+      With ``groups`` each group chooses its own, and the last one is kept until the next choice.
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.
@@ -101,7 +93,10 @@ def sparsify(
     if choice not in ("fisher", "dynamic"):
         raise ValueError(f"choice must be 'fisher' or 'dynamic', got {choice!r}.")
 
-    kept = functools.partial(_kept, 1 - float(sparsity))
+    def kept(tree: PyTree) -> int:
+        """Number of elements in the mask, at least one."""
+        n = largest_elements.size(tree)
+        return min(n, max(1, round((1 - float(sparsity)) * n)))
 
     def init_fn(params: Params) -> SparsifyState:
         words = noise.first_key(key)
@@ -111,13 +106,13 @@ def sparsify(
             mask = largest_elements.largest(chance, everything, kept(params), words)
         return SparsifyState(jnp.zeros((), jnp.int32), mask, noise.next_key(words))
 
-    def choose(state: SparsifyState, scores: PyTree, drop: chex.Numeric) -> PyTree:
+    def choose(state: SparsifyState, scores: PyTree, drop: Numeric) -> PyTree:
         """The mask of the elements that are perturbed from now on."""
         ranks = jax.tree.map(largest_elements.rank, scores)
+        n, k = largest_elements.size(scores), kept(scores)
         if choice == "fisher":
             everything = largest_elements.everywhere(scores, True)
-            return largest_elements.largest(ranks, everything, kept(scores), state.key)
-        n, k = largest_elements.size(scores), kept(scores)
+            return largest_elements.largest(ranks, everything, k, state.key)
         share = jnp.asarray(drop).astype(jnp.float32)
         exchanged = jnp.minimum(jnp.round(share * k), n - k).astype(jnp.uint32)
         stay = largest_elements.largest(ranks, state.mask, k - exchanged, state.key)
@@ -127,36 +122,24 @@ def sparsify(
         return jax.tree.map(jnp.logical_or, stay, join)
 
     def update_fn(
-        updates: Updates,
-        state: SparsifyState,
-        params: Params | None = None,
-        *,
-        drop: chex.Numeric,
-        ascent_grads: Updates,
-        fisher: Params | None = None,
-        norm_axis_name: AxisName | None,
-        state_axis_name: AxisName | None,
-        **extra: Any,
+        updates: Updates, state: SparsifyState, params: Params | None, drop: Numeric, **extra: Any
     ) -> tuple[Updates, SparsifyState]:
-        del params, extra
-        if norm_axis_name is not None:
-            raise ValueError(
-                f"norm_axis_name={norm_axis_name!r} cannot be used with sparsify, whose mask spans "
-                "the whole tree. Shard the params under jit instead."
-            )
+        refuse_shards(extra["norm_axis_name"], "sparsify, whose mask spans the whole tree")
+        fisher = extra.get("fisher")
         if fisher is not None:
-            checks.require_like("fisher", fisher, updates, _FISHER)
+            remedy = "Pass the mean over examples of squared gradients."
+            checks.require_like("fisher", fisher, updates, remedy)
         squares = choice == "fisher" and fisher is not None
 
-        def score(m: Leaf, leaf: Leaf) -> jax.Array | None:
+        def score(m: Leaf, leaf: Leaf) -> Array | None:
             if m is None:
                 return None
             x = jnp.zeros(m.shape) if leaf is None else jnp.abs(trees.widen(leaf))
             # Squares of gradients would leave the range of float32; their means do not.
-            return devices.pmean(jnp.sqrt(x) if squares else x, state_axis_name)
+            return devices.pmean(jnp.sqrt(x) if squares else x, extra["state_axis_name"])
 
         def chosen() -> PyTree:
-            source = fisher if squares else ascent_grads
+            source = fisher if squares else extra["ascent_grads"]
             scores = jax.tree.map(score, state.mask, source, is_leaf=trees.is_none)
             return choose(state, scores, drop)
 
@@ -171,9 +154,3 @@ def sparsify(
     return Perturbation(
         init_fn, update_fn, hyperparameters={"drop": drop}, state_type=SparsifyState
     )
-
-
-def _kept(share: float, tree: PyTree) -> int:
-    """Number of elements in the mask, at least one."""
-    n = largest_elements.size(tree)
-    return min(n, max(1, round(share * n)))

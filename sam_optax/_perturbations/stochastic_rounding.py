@@ -2,17 +2,16 @@
 
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
-import optax
+from chex import Array, Numeric, PRNGKey
 from jax import lax
 from jax.typing import DTypeLike
-from optax import OptState, Params, Updates
+from optax import GradientTransformation, OptState, Params, Updates
 
 from sam_optax._internal import noise, trees
 from sam_optax._internal.types import Leaf, PyTree
-from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
+from sam_optax._perturbations.perturbation import Perturbation, as_perturbation, require_params
 
 
 class StochasticRoundingState(NamedTuple):
@@ -23,36 +22,30 @@ class StochasticRoundingState(NamedTuple):
       inner_state: state of the perturbation.
     """
 
-    key: chex.Array
+    key: Array
     inner_state: OptState
 
 
-def stochastic_rounding(
-    perturbation: optax.GradientTransformation, *, key: noise.Key
-) -> Perturbation:
+def stochastic_rounding(perturbation: GradientTransformation, *, key: noise.Key) -> Perturbation:
     r"""Rounds the perturbed params up or down at random, so that ε is preserved on average.
 
     .. math::
-        \varepsilon' = \mathrm{SR}(w + \varepsilon) - w, \qquad
-        \mathbb{E}\,\varepsilon' = \varepsilon,
+        \varepsilon' = \mathrm{SR}(w + \varepsilon) - w, \; \mathbb{E} \varepsilon' = \varepsilon,
 
-    where SR rounds to the dtype of each leaf of the params, up or down with the probabilities that
-    make the mean exact. Rounding to nearest loses every element of ε that is smaller than half the
-    distance s between neighbouring numbers at w. Stochastic rounding keeps it on average, with
-    noise of variance ``|ε|(s − |ε|)`` per element.
+    where SR rounds to the dtype of each leaf of the params. Rounding to nearest loses every element
+    of ε that is smaller than half the distance s between neighbouring numbers at w. Stochastic
+    rounding keeps it on average, with noise of variance ``|ε|(s − |ε|)`` per element.
 
-    It is for params that are stored in low precision *and* used in low precision by the model. If
-    the model can compute in float32, ``sharpness_aware(..., perturb_dtype=jnp.float32)`` keeps ε
-    exactly; if the params are float32 and the model casts them, the cast already rounds some
-    elements up and some down. Leaves of float32 and wider are not rounded.
+    It is for params stored *and* used in low precision: float32 and wider are not rounded. If the
+    model can compute in float32, ``sharpness_aware(..., perturb_dtype=jnp.float32)`` keeps ε
+    exactly; if it casts float32 params, the cast already rounds some elements up and some down.
 
     Args:
       perturbation: any perturbation, including random starts.
       key: a JAX PRNG key, typed or raw, or an integer seed.
 
     Returns:
-      A :class:`~sam_optax.Perturbation`. Its state is one key and the state of
-      ``perturbation``.
+      A :class:`~sam_optax.Perturbation`. Its state is one key and the state of ``perturbation``.
 
     Raises:
       ValueError: ``params`` is missing in ``update``, or ``perturbation`` takes its only gradient
@@ -81,33 +74,27 @@ def stochastic_rounding(
         return StochasticRoundingState(noise.first_key(key), inner.init(params))
 
     def update_fn(
-        updates: Updates, state: StochasticRoundingState, params: Params | None = None, **extra: Any
+        updates: Updates, state: StochasticRoundingState, params: Params, **extra: Any
     ) -> tuple[Updates, StochasticRoundingState]:
-        if params is None:
-            raise ValueError(
-                "stochastic_rounding needs the params: call update(grads, state, params)."
-            )
+        require_params("stochastic_rounding", params)
         eps, inner_state = inner.update(updates, state.inner_state, params, **extra)
-        words = jax.random.wrap_key_data(state.key, impl="threefry2x32")
-        next_key, now = jax.random.split(words)
-        leaves, structure = jax.tree.flatten(params, is_leaf=trees.is_none)
+        next_key, now = jax.random.split(jax.random.wrap_key_data(state.key, impl="threefry2x32"))
 
-        def keys_of(index: chex.Numeric | None) -> PyTree:
-            key = now if index is None else jax.random.fold_in(now, index)
+        def keys_of(shard: Numeric | None) -> PyTree:
+            key = now if shard is None else jax.random.fold_in(now, shard)
+            leaves, structure = jax.tree.flatten(params, is_leaf=trees.is_none)
             keys = list(jax.random.split(key, max(len(leaves), 1)))
             return jax.tree.unflatten(structure, keys[: len(leaves)])
 
-        keys = noise.of_shards(keys_of, params, extra["norm_axis_name"])
-
-        def round_leaf(e: Leaf, w: Leaf, leaf_key: chex.PRNGKey) -> Leaf:
+        def round_leaf(e: Leaf, w: Leaf, leaf_key: PRNGKey) -> Leaf:
             w = jnp.asarray(w)
             if jnp.iscomplexobj(w) or not trees.is_inexact(w) or jnp.finfo(w.dtype).bits >= 32:
                 return e
             wide = trees.widen(w)
             target = wide + jnp.asarray(e).astype(wide.dtype)
-            rounded = _round_at_random(target, w.dtype, leaf_key)
-            return trees.cast_like(rounded - wide, e)
+            return trees.cast_like(_round_at_random(target, w.dtype, leaf_key) - wide, e)
 
+        keys = noise.of_shards(keys_of, params, extra["norm_axis_name"])
         rounded = trees.map_inexact(round_leaf, eps, params, keys)
         return rounded, StochasticRoundingState(jax.random.key_data(next_key), inner_state)
 
@@ -117,7 +104,7 @@ def stochastic_rounding(
     return Perturbation.around(inner, init_fn, update_fn, start_fn)
 
 
-def _round_at_random(x: jax.Array, dtype: DTypeLike, key: chex.PRNGKey) -> jax.Array:
+def _round_at_random(x: jax.Array, dtype: DTypeLike, key: PRNGKey) -> jax.Array:
     """``x`` (float32) rounded at random to one of its neighbours in ``dtype``, unbiased."""
     info = jnp.finfo(dtype)
     bits = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F800000)
@@ -130,10 +117,7 @@ def _round_at_random(x: jax.Array, dtype: DTypeLike, key: chex.PRNGKey) -> jax.A
 
 
 def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """The nearest number of ``dtype``, in the dtype of ``x`` (float32 or wider).
-
-    A compiler may drop a pair of casts, but not this operation.
-    """
+    """The nearest number of ``dtype``, in the dtype of ``x``; unlike casts, compilers keep it."""
     info = jnp.finfo(dtype)
     rounded = lax.reduce_precision(x, info.nexp, info.nmant)
     if info.nexp >= 8:

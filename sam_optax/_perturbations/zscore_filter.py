@@ -4,30 +4,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
-from optax import OptState, Params, Updates
+from optax import EmptyState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import largest_elements, trees
-from sam_optax._internal.devices import AxisName
-from sam_optax._internal.types import Leaf
-from sam_optax._perturbations.perturbation import Perturbation, stateless
+from sam_optax._perturbations.perturbation import Perturbation, refuse_shards, stateless
 
 
 def zscore_filter(quantile: float = 0.95) -> Perturbation:
     r"""ZSharp: keeps only the elements of the ascent gradient with the largest z-scores per layer.
 
     .. math::
-        m_j = \left[\, |z_j| > Q_p(|z|) \,\right], \qquad
-        z_j = \frac{g_j - \mathrm{mean}(g)}{\mathrm{std}(g)}, \qquad g \odot m,
+        g \odot m, \quad m_j = \left[\, |z_j| > Q_p(|z|) \,\right], \quad
+        z_j = \frac{g_j - \mathrm{mean}(g)}{\mathrm{std}(g)},
 
     for each leaf. ZSharp is ``optax.chain(zscore_filter(quantile), sam(rho))``: ascent with the
-    full radius along the few elements that stand out. Within a leaf the z-scores have the same
-    order as the distances to the mean, so the deviation is not computed, and the quantile is found
-    by counting, without a sort. As in the public code, biases and other leaves with fewer than two
-    axes are not filtered, nor is a leaf that would become 0, such as one with equal elements. The
-    public code then uses a separate radius ρ for each leaf; the paper and ``sam`` take one norm
-    over all leaves.
+    full radius along the few elements that stand out. The norm spans all leaves, as in the paper;
+    in the public code each leaf has its own radius ρ. As there, leaves with fewer than two axes,
+    such as biases, are not filtered, nor is one that would become 0, as with equal elements.
 
     Args:
       quantile: p in [0, 1), the share of a leaf that is set to 0. Default 0.95, the paper's.
@@ -37,16 +31,14 @@ def zscore_filter(quantile: float = 0.95) -> Perturbation:
       gradient, for use in ``optax.chain``. It has no state.
 
     Raises:
-      ValueError: ``quantile`` is out of range; in ``update``, ``norm_axis_name`` is set, which
-        would split layers.
+      ValueError: ``quantile`` is out of range; in ``update``, ``norm_axis_name`` splits layers.
 
     Example:
-      >>> import jax.numpy as jnp, optax, sam_optax
+      >>> import jax.numpy as jnp, sam_optax
       >>> tx = sam_optax.zscore_filter(quantile=0.7)
       >>> g = jnp.array([[1.0, 1.0, 5.0, 1.0, 2.0]])  # of mean 2
       >>> print(tx.update(g, tx.init(g))[0])
       [[0. 0. 5. 0. 0.]]
-      >>> zsharp = sam_optax.as_perturbation(optax.chain(tx, sam_optax.sam(rho=0.1)))
 
     References:
       Yun, `Sharpness-Aware Minimization with Z-Score Gradient Filtering for Neural Networks
@@ -54,27 +46,17 @@ def zscore_filter(quantile: float = 0.95) -> Perturbation:
     """
     hp.check_number("quantile", quantile, lower=0, upper=1)
 
-    def filters(leaf: Leaf) -> bool:
-        return trees.is_inexact(leaf) and jnp.ndim(leaf) > 1 and jnp.size(leaf) > 0
-
     def update_fn(
-        updates: Updates,
-        state: OptState,
-        params: Params | None = None,
-        *,
-        norm_axis_name: AxisName | None = None,
-        **extra: Any,
-    ) -> tuple[Updates, OptState]:
-        del params, extra
-        if norm_axis_name is not None:
-            raise ValueError(
-                f"norm_axis_name={norm_axis_name!r} cannot be used with zscore_filter, which takes "
-                "the mean of whole leaves. Shard the params under jit instead."
-            )
+        updates: Updates, state: EmptyState, params: Params | None, **extra: Any
+    ) -> tuple[Updates, EmptyState]:
+        user = "zscore_filter, which takes the mean of whole leaves"
+        refuse_shards(extra["norm_axis_name"], user)
         leaves, structure = jax.tree.flatten(updates)
-        chosen = [i for i, leaf in enumerate(leaves) if filters(leaf)]
+        filtered = [trees.is_inexact(x) and jnp.ndim(x) > 1 and jnp.size(x) > 0 for x in leaves]
+        chosen = [i for i, is_filtered in enumerate(filtered) if is_filtered]
         wide = [trees.widen(leaves[i]) for i in chosen]
         ranks = [largest_elements.rank(x - jnp.mean(x)) for x in wide]
+        # z-scores are ordered as distances to the mean: the deviation is not needed, nor a sort.
         # At least this many elements are as far from the mean as the quantile's lower neighbour.
         counts = [r.size - int(quantile * (r.size - 1)) for r in ranks]
         thresholds = largest_elements.kth_largest(ranks, counts)
@@ -84,4 +66,4 @@ def zscore_filter(quantile: float = 0.95) -> Perturbation:
             leaves[i] = jnp.where(kept, leaves[i], trees.zeros_like(leaves[i]))
         return jax.tree.unflatten(structure, leaves), state
 
-    return Perturbation(stateless, update_fn, state_type=optax.EmptyState)
+    return Perturbation(stateless, update_fn, state_type=EmptyState)
