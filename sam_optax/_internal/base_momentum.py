@@ -14,7 +14,10 @@ _OWN = "let momentum_start keep an average of its own, momentum_start(perturbati
 
 
 def base_momentum(base_state: OptState | None, params: Params) -> Updates:
-    """The one momentum in a base optimizer's state, for the leaves of the params."""
+    """The one momentum in a base optimizer's state, for the leaves of the params.
+
+    Leaves for which a masked base optimizer keeps none are ``None``.
+    """
     if base_state is None:
         raise ValueError(
             "momentum_start takes its direction from the state of the base optimizer: pass "
@@ -36,9 +39,13 @@ def base_momentum(base_state: OptState | None, params: Params) -> Updates:
             f"Use such an optimizer, or {_OWN}"
         )
     momentum = found[0][1]
-    return jax.tree.map(  # without the leaves that perturb_only has left out
-        lambda p, m: p if _is_masked(p) else m, params, momentum, is_leaf=_is_masked
-    )
+
+    def direction(p: Leaf, m: Leaf) -> Leaf:
+        if _is_masked(p):  # left out by perturb_only
+            return p
+        return None if _is_masked(m) else m  # None: no direction
+
+    return jax.tree.map(direction, params, momentum, is_leaf=_is_masked)
 
 
 def _is_masked(node: object) -> bool:
@@ -47,9 +54,12 @@ def _is_masked(node: object) -> bool:
 
 def _fits(momentum: Updates, params: Params) -> bool:
     def same(p: Leaf, m: Leaf) -> bool:
-        return _is_masked(p) or (trees.is_array(m) and jnp.shape(m) == jnp.shape(p))
+        if _is_masked(p) or _is_masked(m):
+            return True
+        return trees.is_array(m) and jnp.shape(m) == jnp.shape(p)
 
     try:
-        return all(jax.tree.leaves(jax.tree.map(same, params, momentum, is_leaf=_is_masked)))
+        fits = jax.tree.map(same, params, momentum, is_leaf=_is_masked)
+        return bool(jax.tree.leaves(momentum)) and all(jax.tree.leaves(fits))
     except (TypeError, ValueError):
         return False

@@ -79,7 +79,7 @@ def low_pass(
         updates: Updates, state: StartState, params: Params | None, **extra: Any
     ) -> tuple[Updates, StartState]:
         require_params("low_pass", params)
-        zeros = trees.map_inexact(trees.zeros_like, updates)
+        zeros = trees.map_inexact(trees.zeros_like, params if updates is None else updates)
         return start.update(zeros, state, params, **extra)
 
     return Perturbation(

@@ -97,12 +97,15 @@ def momentum_start(
         m = base_momentum(extra["base_state"], params) if decay is None else state.ema
         return inner.update(m, state.inner_state, params, **{**extra, "ascent_grads": m})
 
-    def start_fn(params: Params, state: MomentumStartState, **extra: Any) -> Params:
+    def start_fn(params: Params, state: OptState, decay: Numeric | None, **extra: Any) -> Params:
         return trees.add(params, displacement(params, state, extra)[0])
 
     def update_fn(
         updates: Updates, state: OptState, params: Params, decay: Numeric | None, **extra: Any
     ) -> tuple[Updates, MomentumStartState]:
+        if updates is None and decay is not None:
+            raise ValueError("momentum_start with decay averages the gradients: pass grads.")
+
         def like_gradient(g: Leaf, e: Leaf) -> Leaf:
             return trees.zeros_like(g) if e is None else trees.cast_like(e, g)
 
@@ -111,7 +114,7 @@ def momentum_start(
         if decay is not None:
             weights = averages.weights(decay, jnp.zeros((), jnp.int32), "zero")
             ema = averages.ema(ema, updates, weights)
-        eps = trees.map_inexact(like_gradient, updates, eps)
+        eps = trees.map_inexact(like_gradient, params if updates is None else updates, eps)
         return eps, MomentumStartState(ema, inner_state)
 
     return Perturbation(

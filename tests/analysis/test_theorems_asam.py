@@ -189,10 +189,7 @@ def test_filterwise_ends_where_the_next_convolution_undoes_the_scale(
             "second": jnp.asarray(rng.normal(size=second)),
         }
         scales = jnp.asarray([0.1, 1.0, 3.0, 20.0, 0.5])
-        rescaled = {
-            "first": params["first"] * scales,
-            "second": params["second"] / scales[:, None],
-        }
+        rescaled = {"first": params["first"] * scales, "second": params["second"] / scales[:, None]}
         assert float(loss(rescaled)) == pytest.approx(float(loss(params)), rel=1e-12)
         before = both_measures(loss, params, rho=0.1, normalization=normalization)
         after = both_measures(loss, rescaled, rho=0.1, normalization=normalization)

@@ -106,8 +106,7 @@ def test_checkify(name, option):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n in FEW else pytest.param(n, marks=pytest.mark.exhaustive) for n in KINDS],
+    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.exhaustive) for n in KINDS]
 )
 @pytest.mark.fast("sam")
 def test_derivatives_through_a_step(name):

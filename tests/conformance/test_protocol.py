@@ -15,10 +15,7 @@ from methods import KINDS, NAMES, OPTIONS, make, subject
 
 import sam_optax
 
-PARAMS = {
-    "bias": jnp.array([0.5, -1.0]),
-    "kernel": jnp.array([[1.0, 0.2, 0.4], [-0.3, 2.0, 0.8]]),
-}
+PARAMS = {"bias": jnp.array([0.5, -1.0]), "kernel": jnp.array([[1.0, 0.2, 0.4], [-0.3, 2.0, 0.8]])}
 SHAPES = jax.eval_shape(lambda: PARAMS)
 BASE = optax.sgd(0.1, momentum=0.9)
 ONE_GRADIENT = [name for name in KINDS if make(name).samples == 1]
@@ -198,10 +195,7 @@ def test_another_byte_order(kind, dtype):
 def test_mixed_dtypes_of_params_and_gradients(name, kind, low, high):
     """Gradients wider or narrower than their params: the params' dtypes stay, twice."""
     tx = transformation(name, kind)
-    params = {
-        "bias": PARAMS["bias"].astype(low),
-        "kernel": PARAMS["kernel"].astype(high),
-    }
+    params = {"bias": PARAMS["bias"].astype(low), "kernel": PARAMS["kernel"].astype(high)}
 
     def crossed(p):
         swap = {"bias": high, "kernel": low}

@@ -4,15 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from cost_programs import (
-    METHODS,
-    base_step,
-    cost,
-    handwritten,
-    library,
-    perturbation,
-    ratios,
-)
+from cost_programs import METHODS, base_step, cost, handwritten, library, perturbation, ratios
 from helpers import assert_close, init_mlp, mlp_loss
 from jax.flatten_util import ravel_pytree
 

@@ -771,6 +771,7 @@ TOLERANCE = {
     "lpfsgd_m1": 2e-9,
     "lpfsgd_m4": 2e-9,
     "rwp": 2e-9,
+    "tsam": 1e-9,  # the length of a uniform draw is r U^1e-8 in the code
 }
 
 

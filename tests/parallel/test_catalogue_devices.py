@@ -1,5 +1,7 @@
 """The catalogue's pieces on several devices: one gradient on each, one decision, whole norms."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +41,9 @@ def on_two(tx, check_vma=True):
 
 def one_device(tx):
     def step(params, state, x):
-        updates, state = tx.update(None, state, params, grad_fn=lambda p: jax.grad(loss)(p, x))
+        grad_fn = lambda p: jax.grad(loss)(p, x)
+        functions = {"grad_fn": grad_fn, "previous_grad_fn": grad_fn}
+        updates, state = tx.update(None, state, params, **functions)
         return optax.apply_updates(params, updates), state
 
     return jax.jit(step)
@@ -75,8 +79,21 @@ def test_each_device_evaluates_one_gradient():
 
 
 def test_the_batches_of_two_devices_are_their_own():
-    with pytest.raises(ValueError, match="ascent_grad_fn cannot be used with axis_name"):
-        PAIR.update(None, PAIR.init(W), W, grad_fn=lambda p: p, ascent_grad_fn=lambda p: p)
+    with pytest.raises(ValueError, match="previous_grad_fn cannot be used with axis_name"):
+        PAIR.update(None, PAIR.init(W), W, grad_fn=lambda p: p, previous_grad_fn=lambda p: p)
+
+
+def test_devices_exchange_one_gradient_each():
+    """Unless JAX asks for a proof that both hold the same."""
+    gradient_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(W))
+    for check_vma, times in ((False, 1), (True, 2)):
+        text = on_two(PAIR, check_vma).lower(W, PAIR.init(W), X).compile().as_text()
+        lines = [
+            x for x in text.splitlines() if re.search(r" (all-reduce|collective-perm\w+)\(", x)
+        ]
+        shapes = [s for line in lines for s in re.findall(r"f32\[([\d,]*)\]", line.split("(")[0])]
+        sent = sum(4 * int(np.prod([int(n) for n in s.split(",") if n])) for s in shapes)
+        assert sent == times * gradient_bytes
 
 
 def test_an_axis_of_another_size_is_refused():

@@ -318,7 +318,8 @@ def test_the_axis_of_vmap_is_no_device_axis():
 @pytest.mark.skipif(not SHOWN, reason="this jax does not name the axes of a trace")
 def test_simultaneous_warns_too():
     tx = sam_optax.simultaneous(optax.sgd(0.1), sam_optax.sam(0.1))
-    step = lambda w, c: tx.update(None, tx.init(w), w, grad_fn=lambda w: w - c)[0]
+    both = lambda c: dict.fromkeys(("grad_fn", "previous_grad_fn"), lambda w: w - c)
+    step = lambda w, c: tx.update(None, tx.init(w), w, **both(c))[0]
     with pytest.warns(UserWarning, match="simultaneous is traced under the axis 'batch'"):
         jax.pmap(step, axis_name="batch")(jnp.zeros((2, 1)), jnp.array([[1.0], [-3.0]]))
 

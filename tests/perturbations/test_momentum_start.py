@@ -426,3 +426,43 @@ def test_errors(call, error, words):
         call()
     for word in words:
         assert word in str(caught.value)
+
+
+def test_leaves_without_momentum_are_not_perturbed():
+    """As of a base optimizer that trains some leaves only."""
+    base = optax.partition(
+        {"trained": optax.sgd(0.1, momentum=0.9), "frozen": optax.set_to_zero()},
+        {"a": "trained", "b": "frozen"},
+    )
+    params = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1.0])}
+    points = []
+
+    def grad_fn(p):
+        points.append(p)
+        return p
+
+    tx = sam_optax.sharpness_aware(base, sam_optax.momentum_start(sam_optax.sam(1.0)))
+    state = tx.init(params)
+    for _ in range(2):
+        updates, state = tx.update(None, state, params, grad_fn=grad_fn)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(points[1]["a"] - np.array([2.7, 3.6]), [0.6, 0.8], rtol=1e-5)
+    np.testing.assert_array_equal(points[1]["b"], 1.0)
+
+
+@pytest.mark.parametrize("name", ["momentum_start", "low_pass"])
+def test_by_hand_no_gradient_is_needed(name):
+    w = jnp.ones(2)
+    if name == "low_pass":
+        method, extra = sam_optax.low_pass(0.1, key=0), {}
+    else:
+        method = sam_optax.momentum_start(sam_optax.sam(1.0))
+        extra = {"base_state": (optax.TraceState(jnp.array([3.0, 4.0])),)}
+    state = method.init(w)
+    start = method.start_fn(w, state, **extra)
+    assert not np.array_equal(start, w)
+    point, _ = method.perturb_fn(w, None, state, **extra)
+    np.testing.assert_allclose(point, start, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"with decay averages the gradients: pass grads"):
+        averaging = sam_optax.momentum_start(sam_optax.sam(1.0), 0.9)
+        averaging.perturb_fn(w, None, averaging.init(w))
