@@ -88,10 +88,8 @@ def test_devices_exchange_one_gradient_each():
     gradient_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(W))
     for check_vma, times in ((False, 1), (True, 2)):
         text = on_two(PAIR, check_vma).lower(W, PAIR.init(W), X).compile().as_text()
-        lines = [
-            x for x in text.splitlines() if re.search(r" (all-reduce|collective-perm\w+)\(", x)
-        ]
-        shapes = [s for line in lines for s in re.findall(r"f32\[([\d,]*)\]", line.split("(")[0])]
+        results = re.findall(r"= (.*) (?:all-reduce|collective-permute)\(", text)
+        shapes = [shape for found in results for shape in re.findall(r"f32\[([\d,]*)\]", found)]
         sent = sum(4 * int(np.prod([int(n) for n in s.split(",") if n])) for s in shapes)
         assert sent == times * gradient_bytes
 
