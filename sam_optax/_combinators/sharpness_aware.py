@@ -103,7 +103,7 @@ def sharpness_aware(
         ``optax.contrib.sam``.
       when: function of the training step (int32 scalar, from 0) that returns whether it perturbs:
         see :func:`every`, :func:`after`, :func:`bernoulli` and :func:`above_average`. On other
-        steps only ``base_tx`` runs, bit for bit, with one gradient. Default: every step perturbs.
+        steps ``base_tx`` and the descent run, with one gradient. Default: every step perturbs.
       skip_nonfinite: whether to skip a step whose ascent gradient (or its norm) or sharp gradient
         is not finite: the params and all state except ``state.skipped`` then do not change.
       perturb_dtype: dtype of the perturbed params. Default: each leaf's own. ``jnp.float32``
