@@ -467,3 +467,25 @@ def test_by_hand_no_gradient_is_needed(name):
     state = averaging.init(w)
     with pytest.raises(ValueError, match="with decay averages the gradients: pass grads"):
         averaging.perturb_fn(w, None, state)
+
+
+def test_a_momentum_of_updates_is_refused():
+    """That of ``optax.rmsprop`` holds −η g/√v: an ascent along it would descend."""
+    x = jnp.array([3.0])
+    step = lambda base: sam_optax.sharpness_aware(
+        base, sam_optax.momentum_start(sam_optax.sam(1.0))
+    )
+    for base in (
+        optax.rmsprop(0.1, momentum=0.9),
+        optax.chain(optax.clip(1.0), optax.rmsprop(0.1, momentum=0.9)),
+    ):
+        tx = step(base)
+        with pytest.raises(ValueError, match=r"needs a momentum of gradients.*trace.*rmsprop"):
+            tx.update(None, tx.init(x), x, grad_fn=lambda x: x)
+    for base in (
+        optax.chain(optax.clip_by_global_norm(1.0), optax.zero_nans(), optax.sgd(0.1, 0.9)),
+        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9),
+        optax.partition({"a": optax.adamw(0.1)}, "a"),
+    ):
+        tx = step(base)
+        tx.update(None, tx.init(x), x, grad_fn=lambda x: x)
