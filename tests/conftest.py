@@ -122,9 +122,10 @@ OTHERS = {"fast": "slow", "sample": "exhaustive"}
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Cases get the marker ``slow`` or ``exhaustive``: by method, or by the markers above."""
-    from methods import FORMULAS, FOUR, KINDS, METHODS
+    from methods import FORMULAS, FOUR, KINDS, METHODS, VARIATIONS
 
-    rare = set(METHODS) - set(FOUR)
+    rare = {*KINDS, *FORMULAS, *VARIATIONS} - set(FOUR)
+    joined = set(METHODS) - rare - set(FOUR)
     # Shapes and dtypes are where formulas differ.
     formulas = {*KINDS, *FORMULAS}
     usual_by_file = {"test_conformance_dtypes": formulas, "test_conformance_trees": formulas}
@@ -145,7 +146,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 used |= {(test, pattern) for pattern in hits}
                 unused |= {(test, pattern) for pattern in mark.args}
                 if not hits:
-                    item.add_marker(other)
+                    item.add_marker("slow" if name in joined else other)
         if item.get_closest_marker("exhaustive"):  # -m slow leaves it out
             item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
     # Of the whole suite only: who asks for some of the cases gets them without the others.

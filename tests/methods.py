@@ -114,6 +114,47 @@ KINDS += ["low_pass_samples", "by_hand"]
 # One of each formula, for what does not depend on options.
 FORMULAS = ["sam", "sam_1", "sam_3", "asam", "asam_filterwise", "fsam", "fsam_corrected", "rsam"]
 FORMULAS += ["rsam_raw", "rsam_normalized_gradient", "only_rsam"]
+# Of what differs from these in its formula alone, CI takes what is not a variation (a method that
+# joins is none), and ``-m exhaustive`` the rest.
+VARIATIONS = {
+    "sam_1.5",
+    "sam_inf",
+    "asam_3",
+    "asam_scheduled",
+    "fsam_zero_new",
+    "fsam_scheduled",
+    "remove_full_gradient",
+    "fsam_asam",
+    "rsam_sqrt_norm",
+    "rsam_norm",
+    "rsam_isotropic",
+    "rsam_draw",
+    "rsam_scheduled",
+    "random_asam",
+    "random_fsam",
+    "fisher",
+    "fisher_scheduled",
+    "f_fisher",
+    "smooth_gradient",
+    "vasso",
+    "random_mask",
+    "esam",
+    "ssam_dynamic",
+    "momentum_fsam",
+    "low_pass",
+    "only_momentum",
+    "only_sam",
+    "random_only_fsam",
+    "limited",
+    "limited_rsam",
+    "momentum_limited",
+    "zscore_filter",
+    "zsharp",
+    "bsam",
+    "scale",
+}
+# Methods that ascend where the gradient is 0, but for random starts, of which the noise is left.
+ASCEND_AT_ZERO: set[str] = set()
 # What the combinators add to a step, one at a time.
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

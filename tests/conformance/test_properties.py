@@ -173,7 +173,9 @@ def test_fsam_keeps_structure_and_the_gradient_is_the_residual_and_the_average(t
     for _ in range(steps):
         _, state = method.update(jax.tree.map(lambda x: 2 * x, g), state)
     d, new_state = method.update(g, state)
-    assert signature(d) == signature(g)
+    # A difference may leave the range of float16.
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float16 else x, g)
+    assert signature(d) == signature(wide)
     assert signature(new_state) == signature(state)
     total = vector(d) + vector(state.ema)
     np.testing.assert_allclose(total, vector(g), atol=100 * epsilon(g))
