@@ -28,7 +28,7 @@ from sam_optax._perturbations.asam import asam
 from sam_optax._perturbations.bsam import BsamState, bsam
 from sam_optax._perturbations.fisher_sam import fisher_sam
 from sam_optax._perturbations.fsam import fsam
-from sam_optax._perturbations.limit_rise import LimitRiseState, limit_rise
+from sam_optax._perturbations.limit_rise import limit_rise
 from sam_optax._perturbations.low_pass import low_pass
 from sam_optax._perturbations.momentum_start import MomentumStartState, momentum_start
 from sam_optax._perturbations.perturb_only import perturb_only
@@ -119,7 +119,6 @@ __all__ = [  # noqa: RUF022
     "BsamState",
     "FirstPassState",
     "FullGradientState",
-    "LimitRiseState",
     "LookbehindState",
     "MomentumStartState",
     "PerturbationSurvival",

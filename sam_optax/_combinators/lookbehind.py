@@ -11,7 +11,7 @@ from optax import OptState, Params, Updates
 
 from sam_optax._combinators import checks
 from sam_optax._combinators.gradient_functions import GradFn, evaluations
-from sam_optax._internal import control_flow, roles, trees, vectors
+from sam_optax._internal import control_flow, devices, roles, trees, vectors
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
 
@@ -35,6 +35,8 @@ def lookbehind(
     perturbation: optax.GradientTransformation,
     k: int = hp.static_default(5),
     alpha: hp.Hyperparameter | Literal["adaptive"] = 0.5,
+    *,
+    axis_name: devices.AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Lookbehind-SAM: k ascents on one batch, a step of the base optimizer after each of them.
 
@@ -56,6 +58,8 @@ def lookbehind(
       k: number of ascents, an integer ≥ 1. Default 5, the public code's.
       alpha: α in [0, 1], or an optax schedule of it. Default 0.5, the public code's.
         ``"adaptive"`` is (cos(f₁ − w, f_k − w) + 1)/2 for each leaf, as in the public code.
+      axis_name: axis (or axes) of data-parallel devices, whose gradients are averaged; ``()`` says
+        that ``grad_fn`` averages them itself.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`LookbehindState`.
@@ -86,7 +90,7 @@ def lookbehind(
             "perturbation must not have a start (random_start, low_pass, momentum_start): "
             "lookbehind ascends from the point that it has reached."
         )
-    step = _Step(method, optimizer, int(k), alpha)
+    step = _Step(method, optimizer, int(k), alpha, axis_name)
     return optax.GradientTransformationExtraArgs(step.init, step.update)
 
 
@@ -108,6 +112,7 @@ class _Step:
     optimizer: roles.Descend
     k: int
     alpha: hp.Hyperparameter | Literal["adaptive"]
+    axis_name: devices.AxisName | None
 
     def init(self, params: Params) -> LookbehindState:
         """The state before the first step."""
@@ -128,7 +133,12 @@ class _Step:
         """Takes k ascents from w, each with a step of the fast weights, and a part of their way."""
         checks.check_params(params, "lookbehind")
         checks.check_state(state, LookbehindState)
+        devices.require_bound("axis_name", self.axis_name)
         loss = evaluations(params, grad_fn, None, None, extra, once=False)
+
+        def gradient(p: Params) -> Updates:
+            own = loss.sharp(devices.local(p, self.axis_name)).grads
+            return devices.pmean(own, self.axis_name)
 
         def ascend(reached: _Reached) -> _Reached:
             p, f, g, perturbation_state, base_state = reached
@@ -136,14 +146,15 @@ class _Step:
             p, perturbation_state = perturbed_params(
                 self.method, p, g, perturbation_state, None, known
             )
-            g = loss.sharp(p).grads
+            g = gradient(p)
             moves, new_base_state = self.optimizer.update(g, base_state, f, {}, extra)
             new_base_state = jax.tree.map(trees.cast_state_like, new_base_state, base_state)
             return _Reached(p, trees.add(f, moves), g, perturbation_state, new_base_state)
 
-        g = loss.sharp(params).grads if updates is None else updates
+        g = gradient(params) if updates is None else devices.pmean(updates, self.axis_name)
         first = ascend(_Reached(params, params, g, state.perturbation_state, state.base_state))
-        checks.warn_of_drift("lookbehind", first.grads)
+        if self.axis_name is None:
+            checks.warn_of_drift("lookbehind", first.grads)
         last = control_flow.repeat(self.k - 1, ascend, first)
         way = trees.displacement(g, params, last.fast)
         shares = self._shares(trees.displacement(g, params, first.fast), way, state.step)

@@ -53,11 +53,11 @@ def toward_maximum(
     Args:
       rho: radius ρ > 0 of the search, a number or a JAX scalar (traced or not), ``rho_max`` in the
         public code; it may differ from the radius of the perturbation.
-      every: steps between two searches, an integer ≥ 1. Default 100; the paper searches once per
-        epoch or less often.
-      largest: the largest α of the search, > 0. Default 2, this library's choice.
-      candidates: number of evenly spaced α from 0 to ``largest``, an integer ≥ 2. Default 21, this
-        library's choice.
+      every: steps between two searches, an integer ≥ 1. Default 100; the public code searches once
+        per epoch, and by default not at all: its α = 1 is SAM.
+      largest: the largest α of the search, > 0. Default 2, the public code's.
+      candidates: number of evenly spaced α from 0 to ``largest``, an integer ≥ 2. Default 21, the
+        public code's.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`TowardMaximumState`.

@@ -25,9 +25,8 @@ def reweighted_ascent(
     A separate perturbation would raise the loss of example i by ρ‖∇ℓ_i‖. The first gradient step
     towards the common ε whose rises ⟨∇ℓ_i, ε⟩ are closest to these, in the least-squares sense, is
     along Σ ‖∇ℓ_i‖ ∇ℓ_i: each example is weighted by the norm of its gradient. It is estimated by
-    the derivative along a random direction, which is proportional to it in expectation, at the cost
-    of a forward pass. We could not obtain the paper and followed its public description; its
-    weights may differ in detail.
+    the derivative along a random direction, which costs two forward passes. We could not obtain
+    the paper and followed its public description; its weights may differ in detail.
 
     Args:
       losses_fn: ``(params, batch) -> losses``, of shape (batch,).

@@ -98,10 +98,7 @@ def all_replicated(tree: PyTree, axis_name: AxisName) -> bool:
 
 
 def manual_axes() -> tuple[str, ...]:
-    """The named axes of ``pmap`` and ``shard_map`` around the trace, as far as JAX shows them.
-
-    Without those of one device, and without the one of a ``pmap`` to which the caller gave no name.
-    """
+    """Axes of several devices around the trace: of ``shard_map``, and of ``pmap`` with a name."""
     if not hasattr(jax.sharding, "get_abstract_mesh"):
         return ()
     mesh = jax.sharding.get_abstract_mesh()

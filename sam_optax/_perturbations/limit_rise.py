@@ -1,6 +1,6 @@
 """LE-SAM: bounds the rise of the linearized loss instead of the radius."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -10,16 +10,6 @@ from optax import OptState, Params, Updates
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import vectors
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
-
-
-class LimitRiseState(NamedTuple):
-    """State of :func:`sam_optax.limit_rise`.
-
-    Attributes:
-      inner_state: state of the perturbation.
-    """
-
-    inner_state: OptState
 
 
 def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparameter) -> Perturbation:
@@ -67,21 +57,16 @@ def limit_rise(perturbation: optax.GradientTransformation, tau: hp.Hyperparamete
             "limit_rise inside it, as in momentum_start(limit_rise(sam(), tau))."
         )
 
-    def init_fn(params: Params) -> LimitRiseState:
-        return LimitRiseState(inner.init(params))
-
     def update_fn(
-        updates: Updates, state: LimitRiseState, params: Params | None, tau: Numeric, **extra: Any
-    ) -> tuple[Updates, LimitRiseState]:
-        eps, inner_state = inner.update(updates, state.inner_state, params, **extra)
+        updates: Updates, state: OptState, params: Params | None, tau: Numeric, **extra: Any
+    ) -> tuple[Updates, OptState]:
+        eps, state = inner.update(updates, state, params, **extra)
         rise = vectors.inner(extra["ascent_grads"], eps, extra["norm_axis_name"])
         budget = jnp.asarray(tau).astype(rise.dtype)
         share = jnp.where(rise > budget, budget / jnp.where(rise > budget, rise, 1), 1)
-        return vectors.rescaled(eps, share), LimitRiseState(inner_state)
+        return vectors.rescaled(eps, share), state
 
-    def start_fn(params: Params, state: LimitRiseState, **extra: Any) -> Params:
-        return inner.start_fn(params, state.inner_state, **extra)
+    def start_fn(params: Params, state: OptState, tau: Numeric, **extra: Any) -> Params:
+        return inner.start_fn(params, state, **extra)
 
-    return Perturbation.around(
-        inner, init_fn, update_fn, start_fn, hyperparameters={"tau": tau}, state_type=LimitRiseState
-    )
+    return Perturbation.around(inner, inner.init, update_fn, start_fn, hyperparameters={"tau": tau})

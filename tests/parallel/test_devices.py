@@ -363,3 +363,30 @@ def test_each_shard_of_the_params_has_its_own_draws(piece, check_vma):
     assert len(np.unique(np.asarray(cut, np.float32))) > 1
     if check_vma:
         np.testing.assert_array_equal(whole[0], whole[1])
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("given", [True, False])
+def test_lookbehind_averages_its_gradients(runner, given):
+    """Two devices with half of the batch each take the step of one with all of it."""
+    centres = jnp.array([[1.0, 2.0], [-3.0, 0.5]])
+    params = {"w": jnp.array([0.3, -0.2])}
+
+    def stepper(axis):
+        tx = sam_optax.lookbehind(
+            optax.sgd(0.1, momentum=0.9), sam_optax.sam(0.1), 3, axis_name=axis
+        )
+
+        def step(params, state, data):
+            grad_fn = jax.grad(lambda p: quadratic(p, data))
+            grads = grad_fn(sam_optax.local(params, axis)) if given else None
+            return tx.update(grads, state, params, grad_fn=grad_fn)[0]["w"][None]
+
+        return tx, step
+
+    tx, step = stepper("batch")
+    found = on_devices(runner, step)(params, tx.init(params), centres)
+    _, alone = stepper(None)
+    expected = alone(params, tx.init(params), centres)[0]
+    for row in np.asarray(found).reshape(2, 2):
+        np.testing.assert_allclose(row, expected, rtol=1e-5)
