@@ -7,40 +7,30 @@ that of SGD with momentum, return w after each step.
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from references_family import Grad, GradientOf, Vector, sam, unit
+from references_family import Grad, GradientOf, Vector, project, sam, unit
 
 Leaves = Sequence[Vector]
 
 
-def stable_sam(rho: float) -> GradientOf:
-    """Stable SAM: ‖g‖/‖g_s‖ g_s."""
+def asam(rho: float, eta: float, biases: slice = slice(0)) -> GradientOf:
+    """ASAM, elementwise: ε = ρ T² g/‖T g‖ with T = |w| + η, 1 for biases."""
 
     def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
-        return np.linalg.norm(grad(w)) * unit(sam(rho)(t, w, grad))
-
-    return gradient_of
-
-
-def asam(rho: float, eta: float) -> GradientOf:
-    """ASAM, elementwise: ε = ρ T² g/‖T g‖ with T = |w| + η."""
-
-    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
-        scaled = (np.abs(w) + eta) * grad(w)
-        return grad(w + rho * (np.abs(w) + eta) * unit(scaled))
+        scale = np.abs(w) + eta
+        scale[biases] = 1
+        return grad(w + rho * scale * unit(scale * grad(w)))
 
     return gradient_of
 
 
 def f_sam(rho: float, sigma: float, lmbda: float) -> GradientOf:
-    """F-SAM in the order of the public code: the average of the steps before is subtracted."""
-    m = np.zeros(0)
+    """F-SAM in the paper's order: the average that contains g is subtracted."""
+    m = np.zeros(9)
 
     def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
         nonlocal m
-        g = grad(w)
-        d = g - sigma * m if t else g
-        m = lmbda * m + (1 - lmbda) * g if t else g
-        return grad(w + rho * unit(d))
+        m = lmbda * m + (1 - lmbda) * grad(w)
+        return grad(w + rho * unit(grad(w) - sigma * m))
 
     return gradient_of
 
@@ -87,12 +77,12 @@ def zsharp(rho: float, quantile: float, cut: Callable[[Vector], Leaves]) -> Grad
 
 
 def gc_sam(rho: float, cut: Callable[[Vector], Leaves]) -> GradientOf:
-    """GC-SAM: both gradients without their means over all axes but the first."""
+    """GC-SAM: both gradients without their means over all axes but the last."""
 
     def centred(g: Vector) -> Vector:
         layers = cut(g)
         means = [
-            x.mean(tuple(range(1, x.ndim)), keepdims=True) if x.ndim > 1 else 0 * x for x in layers
+            x.mean(tuple(range(x.ndim - 1)), keepdims=True) if x.ndim > 1 else 0 * x for x in layers
         ]
         return np.concatenate([(x - m).ravel() for x, m in zip(layers, means, strict=True)])
 
@@ -113,32 +103,6 @@ def x_sam(rho: float, alpha: float, eigenvector: Callable[[Vector], Vector]) -> 
     return gradient_of
 
 
-def xsam(
-    rho: float,
-    radius: float,
-    every: int,
-    alphas: Vector,
-    losses: Sequence[Callable[[Vector], float]],
-    log: list[float],
-) -> GradientOf:
-    """XSAM with one ascent step: between ε and g_s on a sphere, where the loss is highest."""
-
-    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
-        v_0 = unit(grad(w))
-        g_s = grad(w + rho * v_0)
-        v_1 = unit(g_s)
-        psi = np.arccos(np.dot(v_0, v_1))
-
-        def direction(alpha: float) -> Vector:
-            return (np.sin((1 - alpha) * psi) * v_0 + np.sin(alpha * psi) * v_1) / np.sin(psi)
-
-        if t % every == 0:
-            log.append(alphas[np.argmax([losses[t](w + radius * direction(a)) for a in alphas])])
-        return np.linalg.norm(g_s) * direction(log[-1])
-
-    return gradient_of
-
-
 def gam(rho: float, alpha: float, hessian: Callable[[Vector], Vector]) -> GradientOf:
     """GAM: ∇L(w) + α ρ ∇‖∇L‖ at w + ρ f/‖f‖, with f = ∇‖∇L‖(w)."""
 
@@ -151,7 +115,7 @@ def gam(rho: float, alpha: float, hessian: Callable[[Vector], Vector]) -> Gradie
 
 
 def of_two_losses(rho: float, ascent: Grad, sharp: Grad, plain: Grad) -> GradientOf:
-    """sharp(w + ε) + plain(w), with ε along ``ascent``: Focal-SAM, M-SAM and FGSAM."""
+    """sharp(w + ε) + plain(w), with ε along ``ascent``: M-SAM and FGSAM."""
     return lambda t, w, grad: sharp(w + rho * unit(ascent(w))) + plain(w)
 
 
@@ -191,59 +155,99 @@ def functional_sam(
     return gradient_of
 
 
-def lookbehind(
-    w: Vector, gradients: Sequence[Grad], rho: float, k: int, lr: float, alpha: float
-) -> list[Vector]:
-    """Lookbehind-SAM, algorithm 1, with SGD as the inner optimizer."""
-    points = []
-    for grad in gradients:
-        fast, slow = w, w
-        for _ in range(k):
-            slow = slow + rho * unit(grad(slow))
-            fast = fast - lr * grad(slow)
-        w = w + alpha * (fast - w)
-        points.append(w)
-    return points
+def layer_sam(
+    rho: float, cut: Callable[[Vector], Leaves], k: int = 1, alpha: float = 0.0
+) -> GradientOf:
+    """LayerSAM: SAM's ε times ‖w_l‖/‖g_l‖; with k > 1, LookSAM's reuse in between."""
+    g_v = np.zeros(0)
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        nonlocal g_v
+        g = grad(w)
+        if t % k:
+            return g + alpha * np.linalg.norm(g) * unit(g_v)
+        ratios = [np.linalg.norm(x) * unit(y.ravel()) for x, y in zip(cut(w), cut(g), strict=True)]
+        g_s = grad(w + rho * np.concatenate(ratios) / np.linalg.norm(g))
+        g_v = g_s - project(g_s, g)
+        return g_s
+
+    return gradient_of
 
 
-def sampa(
-    w: Vector, gradients: Sequence[Grad], rho: float, lmbda: float, lr: float
-) -> list[Vector]:
-    """SAMPa-λ, algorithm 1, with ∇f(y_0) = 0."""
-    ahead, points = np.zeros_like(w), []
-    for grad in gradients:
-        sharp = grad(w + rho * unit(ahead))
-        ahead = grad(w - lr * ahead)
-        w = w - lr * ((1 - lmbda) * sharp + lmbda * ahead)
-        points.append(w)
-    return points
+def eigen_sam(rho: float, alpha: float, eigenvector: Callable[[Vector], Vector]) -> GradientOf:
+    """Eigen-SAM: ε = ρ (u + α sign⟨g, v⟩ v_⊥), u = g/‖g‖."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        u, v = unit(grad(w)), eigenvector(w)
+        return grad(w + rho * (u + alpha * np.sign(np.dot(u, v)) * (v - project(v, u))))
+
+    return gradient_of
+
+
+def k_sam(rho: float, k: int, losses: Callable[[Vector], Vector], grads: Grad) -> GradientOf:
+    """K-SAM: both gradients on the k examples of largest loss at w."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        kept = np.argsort(losses(w))[-k:]
+        return sam(rho)(t, w, lambda p: np.mean(grads(p)[kept], axis=0))
+
+    return gradient_of
+
+
+def delta_sam(rho: float, u: Vector, grads: Grad) -> GradientOf:
+    """δ-SAM: ε along Σ ω_i ∇ℓ_i with ω_i ∝ |⟨∇ℓ_i, u⟩|."""
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        weights = np.abs(grads(w) @ u)
+        return np.mean(grads(w + rho * unit(weights @ grads(w))), axis=0)
+
+    return gradient_of
+
+
+def spectral_sam(rho: float, cut: Callable[[Vector], Leaves]) -> GradientOf:
+    """ε = ρ (G Gᵀ)^(−½) G for a matrix, SAM's for a vector."""
+
+    def polar(x: Vector) -> Vector:
+        values, vectors = np.linalg.eigh(x @ x.T)
+        return vectors @ np.diag(values**-0.5) @ vectors.T @ x
+
+    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
+        leaves = [polar(x) if x.ndim == 2 else x for x in cut(unit(grad(w)))]
+        return grad(w + rho * np.concatenate([x.ravel() for x in leaves]))
+
+    return gradient_of
 
 
 def ada_sam(
     w: Vector, gradients: Sequence[Grad], rho: float, lr: float, b1: float, b2: float, eps: float
 ) -> list[Vector]:
-    """AdaSAM with the two differences of optax: both moments corrected, ε added to the root."""
-    m, v, largest, points = 0 * w, 0 * w, 0 * w, []
-    for t, grad in enumerate(gradients, 1):
+    """AdaSAM: AMSGrad of the sharp gradient without corrections, v̂ from ε²."""
+    m, v, largest, points = 0 * w, 0 * w, 0 * w + eps**2, []
+    for t, grad in enumerate(gradients):
         g = sam(rho)(t, w, grad)
         m = b1 * m + (1 - b1) * g
         v = b2 * v + (1 - b2) * g**2
-        largest = np.maximum(largest, v / (1 - b2**t))
-        w = w - lr * m / (1 - b1**t) / (np.sqrt(largest) + eps)
+        largest = np.maximum(largest, v)
+        w = w - lr * m / np.sqrt(largest)
         points.append(w)
     return points
 
 
 def light_sam(
-    w: Vector, gradients: Sequence[Grad], rho: float, lr: float, initial: float
+    w: Vector,
+    gradients: Sequence[Grad],
+    rho: float,
+    lr: float,
+    initial: float,
+    total: Callable[[Vector], Vector],
 ) -> list[Vector]:
-    """LightSAM, element by element: AdaGrad for the ascent and for the descent."""
-    u, v, points = initial + 0 * w, initial + 0 * w, []
+    """LightSAM: AdaGrad for the ascent and for the descent; ``total`` of the squares is summed."""
+    u, v, points = initial, initial, []
     for grad in gradients:
         s = grad(w)
-        u = u + s**2
+        u = u + total(s**2)
         g = grad(w + rho * s / np.sqrt(u))
-        v = v + g**2
+        v = v + total(g**2)
         w = w - lr * g / np.sqrt(v)
         points.append(w)
     return points

@@ -250,7 +250,7 @@ class _Call:
 
     def sharp(self) -> Moved:
         """From w + ε to the next step."""
-        g = None
+        g = self.grads  # of a single pass, which only traces this
         if self.of.keeps_ascent_grads:
             g = trees.merge(self.state.ascent_grads, self.grads)
         before, now = self.state.other_perturbation_state, self.state.perturbation_state
@@ -285,7 +285,7 @@ class _Call:
         return perturbed_params(self.of.method, self.w, self.grads, before, None, arguments)
 
     def _descend(
-        self, ascent_grads: Updates | None, before: OptState, now: OptState, perturbed: bool
+        self, ascent_grads: Updates, before: OptState, now: OptState, perturbed: bool
     ) -> Moved:
         """The step from w; ``before`` and ``now`` are the perturbation's states around it."""
         added = {"ascent_grads": ascent_grads, "perturbation_state": before}

@@ -110,7 +110,7 @@ def require_gradient(name: str, grads: PyTree, params: PyTree) -> None:
         )
     if found:
         raise TypeError(f"{name} must be a gradient, in the structure of the params, got {found}")
-    remedy = "Differentiate with jax.grad, with respect to the params alone."
+    remedy = "Differentiate with jax.grad, and not with jax.value_and_grad, whose result is a pair."
     require_like(name, grads, params, remedy)
     require_shape = functools.partial(_require_shape, name)
     jax.tree_util.tree_map_with_path(require_shape, params, grads, is_leaf=trees.is_none)

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import optax
 from chex import Numeric
 from optax import OptState, Params, Updates
@@ -112,8 +111,7 @@ def momentum_start(
         eps, inner_state = displacement(params, state, extra)
         ema = state.ema
         if decay is not None:
-            weights = averages.weights(decay, jnp.zeros((), jnp.int32), "zero")
-            ema = averages.ema(ema, updates, weights)
+            ema = averages.ema(ema, updates, decay)
         eps = trees.map_inexact(like_gradient, params if updates is None else updates, eps)
         return eps, MomentumStartState(ema, inner_state)
 

@@ -90,20 +90,20 @@ def remove_full_gradient(
         updates: Updates, state: FullGradientState, params: Params | None, **extra: Any
     ) -> tuple[Updates, FullGradientState]:
         sigma, lmbda = extra["sigma"], extra["lmbda"]
-        weights = averages.weights(lmbda, state.count, ema_start)
+        how = (lmbda, state.count, ema_start)
 
         def residual(g: Leaf, m: Array) -> Array:
             wide = trees.widen(g)
             return wide - jnp.asarray(sigma).astype(wide.dtype) * jnp.asarray(m).astype(wide.dtype)
 
         if subtract == "new":
-            ema = averages.ema(state.ema, updates, weights)
+            ema = averages.ema(state.ema, updates, *how)
             d = trees.map_inexact(residual, updates, ema)
         else:
             # The average is computed from d, not from g = d + σm: the compiler then knows that the
             # old average is read before the new one overwrites it, and makes no copy.
             d = trees.map_inexact(residual, updates, state.ema)
-            ema = averages.ema(state.ema, d, weights, removed=sigma)
+            ema = averages.ema(state.ema, d, *how, removed=sigma)
         d = trees.map_inexact(trees.cast_if_range_allows, d, updates)
         return d, FullGradientState(optax.safe_increment(state.count), ema)
 

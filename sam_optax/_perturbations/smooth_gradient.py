@@ -69,8 +69,7 @@ def smooth_gradient(
     def update_fn(
         updates: Updates, state: SmoothGradientState, params: Params, decay: Numeric, **extra: Any
     ) -> tuple[Updates, SmoothGradientState]:
-        weights = averages.weights(decay, state.count, ema_start)
-        ema = averages.ema(state.ema, updates, weights)
+        ema = averages.ema(state.ema, updates, decay, state.count, ema_start)
         d = trees.map_inexact(lambda g, m: trees.cast_like(jnp.asarray(m), g), updates, ema)
         return d, SmoothGradientState(optax.safe_increment(state.count), ema)
 

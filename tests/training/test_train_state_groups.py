@@ -153,7 +153,7 @@ def test_a_count_is_refused():
 @pytest.mark.slow
 def test_inside_another_transformation_the_error_says_what_to_do():
     tx = optax.chain(optax.zero_nans(), transformation("sam"))
-    with pytest.raises(TypeError, match="missing a required argument: 'i'") as error:
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'i'") as error:
         create(tx).apply_loss(lambda w, i: loss(w, X[i]))
     assert "needs sharpness_aware to be the outermost" in "".join(error.value.__notes__)
     value = create(optax.chain(optax.zero_nans(), transformation("rsam"))).apply_loss(
