@@ -71,7 +71,7 @@ def alternating_states(state: OptState) -> list[AlternatingState]:
     for node in _nodes(state):
         if isinstance(node, AlternatingState):
             found.append(node)
-        elif isinstance(node, _REWRITING) and any(map(_is_alternating, _nodes(node))):
+        elif isinstance(node, _REWRITING) and _holds_one(node):
             raise ValueError(
                 f"alternating(...) lies inside a wrapper that rewrites its updates, whose state is "
                 f"{type(node).__name__}: the params have not moved to the points where alternating "
@@ -99,19 +99,18 @@ _REMEDY = (
 _REWRITING = (optax.LookaheadState, optax.contrib.MechanicState, optax.contrib.ScheduleFreeState)
 
 
-def _is_alternating(node: Any) -> bool:
-    return isinstance(node, AlternatingState)
+def _holds_one(tree: Any) -> bool:
+    return any(isinstance(node, AlternatingState) for node in _nodes(tree))
 
 
 def _is_followed(chain: tuple[Any, ...]) -> bool:
     """Whether another transformation comes after ``alternating`` in the state of a chain."""
-    after = list(itertools.dropwhile(lambda part: not _is_alternating(part), chain))
-    return not all(map(_is_alternating, after))
+    return not all(itertools.dropwhile(lambda held: not held, map(_holds_one, chain)))
 
 
 def _nodes(tree: Any) -> list[Any]:
     """The tree and the nodes inside it, down to the states of ``alternating``."""
-    if _is_alternating(tree) or jax.tree_util.all_leaves([tree]):
+    if isinstance(tree, AlternatingState) or jax.tree_util.all_leaves([tree]):
         return [tree]
     children = jax.tree.leaves(tree, is_leaf=lambda node: node is not tree)
     return [tree, *(node for child in children for node in _nodes(child))]

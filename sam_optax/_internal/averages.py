@@ -28,8 +28,7 @@ def ema(
 ) -> Updates:
     """The new average, in the dtypes of the old one, which stays where there is no gradient.
 
-    ``count`` is the number of gradients in the old average, which is 0 if there are none.
-    ``removed`` is the multiple of the old average that has been subtracted from ``grads``.
+    ``count`` gradients are in the old average, 0 if none; ``grads`` lack ``removed`` times it.
     """
 
     def weights(dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:

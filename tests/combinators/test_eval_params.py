@@ -170,6 +170,7 @@ def test_what_nnx_hands_over(kind):
         (lambda tx: optax.chain(tx, optax.transforms.freeze({"w": True})), "followed by another"),
         (lambda tx: optax.chain(tx, optax.scale(0.5)), "followed by another"),
         (lambda tx: optax.chain(optax.clip(1.0), optax.chain(tx, optax.scale(0.5))), "followed"),
+        (lambda tx: optax.chain(optax.chain(optax.clip(1.0), tx), optax.scale(0.5)), "followed"),
         (lambda tx: optax.contrib.schedule_free(tx, 0.1), "ScheduleFreeState"),
         (lambda tx: optax.contrib.mechanize(tx), "MechanicState"),
     ],
