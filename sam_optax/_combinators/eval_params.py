@@ -71,7 +71,9 @@ def alternating_states(state: OptState) -> list[AlternatingState]:
     for node in _nodes(state):
         if isinstance(node, AlternatingState):
             found.append(node)
-        elif isinstance(node, _REWRITING) and _holds_one(node):
+        elif isinstance(node, _REWRITING) and any(
+            isinstance(n, AlternatingState) for n in _nodes(node)
+        ):
             raise ValueError(
                 f"alternating(...) lies inside a wrapper that rewrites its updates, whose state is "
                 f"{type(node).__name__}: the params have not moved to the points where alternating "
@@ -99,13 +101,16 @@ _REMEDY = (
 _REWRITING = (optax.LookaheadState, optax.contrib.MechanicState, optax.contrib.ScheduleFreeState)
 
 
-def _holds_one(tree: Any) -> bool:
-    return any(isinstance(node, AlternatingState) for node in _nodes(tree))
+def _ends_alternating(part: Any) -> bool:
+    """Whether a part of a chain is ``alternating`` or a chain with it."""
+    if type(part) is tuple:
+        return any(map(_ends_alternating, part))
+    return isinstance(part, AlternatingState)
 
 
 def _is_followed(chain: tuple[Any, ...]) -> bool:
     """Whether another transformation comes after ``alternating`` in the state of a chain."""
-    return not all(itertools.dropwhile(lambda held: not held, map(_holds_one, chain)))
+    return not all(itertools.dropwhile(lambda held: not held, map(_ends_alternating, chain)))
 
 
 def _nodes(tree: Any) -> list[Any]:
