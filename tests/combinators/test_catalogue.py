@@ -454,7 +454,11 @@ def followed(name, method):
 
 
 RUNS = [(name, *run) for name in GOLDEN for run in runs(name)]
-DAILY = [f"{n}-{m}-{r}" for n, m, r in RUNS if r.endswith("momentum") or n.endswith("AdamW")]
+DAILY = [
+    re.sub(r"[^ -~]", "*", f"{n}-{m}-{r}")  # pytest escapes what is not ASCII
+    for n, m, r in RUNS
+    if r.endswith("momentum") or n.endswith("AdamW")
+]
 
 
 @pytest.mark.fast(*DAILY)
