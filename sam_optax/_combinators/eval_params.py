@@ -103,9 +103,8 @@ _REWRITING = (optax.LookaheadState, optax.contrib.MechanicState, optax.contrib.S
 
 def _ends_alternating(part: Any) -> bool:
     """Whether a part of a chain is ``alternating`` or a chain with it."""
-    if type(part) is tuple:
-        return any(map(_ends_alternating, part))
-    return isinstance(part, AlternatingState)
+    nested = type(part) is tuple and any(map(_ends_alternating, part))
+    return nested or isinstance(part, AlternatingState)
 
 
 def _is_followed(chain: tuple[Any, ...]) -> bool:

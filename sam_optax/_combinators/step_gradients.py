@@ -58,15 +58,7 @@ def _synchronized(options: Options, found: Pass) -> Pass:
 
 @dataclasses.dataclass(frozen=True)
 class StepGradients:
-    """The gradients of a step.
-
-    Attributes:
-      options: the options of the step.
-      loss: its gradient functions.
-      state: state of the perturbation.
-      params: w.
-      extra: the arguments of the perturbation.
-    """
+    """The gradients of a step; ``extra`` are the arguments of the perturbation."""
 
     options: Options
     loss: Evaluations
