@@ -36,10 +36,10 @@ def fsam(
       rho: radius ρ ≥ 0. Default 0.1, the paper's for CIFAR-10 (CIFAR-100: 0.2, fine-tuning: 0.075).
       sigma: share σ ≥ 0 of the full gradient that is removed. Default 1, the paper's. 0 is SAM.
       lmbda: decay 0 ≤ λ < 1 of the average m. Default 0.9; the public code: 0.6 to 0.95 for CIFAR.
-      ema_start: how m starts, see :func:`remove_full_gradient`. Default ``"first_gradient"``.
+      ema_start: ``"first_gradient"`` (default), m₁ = g₁; ``"bias_corrected"``; or ``"zero"``.
       subtract: ``"previous"`` (default, the public code), m_{t−1}; or ``"new"``, m_t, which
         contains g_t: with it choose ``ema_start="zero"``, as otherwise d₁ = (1 − σ) g₁.
-      accumulator_dtype: dtype of m, see :func:`remove_full_gradient`. Default: each leaf's own.
+      accumulator_dtype: dtype of m; float32 for bfloat16 and λ > 0.99. Default: each leaf's own.
 
     Returns:
       A :class:`~sam_optax.Perturbation` whose state holds one copy of the gradient.

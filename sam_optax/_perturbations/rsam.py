@@ -37,11 +37,13 @@ def rsam(
       gamma: scale γ ≥ 0 of the noise, relative to each kernel. Default 0.1, this library's choice.
       lmbda: weight λ ≥ 0 of the gradient relative to the noise. Default 2, this library's choice.
       key: a JAX PRNG key, typed or raw, or an integer seed.
-      noise_scale: the meaning of γ, see :func:`random_start`. Default ``"relative"``, as above.
-      weighting: the terms that λ weights, see :func:`random_start`. Default ``"normalized"``.
-      kernel_axis: see :func:`random_start`.
-      stack_axes: see :func:`random_start`.
-      draw: see :func:`random_start`.
+      noise_scale: deviation of an element of kernel j: ``"relative"`` (default), γ ‖w_j‖/√n_j;
+        ``"sqrt_norm"``, γ ‖w_j‖^½; ``"norm"``, γ ‖w_j‖; or ``"isotropic"``, γ.
+      weighting: ``"normalized"`` (default), as above; ``"normalized_gradient"``, δ₀ + λĝ/‖ĝ‖; or
+        ``"raw"``, δ₀ + λĝ.
+      kernel_axis: axis of the output unit, or a function. Default −1, the layout of Flax.
+      stack_axes: number of leading axes that stack layers, or a function. Default 0.
+      draw: ``(key, shape, dtype) -> array`` of variance 1. Default: this library's generator.
 
     Returns:
       A :class:`~sam_optax.Perturbation` with a ``start_fn``; its state is one key.
