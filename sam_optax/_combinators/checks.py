@@ -7,7 +7,7 @@ import optax
 from optax import OptState, Params, Updates
 
 from sam_optax._combinators.first_pass import FirstPassState
-from sam_optax._internal import checks, devices, roles
+from sam_optax._internal import checks, devices, roles, trees
 from sam_optax._internal.hyperparameters import check_transformation
 from sam_optax._perturbations.perturbation import Perturbation, as_perturbation
 
@@ -30,8 +30,7 @@ def roles_of(
     if isinstance(descent, Perturbation):
         raise TypeError(
             "descent is a Perturbation, such as sam_optax.sam() returns: pass it as perturbation, "
-            "the second argument. A descent transforms the sharp gradient, as "
-            "sam_optax.surrogate_gap() does."
+            "the second argument. A descent transforms gradients, as surrogate_gap() does."
         )
     inner = None if descent is None else roles.open_to_arguments(descent)
     return as_perturbation(perturbation), roles.Descend(inner, roles.open_to_arguments(base_tx))
@@ -80,19 +79,20 @@ def check_state(state: OptState, expected: type) -> None:
 def warn_of_drift(who: str, grads: Updates) -> None:
     """Warns if devices take different gradients, as far as JAX shows it.
 
-    Under ``jax.pmap`` and without ``check_vma`` a ``grad_fn`` that averages over the devices itself
-    looks the same.
+    Under ``jax.pmap`` and without ``check_vma`` a ``grad_fn`` that averages itself looks the same.
     """
-    axes = [axis for axis in devices.manual_axes() if not devices.all_replicated(grads, axis)]
+    found = trees.inexact_leaves(grads)
+    axes = [a for a in devices.manual_axes() if not all(devices.is_replicated(g, a) for g in found)]
     if axes:
         names = axes[0] if len(axes) == 1 else tuple(axes)
+        sharded = f"norm_axis_name={names!r} if the params are sharded over the axis; or "
         warnings.warn(
             f"{who} is traced under the axis {names!r} of jax.pmap or jax.shard_map without "
             "axis_name: if grad_fn returns each device's own gradient, the params of the "
             "devices drift apart, even if grads are averaged. Pass "
             f"axis_name={names!r}, with grad_fn and grads of each device, not averaged; or "
-            f"norm_axis_name={names!r} if the params are sharded over the axis; or axis_name=() if "
-            "grad_fn averages over the devices itself, or each device trains its own params.",
+            f"{sharded if who == 'sharpness_aware' else ''}axis_name=() if grad_fn averages over "
+            "the devices itself, or each device trains its own params.",
             UserWarning,
             stacklevel=2,
         )

@@ -1,6 +1,7 @@
 """The unperturbed params of a run with :func:`sam_optax.alternating`."""
 
 import itertools
+import operator
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import optax.contrib
 from optax import OptState, Params
 
 from sam_optax._combinators.alternating import AlternatingState
+from sam_optax._internal import trees
 
 
 def eval_params(params: Params, state: OptState) -> Params:
@@ -26,8 +28,7 @@ def eval_params(params: Params, state: OptState) -> Params:
 
     Raises:
       ValueError: ``state`` does not contain an :class:`AlternatingState`, contains two for the same
-        leaf, or belongs to other params; or something follows or surrounds ``alternating`` that
-        changes its updates.
+        leaf, or belongs to other params; or something around ``alternating`` changes its updates.
 
     Example:
       >>> import jax.numpy as jnp, optax, sam_optax
@@ -76,10 +77,11 @@ def alternating_states(state: OptState) -> list[AlternatingState]:
         ):
             raise ValueError(
                 f"alternating(...) lies inside a wrapper that rewrites its updates, whose state is "
-                f"{type(node).__name__}: the params have not moved to the points where alternating "
-                f"takes its gradients. {_REMEDY}"
+                f"{type(node).__name__}: the params have not moved to its points. {_REMEDY}"
             )
-        elif type(node) is tuple and _is_followed(node):
+        elif type(node) is tuple and not all(
+            itertools.dropwhile(operator.not_, map(_ends_alternating, node))
+        ):
             raise ValueError(
                 "alternating(...) is followed by another transformation in optax.chain, which may "
                 f"change its updates: alternating must be the last. {_REMEDY}"
@@ -95,21 +97,19 @@ def alternating_states(state: OptState) -> list[AlternatingState]:
 
 _REMEDY = (
     "Put what follows or surrounds it inside, alternating(optax.chain(base_tx, ...), "
-    "perturbation), and choose what is perturbed with sam_optax.perturb_only. optax.lookahead "
-    "cannot be used."
+    "perturbation), and choose what is perturbed with perturb_only. optax.lookahead cannot be used."
 )
 _REWRITING = (optax.LookaheadState, optax.contrib.MechanicState, optax.contrib.ScheduleFreeState)
 
 
 def _ends_alternating(part: Any) -> bool:
-    """Whether a part of a chain is ``alternating`` or a chain with it."""
-    nested = type(part) is tuple and any(map(_ends_alternating, part))
-    return nested or isinstance(part, AlternatingState)
+    """Whether a part of a chain contains ``alternating`` for all of the params."""
 
+    def is_whole(state: AlternatingState) -> bool:
+        leaves = jax.tree.leaves(state.params, is_leaf=trees.is_missing)
+        return not any(isinstance(leaf, optax.MaskedNode) for leaf in leaves)
 
-def _is_followed(chain: tuple[Any, ...]) -> bool:
-    """Whether another transformation comes after ``alternating`` in the state of a chain."""
-    return not all(itertools.dropwhile(lambda held: not held, map(_ends_alternating, chain)))
+    return any(isinstance(node, AlternatingState) and is_whole(node) for node in _nodes(part))
 
 
 def _nodes(tree: Any) -> list[Any]:

@@ -57,9 +57,8 @@ def pop_first_pass(opt_state: OptState) -> tuple[OptState, LossAndAux]:
     found = [node.value for node in nodes if is_first_pass(node)]
     if len(found) != 1:
         raise ValueError(
-            "the optimizer state must hold exactly one first pass: call pop_first_pass once, on "
-            "the state that update(..., value_and_grad_fn=...) of one sharpness_aware returned. "
-            f"Found {len(found)}."
+            f"the optimizer state must hold exactly one first pass, not {len(found)}: call "
+            "pop_first_pass once, on what update(..., value_and_grad_fn=...) returned."
         )
     nodes = [node.state if is_first_pass(node) else node for node in nodes]
     return jax.tree.unflatten(structure, nodes), found[0]

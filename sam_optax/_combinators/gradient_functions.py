@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import jax
-import optax
 from chex import Numeric
 from optax import Params, Updates
 
 from sam_optax._internal import checks, control_flow, trees
-from sam_optax._internal.types import ExtraArgs, LossAndAux, PyTree
+from sam_optax._internal.types import ExtraArgs, LossAndAux
 
 GradFn: TypeAlias = Callable[..., Updates]
 """``params -> grads``; with groups of the batch, ``(params, index) -> grads``."""
@@ -69,7 +68,7 @@ def evaluations(
         return evaluate if once else control_flow.trace_once(evaluate, params)
 
     if value_and_grad_fn is not None:
-        sharp = prepared(_of_value_and_grad(value_and_grad_fn))
+        sharp = prepared(_of_value_and_grad(value_and_grad_fn, params))
     else:
         grad_fn = _gradient_of_loss(extra) if grad_fn is None else grad_fn
         sharp = prepared(_of_grad("grad_fn", grad_fn, params))
@@ -94,11 +93,8 @@ def _of_grad(name: str, grad_fn: GradFn | None, params: Params) -> Evaluation:
 
 def _explaining(evaluate: Evaluation, params: Params) -> Evaluation:
     """The evaluation, with errors that explain why a function may fail on these params."""
-
-    def is_missing(node: PyTree) -> bool:
-        return node is None or isinstance(node, optax.MaskedNode)
-
-    missing = list(filter(is_missing, jax.tree.leaves(params, is_leaf=is_missing)))
+    leaves = jax.tree.leaves(params, is_leaf=trees.is_missing)
+    missing = list(filter(trees.is_missing, leaves))
     masked = any(node is not None for node in missing)
     without = any(node is None for node in missing)
     vector = jax.tree_util.all_leaves([params]) and jax.numpy.ndim(params) == 1
@@ -126,16 +122,15 @@ def _explaining(evaluate: Evaluation, params: Params) -> Evaluation:
                 )
             if vector:
                 error.add_note(
-                    "sharpness_aware received params that are one vector. If optax.flatten is "
-                    "around it, put it inside: sharpness_aware(optax.flatten(base_tx), "
-                    "perturbation)."
+                    "sharpness_aware received params that are one vector. Put optax.flatten inside "
+                    "it, not around it: sharpness_aware(optax.flatten(base_tx), perturbation)."
                 )
             raise
 
     return explaining
 
 
-def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
+def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn, like: Params) -> Evaluation:
     if not callable(value_and_grad_fn):
         raise TypeError(
             "value_and_grad_fn must be a function such as jax.value_and_grad(loss_fn, "
@@ -150,6 +145,8 @@ def _of_value_and_grad(value_and_grad_fn: ValueAndGradFn) -> Evaluation:
                 f"loss_fn, has_aux=True) does, got {jax.tree.structure(value)} in place of "
                 "(loss, aux). Return None as aux if you have none."
             )
+        checks.loss_and_aux(value, has_aux=True)
+        checks.require_gradient("the gradient of value_and_grad_fn", grads, like)
         for path, leaf in jax.tree_util.tree_leaves_with_path(value[1]) if group else []:
             if not trees.is_inexact(leaf):
                 raise TypeError(

@@ -13,6 +13,7 @@ from sam_optax._combinators import checks
 from sam_optax._combinators.gradient_functions import GradFn, evaluations
 from sam_optax._internal import control_flow, devices, roles, trees, vectors
 from sam_optax._internal import hyperparameters as hp
+from sam_optax._internal.checks import require_gradient
 from sam_optax._perturbations.perturbation import Perturbation, perturbed_params
 
 
@@ -45,8 +46,7 @@ def lookbehind(
         f_i = f_{i-1} + \mathrm{base\_tx}(\nabla L(p_i)), \qquad p_0 = f_0 = w,
 
     for i = 1, …, k, and then :math:`w \leftarrow w + \alpha\, (f_k - w)`. The base optimizer acts
-    on the fast weights f: its momentum and moments change k times per step. ``k=1, alpha=1`` is
-    SAM.
+    on the fast weights f: its moments change k times per step. ``k=1, alpha=1`` is SAM.
 
     ``update(grads, state, params, grad_fn=grad_fn)`` takes the gradient on the step's batch as
     :func:`sharpness_aware` does, and evaluates it k + 1 times, or k times if ``grads``, the one at
@@ -151,7 +151,12 @@ class _Step:
             new_base_state = jax.tree.map(trees.cast_state_like, new_base_state, base_state)
             return _Reached(p, trees.add(f, moves), g, perturbation_state, new_base_state)
 
-        g = gradient(params) if updates is None else devices.pmean(updates, self.axis_name)
+        if updates is None:
+            g = gradient(params)
+        else:
+            require_gradient("grads", updates, params)
+            devices.check_local(updates, self.axis_name)
+            g = devices.pmean(updates, self.axis_name)
         first = ascend(_Reached(params, params, g, state.perturbation_state, state.base_state))
         if self.axis_name is None:
             checks.warn_of_drift("lookbehind", first.grads)

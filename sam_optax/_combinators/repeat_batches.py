@@ -111,7 +111,6 @@ def _value(scalar: Numeric) -> int:
     values = np.unique(np.asarray(leaf))
     if values.size != 1:
         raise ValueError(
-            "repeat_batches needs one training run, and the runs in this state differ: "
-            f"{values.tolist()}."
+            f"repeat_batches needs one run, and the runs in this state differ: {values.tolist()}."
         )
     return int(values[0])

@@ -99,8 +99,7 @@ def sharpness_aware(
       descent: an optax transformation of the sharp gradient in front of ``base_tx``, such as
         :func:`surrogate_gap`. Default: none.
       ascent_steps: number of ascent steps n ≥ 1, each from the point that the last one reached,
-        with the full radius. Each costs one gradient. Corresponds to ``sync_period=n + 1`` of
-        ``optax.contrib.sam``.
+        with the full radius. Each costs one gradient. ``optax.contrib.sam``: ``sync_period=n + 1``.
       when: function of the training step (int32 scalar, from 0) that returns whether it perturbs:
         see :func:`every`, :func:`after`, :func:`bernoulli` and :func:`above_average`. On other
         steps ``base_tx`` and the descent run, with one gradient. Default: every step perturbs.
@@ -138,8 +137,7 @@ def sharpness_aware(
         function does not return a gradient.
       ValueError: ``ascent_steps`` < 1, or options that exclude each other; in ``init``, a wrapper
         has removed a start; in ``update``, ``params`` or the gradient function is missing, or it
-        fails on the part of the params that ``optax.partition`` or ``masked`` passes; an axis is
-        not bound.
+        fails on the part of the params that ``optax.partition`` passes; an axis is not bound.
 
     Warns:
       UserWarning: the step is traced under an axis of ``jax.pmap`` or ``jax.shard_map`` along which
@@ -234,7 +232,8 @@ class _Step:
         decided = state._replace(when_state=when_state)
         descend = functools.partial(self._descend, found, perturbed, step, decided, params, extra)
         if options.skip_nonfinite:
-            skipped = self._skipped(state, params)
+            info = (state.info or step_info.initial(params)) if options.info else None
+            skipped = state._replace(skipped=optax.safe_increment(state.skipped), info=info)
             moves, new_state = unless_nonfinite(self._is_finite(found), descend, skipped)
         else:
             moves, new_state = descend()
@@ -273,11 +272,6 @@ class _Step:
             base_state=base_state,
             info=info,
         )
-
-    def _skipped(self, state: SharpnessAwareState, params: Params) -> SharpnessAwareState:
-        """The state after a step that is skipped, with diagnostics if the options say so."""
-        info = (state.info or step_info.initial(params)) if self.options.info else None
-        return state._replace(skipped=optax.safe_increment(state.skipped), info=info)
 
     def _square(self, g: Pass | None) -> jax.Array:
         """‖g‖², for a ``when`` that depends on it."""

@@ -74,8 +74,7 @@ def simultaneous(
       lmbda: λ in [0, 1], or an optax schedule of it. Default 0.2, as in the public code (which
         never perturbs for λ = 0).
       descent: as in :func:`sharpness_aware`; its ascent gradient is ∇L(y_t).
-      axis_name: the axis of two devices. Over other axes, ``grad_fn`` returns a mean; without this
-        axis, ``()`` says so.
+      axis_name: the axis of two devices; ``()`` if ``grad_fn`` averages over another axis.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`SimultaneousState`.
@@ -155,8 +154,8 @@ class _Step:
         point, moved = perturbed_params(self.method, params, g, before, None, arguments)
 
         def descend(grads: Updates, perturbed: bool) -> tuple[Updates, OptState]:
-            added = {"ascent_grads": g, "perturbation_state": before, "perturbed": perturbed}
-            added["training_step"] = state.step
+            added = {"ascent_grads": g, "perturbation_state": before, "training_step": state.step}
+            added["perturbed"] = perturbed
             return self.optimizer.update(grads, state.base_state, params, added, extra)
 
         trial, _ = descend(g, False)
@@ -205,8 +204,7 @@ def _one_each(
     """The gradients at both points, each of which one of two devices evaluates."""
     if (size := lax.psum(1, axis_name)) != 2:
         raise ValueError(
-            f"axis_name={axis_name!r} must be an axis of two devices, one for each gradient, got "
-            f"{size}."
+            f"axis_name={axis_name!r} must be an axis of two devices, one per gradient, got {size}."
         )
     first = lax.axis_index(axis_name) == 0
 

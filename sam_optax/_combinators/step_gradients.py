@@ -172,7 +172,7 @@ class StepGradients:
         given = self.options.perturb_dtype is not None
         # Outside of jit the branches need not agree, and checking would trace at every step.
         known = given or not control_flow.is_traced(self.params, grads)
-        if known and trees.same_dtypes(grads, self.params):
+        if known and trees.dtypes(grads) == trees.dtypes(self.params):
             return grads
         like = self.params
         if not given:

@@ -25,8 +25,7 @@ class StepInfo(NamedTuple):
       cosine: ⟨g, g_s⟩/(‖g‖ ‖g_s‖); 1 in a step that did not perturb, 0 where a gradient is 0.
       start_share: ⟨δ₀, ε⟩/(‖δ₀‖ ‖ε‖), the cosine between ε and the displacement δ₀ of the start:
         near 1, ε is mostly noise. 0 for a perturbation without a start.
-      loss_rise: L(w + ε) − L(w) on the step's batch, in units of the loss, if both losses are
-        known.
+      loss_rise: L(w + ε) − L(w) on the step's batch, in units of the loss, if both are known.
       loss_known: Boolean, whether the step evaluated both losses, as steps with
         ``value_and_grad_fn`` do; otherwise ``loss_rise`` is 0.
     """

@@ -39,8 +39,7 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
       An ``optax.GradientTransformationExtraArgs``, without state unless ``alpha`` is a schedule.
 
     Raises:
-      ValueError: ``alpha`` < 0; in ``update``, ``eigenvector`` is missing or does not match the
-        params.
+      ValueError: ``alpha`` < 0; in ``update``, ``eigenvector`` is missing or unlike the params.
 
     Example:
       >>> import jax.numpy as jnp, sam_optax

@@ -66,8 +66,7 @@ def require(who: str, name: str, value: T | None, extra: ExtraArgs) -> T:
         raise ValueError(
             f"{who} needs {name}, which sharpness_aware and alternating pass to their descent, and "
             f"not to base_tx: pass it as descent=, sharpness_aware(base_tx, perturbation, "
-            f"descent={who}(...)). Do not put it into a wrapper that drops extra arguments, such "
-            "as optax.MultiSteps."
+            f"descent={who}(...)), in no wrapper that drops extra arguments (optax.MultiSteps)."
         )
     return value
 

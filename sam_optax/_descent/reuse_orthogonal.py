@@ -18,8 +18,7 @@ class ReuseOrthogonalState(NamedTuple):
 
     Attributes:
       g_v: the component of the sharp gradient orthogonal to the ascent gradient at the last step
-        that perturbed, 0 before, in the structure and dtypes of the params; ``None`` in place of
-        non-float leaves.
+        that perturbed, 0 before, like the params; ``None`` in place of non-float leaves.
       norm: ‖g_v‖, float32 (or wider) scalar.
     """
 
@@ -36,8 +35,7 @@ def reuse_orthogonal(alpha: hp.Hyperparameter = 0.7) -> optax.GradientTransforma
         g + \alpha\, \frac{\|g\|}{\|g_v\|}\, g_v \quad \text{at other steps,}
 
     with inner products and norms over the whole tree as one vector. Steps that perturb keep their
-    sharp gradient g_s. Other steps keep g if g_v is no larger than rounding error, or if no step
-    has perturbed yet.
+    sharp gradient g_s. Other steps keep g if g_v is no larger than rounding error, or none yet.
 
     LookSAM is ``sharpness_aware(base, sam(rho), descent=reuse_orthogonal(alpha), when=every(k))``.
     A step costs 1 + 1/k gradients on average.

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import jax
 import optax
+import optax.tree_utils as otu
 from optax import OptState, Params, Updates
 
 from sam_optax._descent.descent import require, stateless
@@ -22,7 +24,7 @@ def scale_by_precision() -> optax.GradientTransformationExtraArgs:
       An ``optax.GradientTransformationExtraArgs`` without state.
 
     Raises:
-      ValueError: (from ``update``) the perturbation is not :func:`bsam`.
+      ValueError: (from ``update``) the perturbation is not :func:`bsam` for all leaves.
 
     Example:
       >>> import optax, sam_optax
@@ -48,15 +50,23 @@ def scale_by_precision() -> optax.GradientTransformationExtraArgs:
         **extra: Any,
     ) -> tuple[Updates, OptState]:
         found = require("scale_by_precision", "perturbation_state", perturbation_state, extra)
-        precision = getattr(found, "precision", None)
-        if precision is None:
+        key = otu.NamedTupleKey("BsamState", "precision")
+        named = otu.tree_get_all_with_path(found, "precision")
+        learned = [precision for path, precision in named if path[-1] == key]
+        if len(learned) != 1:
             raise ValueError(
                 "scale_by_precision needs the precision of bsam: sharpness_aware(base_tx, "
                 "sam_optax.bsam(...), descent=scale_by_precision()), got the state "
                 f"{type(found).__name__} of another perturbation."
             )
+        leaves = jax.tree.leaves(learned, is_leaf=trees.is_missing)
+        if any(isinstance(leaf, optax.MaskedNode) for leaf in leaves):
+            raise ValueError(
+                "scale_by_precision divides all leaves, but perturb_only(bsam(...), mask) learns "
+                "the precision of some: perturb all."
+            )
 
-        divided = trees.map_wide(lambda u, s: u / trees.as_dtype_of(s, u), updates, precision)
+        divided = trees.map_wide(lambda u, s: u / trees.as_dtype_of(s, u), updates, *learned)
         return divided, state
 
     return optax.GradientTransformationExtraArgs(stateless, update_fn)

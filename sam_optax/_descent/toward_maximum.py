@@ -47,8 +47,7 @@ def toward_maximum(
 
     The unit vector g/‖g‖ is the direction of ε for :func:`sam` with one ascent step; after several
     the paper uses that of ε instead, so this is not XSAM then. Steps that do not perturb keep their
-    gradient. With ``axis_name``, ``value_fn`` must return the mean over the devices, so that they
-    agree on α.
+    gradient. With ``axis_name``, ``value_fn`` must return the mean over the devices.
 
     Args:
       rho: radius ρ > 0 of the search, a number or a JAX scalar (traced or not), ``rho_max`` in the
@@ -56,8 +55,7 @@ def toward_maximum(
       every: steps between two searches, an integer ≥ 1. Default 100; the public code searches once
         per epoch, and by default not at all: its α = 1 is SAM.
       largest: the largest α of the search, > 0. Default 2, the public code's.
-      candidates: number of evenly spaced α from 0 to ``largest``, an integer ≥ 2. Default 21, the
-        public code's.
+      candidates: number ≥ 2 of evenly spaced α from 0 to ``largest``. Default 21, as there.
 
     Returns:
       An ``optax.GradientTransformationExtraArgs`` with a :class:`TowardMaximumState`.

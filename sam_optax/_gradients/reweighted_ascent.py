@@ -39,8 +39,7 @@ def reweighted_ascent(
 
     Raises:
       TypeError: ``key`` is neither a seed nor a single PRNG key.
-      ValueError: ``power`` < 0; (from the returned function) ``losses_fn`` does not return one loss
-        per example.
+      ValueError: ``power`` < 0; (on a call) ``losses_fn`` does not return one loss per example.
 
     Example:
       >>> import jax, jax.numpy as jnp, sam_optax

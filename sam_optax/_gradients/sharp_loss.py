@@ -19,8 +19,7 @@ Arrays: TypeAlias = dict[int, Any]
 """The JAX arrays among the leaves of a tree, by position."""
 
 _ALTERNATIVE = (
-    "a loss cannot keep it. Use sam_optax.sharpness_aware, or sam_optax.alternating where a loop "
-    "cannot pass grad_fn."
+    "a loss cannot keep it. Use sam_optax.sharpness_aware, or alternating without a grad_fn."
 )
 
 

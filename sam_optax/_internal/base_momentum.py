@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import optax
 import optax.tree_utils as otu
 from optax import OptState, Params, Updates
 
@@ -21,9 +20,10 @@ def base_momentum(base_state: OptState | None, params: Params) -> Updates:
     if base_state is None:
         raise ValueError(
             "momentum_start takes its direction from the state of the base optimizer: pass "
-            "base_state=opt_state to start_fn and perturb_fn (sharpness_aware and alternating do "
-            f"so), or {_OWN}"
+            f"base_state=opt_state to start_fn and perturb_fn, or {_OWN}"
         )
+    if not jax.tree.leaves(params):
+        return params
     found = [  # fields of a NamedTuple: a parameter of that name is not taken for one
         (path, value)
         for field in _FIELDS
@@ -39,46 +39,43 @@ def base_momentum(base_state: OptState | None, params: Params) -> Updates:
             f"Use such an optimizer, or {_OWN}"
         )
     ((path, momentum),) = found
-    if _comes_after_scaling(base_state, path):
+    if _is_of_updates(base_state, path):
         raise ValueError(
             "momentum_start needs a momentum of gradients, but that of the base optimizer, "
-            f"{jax.tree_util.keystr(path)}, comes behind a transformation with a state, as in "
-            "optax.rmsprop: it is of updates, which descend. Use optax.sgd with momentum or "
-            f"optax.adam and its kind, or {_OWN}"
+            f"{jax.tree_util.keystr(path)}, comes behind other transformations and may be of "
+            "updates, as in optax.rmsprop and lars. Put what acts on gradients in front of a whole "
+            f"optimizer, optax.chain(..., optax.sgd(lr, momentum)), or {_OWN}"
         )
 
     def direction(p: Leaf, m: Leaf) -> Leaf:
-        if _is_masked(p):  # left out by perturb_only
+        if trees.is_missing(p):  # left out by perturb_only
             return p
-        return None if _is_masked(m) else m  # None: no direction
+        return None if trees.is_missing(m) else m  # None: no direction
 
-    return jax.tree.map(direction, params, momentum, is_leaf=_is_masked)
+    return jax.tree.map(direction, params, momentum, is_leaf=trees.is_missing)
 
 
-def _comes_after_scaling(state: OptState, path: KeyPath) -> bool:
-    """Whether a chain around the momentum has statistics of gradients in front of it."""
+def _is_of_updates(state: OptState, path: KeyPath) -> bool:
+    """Whether other pieces of its chain, or statistics of gradients, come before the momentum."""
+    chain = None
     for key in path:
         if isinstance(key, jax.tree_util.SequenceKey):
             if trees.inexact_leaves(state[: key.idx]):
                 return True
-            state = state[key.idx]
+            chain, state = key.idx, state[key.idx]
         else:
             state = getattr(state, key.name) if hasattr(key, "name") else state[key.key]
-    return False
-
-
-def _is_masked(node: object) -> bool:
-    return node is None or isinstance(node, optax.MaskedNode)
+    return path[-1].name == "trace" and bool(chain)
 
 
 def _fits(momentum: Updates, params: Params) -> bool:
     def same(p: Leaf, m: Leaf) -> bool:
-        if _is_masked(p) or _is_masked(m):
+        if trees.is_missing(p) or trees.is_missing(m):
             return True
         return trees.is_array(m) and jnp.shape(m) == jnp.shape(p)
 
     try:
-        fits = jax.tree.map(same, params, momentum, is_leaf=_is_masked)
+        fits = jax.tree.map(same, params, momentum, is_leaf=trees.is_missing)
         return bool(jax.tree.leaves(momentum)) and all(jax.tree.leaves(fits))
     except (TypeError, ValueError):
         return False

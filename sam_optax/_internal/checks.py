@@ -26,9 +26,8 @@ def require_state(
     if not _is_of(state, expected):
         wanted = _wanted(expected) + (f"({_wanted(content)})" if content else "")
         raise TypeError(
-            f"{name} must be {wanted}, as init returns it, got {_found(state)}: it belongs to "
-            "another method, or was restored without a target. Restore it into the state that init "
-            "returns."
+            f"{name} must be {wanted}, as init returns it, got {_found(state)}: it belongs "
+            "to another method, or was restored without a target, such as one that init returns."
         )
 
 

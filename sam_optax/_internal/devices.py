@@ -92,11 +92,6 @@ def shows_variation(axis_name: AxisName) -> bool:
     return is_replicated(jnp.zeros(()), axis_name)
 
 
-def all_replicated(tree: PyTree, axis_name: AxisName) -> bool:
-    """Whether the type system knows that all devices hold the same numbers."""
-    return all(is_replicated(leaf, axis_name) for leaf in trees.inexact_leaves(tree))
-
-
 def manual_axes() -> tuple[str, ...]:
     """Axes of several devices around the trace: of ``shard_map``, and of ``pmap`` with a name."""
     if not hasattr(jax.sharding, "get_abstract_mesh"):

@@ -76,8 +76,7 @@ def layer_of(stack_axes: StackAxes, path: KeyPath, leaf: Leaf) -> tuple[int, Lea
     if stacked > np.ndim(leaf):
         raise ValueError(
             f"stack_axes={stacked} exceeds the {np.ndim(leaf)} axes of the leaf "
-            f"{jax.tree_util.keystr(path)}: pass a function (path, leaf) that returns 0 for leaves "
-            "that are not stacked."
+            f"{jax.tree_util.keystr(path)}: pass a function (path, leaf) that returns 0 for others."
         )
     return int(stacked), jax.ShapeDtypeStruct(np.shape(leaf)[stacked:], jnp.result_type(leaf))
 
@@ -97,11 +96,9 @@ def unit_axes(
         if axis is None:
             return Units(stacked, None)
         if not -ndim <= axis < ndim:
+            where = jax.tree_util.keystr(path)
             inside = f" in addition to {stacked} that stack layers" if stacked else ""
-            raise ValueError(
-                f"axis {axis} is out of range for the leaf {jax.tree_util.keystr(path)} with "
-                f"{ndim} axes{inside}."
-            )
+            raise ValueError(f"axis {axis} is out of range for {where} with {ndim} axes{inside}.")
         return Units(stacked, axis % ndim)
 
     return jax.tree_util.tree_map_with_path(units_of, params, is_leaf=trees.is_none)

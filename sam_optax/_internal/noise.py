@@ -111,15 +111,6 @@ def bits_tree(key: Array, tree: PyTree, one_per_leaf: bool = False) -> PyTree:
     return jax.tree.map(draw, tree, is_leaf=trees.is_none)
 
 
-def check_draw(draw: object) -> None:
-    """Raises unless ``draw`` is a function or ``None``."""
-    if draw is not None and not callable(draw):
-        raise TypeError(
-            "draw must be a function (key, shape, dtype) -> array, such as jax.random.normal, or "
-            f"None for the library's own generator, got {draw!r}."
-        )
-
-
 def normal_tree(key: Array, params: PyTree, scale: Numeric, draw: Draw | None = None) -> PyTree:
     """Normal noise of standard deviation ``scale`` for the inexact leaves of a tree.
 

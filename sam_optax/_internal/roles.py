@@ -5,6 +5,7 @@ A base optimizer receives the caller's arguments, a perturbation also :data:`FOR
 a descent also :data:`FOR_DESCENTS`. What a step adds wins over the caller's argument of that name.
 """
 
+import contextvars
 import dataclasses
 from typing import Any
 
@@ -66,6 +67,25 @@ def open_to_arguments(tx: optax.GradientTransformation) -> optax.GradientTransfo
     return optax.GradientTransformationExtraArgs(inner.init, update_fn)
 
 
+_place: contextvars.ContextVar[str | None] = contextvars.ContextVar("place", default=None)
+
+
+def _init(place: str, tx: optax.GradientTransformation, params: Params) -> OptState:
+    token = _place.set(place)
+    try:
+        return tx.init(params)
+    finally:
+        _place.reset(token)
+
+
+def refuse_other_places() -> None:
+    """Raises for a perturbation that is initialized as a part of ``base_tx`` or ``descent``."""
+    if place := _place.get():
+        raise TypeError(
+            f"{place} contains a Perturbation, as sam_optax.sam() returns: pass it as perturbation."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Descend:
     """A descent, if any, and a base optimizer; the state is the base's, or the pair of both."""
@@ -75,8 +95,10 @@ class Descend:
 
     def init(self, params: Params) -> OptState:
         """The state before the first step."""
-        base_state = self.base.init(params)
-        return base_state if self.descent is None else (self.descent.init(params), base_state)
+        base_state = _init("base_tx", self.base, params)
+        if self.descent is None:
+            return base_state
+        return _init("descent", self.descent, params), base_state
 
     def base_state(self, state: OptState) -> OptState:
         """The base optimizer's part of the state."""

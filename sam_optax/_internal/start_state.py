@@ -48,8 +48,7 @@ def refuse_lost_start(state: OptState) -> OptState:
             "the perturbation contains a start (a random start: random_start, rsam or low_pass; "
             "momentum_start; or a Perturbation with a start_fn) inside a wrapper such as "
             "optax.chain or optax.inject_hyperparams, which would take the ascent gradient at the "
-            "params and not at the start. Put the start outermost, "
-            "random_start(optax.chain(...), key=key), and inject_hyperparams around "
-            "sharpness_aware."
+            "params and not at the start. Put the start outermost, random_start(optax.chain(...), "
+            "key=key), and inject_hyperparams around sharpness_aware."
         )
     return state

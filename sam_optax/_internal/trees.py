@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from chex import Array
 from jax import lax
 from jax.typing import DTypeLike
@@ -26,6 +27,11 @@ def is_inexact(leaf: Leaf) -> bool:
 def is_none(leaf: Leaf) -> bool:
     """For ``is_leaf``: ``None`` counts as a leaf, so that trees with ``None`` leaves match."""
     return leaf is None
+
+
+def is_missing(leaf: Leaf) -> bool:
+    """For ``jax.tree.map``, to see what ``optax.masked`` leaves out, too."""
+    return leaf is None or isinstance(leaf, optax.MaskedNode)
 
 
 def is_array(leaf: Leaf) -> bool:
@@ -139,10 +145,9 @@ def as_dtype_of(leaf: Leaf, other: Leaf) -> jax.Array:
     return jnp.asarray(leaf).astype(other.dtype)
 
 
-def same_dtypes(a: PyTree, b: PyTree) -> bool:
-    """Whether the inexact leaves of two trees have the same dtypes, in order."""
-    dtypes = [[jnp.result_type(leaf) for leaf in inexact_leaves(tree)] for tree in (a, b)]
-    return dtypes[0] == dtypes[1]
+def dtypes(tree: PyTree) -> list[np.dtype]:
+    """The dtypes of the inexact leaves."""
+    return list(map(jnp.result_type, inexact_leaves(tree)))
 
 
 def as_perturbed(params: PyTree, dtype: DTypeLike) -> PyTree:

@@ -82,8 +82,7 @@ def momentum_start(
     inner = as_perturbation(perturbation)
     if inner.has_start:
         raise ValueError(
-            "perturbation already has a start (random_start, low_pass, momentum_start): use only "
-            "one of them."
+            "perturbation already has a start (random_start, low_pass, momentum_start): use one."
         )
 
     def init_fn(params: Params) -> MomentumStartState:

@@ -61,7 +61,7 @@ def perturb_only(perturbation: optax.GradientTransformation, mask: BiasMask) -> 
             lambda c, f: f if isinstance(c, optax.MaskedNode) else c,
             chosen,
             full,
-            is_leaf=lambda leaf: leaf is None or isinstance(leaf, optax.MaskedNode),
+            is_leaf=trees.is_missing,
         )
 
     def init_fn(params: Params) -> OptState:

@@ -152,6 +152,7 @@ def _guarded(
     """``init``, ``update`` and ``start_fn`` with all arguments; ``own`` undoes ``mark``."""
 
     def init_fn(params: Params) -> OptState:
+        roles.refuse_other_places()
         return mark(method.init(params))
 
     def update_fn(
@@ -182,8 +183,7 @@ def refuse_shards(axis_name: AxisName | None, method: str) -> None:
     """Raises if leaves are split along a named axis, for a method that needs whole leaves."""
     if axis_name is not None:
         raise ValueError(
-            f"norm_axis_name={axis_name!r} cannot be used with {method}. Shard the params under "
-            "jit instead."
+            f"norm_axis_name={axis_name!r} cannot be used with {method}: shard them under jit."
         )
 
 

@@ -106,7 +106,11 @@ def random_start(
     check_weighting(weighting)
     check_stack_axes(stack_axes)
     noise.check_key(key)
-    noise.check_draw(draw)
+    if draw is not None and not callable(draw):
+        raise TypeError(
+            "draw must be a function (key, shape, dtype) -> array, such as jax.random.normal, or "
+            f"None for the library's own generator, got {draw!r}."
+        )
     inner = as_perturbation(perturbation)
     if inner.has_start:
         raise ValueError("perturbation already has a random start: use only one random_start.")

@@ -66,8 +66,7 @@ def stochastic_rounding(perturbation: GradientTransformation, *, key: noise.Key)
     if inner.single_pass:
         raise ValueError(
             "perturbation takes its only gradient at its start (momentum_start, low_pass), which "
-            "stochastic_rounding does not round: use sharpness_aware(..., perturb_dtype="
-            "jnp.float32) without it."
+            "stochastic_rounding does not round: use perturb_dtype=jnp.float32 without it."
         )
 
     def init_fn(params: Params) -> StochasticRoundingState:

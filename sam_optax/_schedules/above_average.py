@@ -38,14 +38,12 @@ def above_average(c: hp.Hyperparameter, decay: float = 0.9) -> GradNormWhen:
     the shards of the params along ``norm_axis_name``.
 
     Args:
-      c: threshold in standard deviations, or an optax schedule of it. It may be negative: with −∞
-        every step perturbs.
+      c: threshold in standard deviations, or an optax schedule of it. −∞ perturbs every step.
       decay: δ, 0 ≤ δ < 1. Default 0.9, this library's choice.
 
     Returns:
-      A value for ``sharpness_aware(..., when=...)``. It does not support perturbations with a
-      start, ``groups`` or ``ascent_grad_fn``, whose steps do not evaluate a gradient at w, nor
-      ``alternating``.
+      A value for ``sharpness_aware(..., when=...)``. ``alternating``, perturbations with a start,
+      ``groups`` and ``ascent_grad_fn`` do not support it: they evaluate no gradient at w first.
 
     Raises:
       ValueError: ``decay`` out of range.

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from chex import Array, Numeric
 from typing_extensions import TypeAliasType
@@ -32,8 +33,7 @@ class GradNormWhen(NamedTuple):
 
     Attributes:
       init: ``() -> state``, which the optimizer keeps as ``when_state``.
-      decide: ``(training_step, state, squared_norm) -> (bool, state)``, with ‖g‖² of the ascent
-        gradient at the params.
+      decide: ``(training_step, state, squared_norm) -> (bool, state)``, with ‖g‖² at the params.
     """
 
     init: Callable[[], PyTree]
@@ -51,8 +51,7 @@ def check_when(when: object) -> None:
     """Raises unless ``when`` is a :data:`When` or ``None``."""
     if when is not None and not callable(when) and not isinstance(when, _WITH_STATE):
         raise TypeError(
-            "when must be a function of the training step, such as sam_optax.every(2), got "
-            f"{when!r}."
+            f"when must be a function of the step, such as sam_optax.every(2), got {when!r}."
         )
 
 
@@ -77,7 +76,12 @@ def decide_before(when: When | None, training_step: Array, state: PyTree) -> Num
     if isinstance(when, RandomWhen):
         return when.decide(training_step, state)
     assert not isinstance(when, GradNormWhen)
-    return when(training_step)
+    perturbs = when(training_step)
+    if perturbs is None or callable(perturbs) or np.ndim(perturbs):
+        raise TypeError(
+            f"when must return whether the step perturbs, a boolean scalar, got {perturbs!r}."
+        )
+    return perturbs
 
 
 def every(k: int) -> When:

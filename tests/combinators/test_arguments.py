@@ -318,3 +318,32 @@ def test_perturb_dtype_leaves_complex_params_complex():
     updates, _ = tx.update(None, tx.init(params), params, grad_fn=lambda p: p)
     assert updates["c"].dtype == jnp.complex64
     assert float(jnp.abs(updates["c"].imag[0])) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ({"base_tx": optax.chain(sam_optax.sam())}, "base_tx"),
+        ({"base_tx": optax.inject_hyperparams(sam_optax.sam)(rho=0.1)}, "base_tx"),
+        ({"base_tx": optax.sgd(0.1), "descent": optax.chain(sam_optax.sam())}, "descent"),
+    ],
+)
+@pytest.mark.parametrize("combine", [sam_optax.sharpness_aware, sam_optax.alternating])
+def test_a_perturbation_inside_another_part_is_refused(combine, arguments, place):
+    tx = combine(**arguments, perturbation=sam_optax.sam())
+    with pytest.raises(TypeError, match=f"{place} contains a Perturbation"):
+        tx.init(PARAMS)
+    sam_optax.sam().init(PARAMS)  # the error has left no trace
+
+
+@pytest.mark.parametrize(
+    ("found", "match"),
+    [
+        (lambda p: ((p["a"], None), p), "must return a scalar"),
+        (lambda p: ((p["b"], None), {**p, "a": p["a"][None]}), "must have the shapes of the par"),
+    ],
+)
+def test_value_and_grad_fn_returns_a_scalar_and_a_gradient(found, match):
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam())
+    with pytest.raises((TypeError, ValueError), match=match):
+        tx.update(None, tx.init(PARAMS), PARAMS, value_and_grad_fn=found)

@@ -202,3 +202,36 @@ def test_what_stands_before_it_is_not():
     state = tx.init(params)
     updates, state = tx.update(params, state, params)
     assert_same(eval_params(optax.apply_updates(params, updates), state), params)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda tx: optax.apply_if_finite(tx, 3),
+        lambda tx: optax.masked(tx, {"w": True}),
+        lambda tx: optax.MultiSteps(tx, 1).gradient_transformation(),
+    ],
+)
+def test_what_follows_a_wrapper_around_it_is_refused(wrap):
+    params = {"w": jnp.array([10.0, 3.0])}
+    inner = wrap(alternating(optax.sgd(1.0), sam_optax.sam(1.0)))
+    for tx in (optax.chain(inner, optax.scale(2.0)), optax.chain(inner)):
+        state = tx.init(params)
+        updates, state = tx.update(params, state, params)
+        params = optax.apply_updates(params, updates)
+        if len(state) == 2:
+            with pytest.raises(ValueError, match="is followed by another transformation"):
+                eval_params(params, state)
+        else:
+            eval_params(params, state)
+
+
+def test_an_optimizer_of_other_leaves_may_follow():
+    params = {"w": jnp.array([10.0, 3.0]), "b": jnp.array(1.0)}
+    only = lambda tx, name: optax.masked(tx, {key: key == name for key in params})
+    tx = optax.chain(
+        only(alternating(optax.sgd(1.0), sam_optax.sam(1.0)), "w"), only(optax.sgd(0.5), "b")
+    )
+    updates, state = tx.update(params, tx.init(params), params)
+    moved = optax.apply_updates(params, updates)
+    assert_same(eval_params(moved, state), {"w": params["w"], "b": moved["b"]})

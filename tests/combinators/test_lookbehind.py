@@ -126,3 +126,11 @@ def test_perturbations_with_state_and_low_precision():
 def test_what_is_out_of_range(arguments, match):
     with pytest.raises((TypeError, ValueError), match=match):
         sam_optax.lookbehind(**{"base_tx": optax.sgd(0.1), "perturbation": SAM, **arguments})
+
+
+@pytest.mark.parametrize("grads", [jnp.ones(()), {"other": jnp.ones(2)}])
+def test_grads_must_be_a_gradient(grads):
+    params = {"w": jnp.ones(2)}
+    tx = sam_optax.lookbehind(optax.sgd(0.1), SAM, 2)
+    with pytest.raises((TypeError, ValueError), match="grads must"):
+        tx.update(grads, tx.init(params), params, grad_fn=lambda p: p)

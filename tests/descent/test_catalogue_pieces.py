@@ -174,3 +174,19 @@ def test_alternating_takes_the_same_step(name):
     updates, _ = direct.update(None, direct.init(W), W, grad_fn=gradient, **arguments)
     expected = optax.apply_updates(W, updates)
     np.testing.assert_allclose(vector(params), vector(expected), rtol=1e-5)
+
+
+def test_scale_by_precision_finds_the_precision_of_a_scheduled_bsam():
+    """Its state lies inside a ``ScheduleState`` then."""
+    params = {"a": jnp.ones(3), "b": jnp.ones(2)}
+    make = lambda rho: sam_optax.bsam(rho, data_size=100, weight_decay=1e-3, key=0)
+
+    def updates(perturbation):
+        tx = sam_optax.sharpness_aware(
+            optax.sgd(0.1), perturbation, descent=sam_optax.scale_by_precision()
+        )
+        return tx.update(None, tx.init(params), params, grad_fn=lambda p: p)[0]
+
+    assert_same(updates(make(optax.constant_schedule(0.1))), updates(make(0.1)))
+    with pytest.raises(ValueError, match="learns the precision of some"):
+        updates(sam_optax.perturb_only(make(0.1), {"a": True, "b": False}))

@@ -478,6 +478,8 @@ def test_a_momentum_of_updates_is_refused():
     for base in (
         optax.rmsprop(0.1, momentum=0.9),
         optax.chain(optax.clip(1.0), optax.rmsprop(0.1, momentum=0.9)),
+        optax.lars(0.1),  # no statistics, but −η g in the trace, as in the next
+        optax.chain(optax.scale(-0.1), optax.trace(0.9)),
     ):
         tx = step(base)
         with pytest.raises(ValueError, match=r"needs a momentum of gradients.*trace.*rmsprop"):

@@ -173,3 +173,10 @@ def test_wider_gradients_may_be_given(perturb_dtype):
     for _ in range(2):
         updates, state = step(gradient(PARAMS), state, params)
         assert np.all(np.isfinite(vector(updates)))
+
+
+@pytest.mark.parametrize("when", [lambda step: sam_optax.every(2), lambda step: jnp.ones(2) > 0])
+def test_a_when_that_returns_no_scalar(when):
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1), make("sam"), when=when)
+    with pytest.raises(TypeError, match="when must return whether the step perturbs"):
+        tx.update(None, tx.init(PARAMS), PARAMS, grad_fn=gradient)
