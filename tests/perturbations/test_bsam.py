@@ -91,7 +91,7 @@ def test_without_bsam_there_is_no_precision():
 @pytest.mark.parametrize("skip_nonfinite", [False, True])
 def test_alternating_takes_the_same_steps(skip_nonfinite):
     """With the precision from before the step, in its second call too."""
-    method = sam_optax.bsam(0.3, decay=0.5, **OPTIONS)
+    method = sam_optax.bsam(0.3, decay=0.5, initial_precision=10.0, **OPTIONS)
     direct = sharp(method)
     both = sharp(method, sam_optax.alternating, skip_nonfinite=skip_nonfinite)
     w = v = W

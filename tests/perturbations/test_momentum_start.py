@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 import sam_optax
 from sam_optax.training import TrainState
 
+partition = getattr(optax, "partition", optax.multi_transform)  # the older name
+
 RHO = 0.3
 
 
@@ -430,7 +432,7 @@ def test_errors(call, error, words):
 
 def test_leaves_without_momentum_are_not_perturbed():
     """As of a base optimizer that trains some leaves only."""
-    base = optax.partition(
+    base = partition(
         {"trained": optax.sgd(0.1, momentum=0.9), "frozen": optax.set_to_zero()},
         {"a": "trained", "b": "frozen"},
     )
@@ -487,7 +489,7 @@ def test_a_momentum_of_updates_is_refused():
     for base in (
         optax.chain(optax.clip_by_global_norm(1.0), optax.zero_nans(), optax.sgd(0.1, 0.9)),
         optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9),
-        optax.partition({"a": optax.adamw(0.1)}, "a"),
+        partition({"a": optax.adamw(0.1)}, "a"),
     ):
         tx = step(base)
         tx.update(None, tx.init(x), x, grad_fn=lambda x: x)
