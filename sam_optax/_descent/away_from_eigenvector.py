@@ -8,7 +8,7 @@ import optax
 from chex import Numeric
 from optax import OptState, Params, Updates
 
-from sam_optax._descent.descent import descent, require, stateless, where_perturbed
+from sam_optax._descent.descent import descent, require, where_perturbed
 from sam_optax._internal import checks, trees, vectors
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.devices import AxisName
@@ -87,4 +87,4 @@ def away_from_eigenvector(alpha: hp.Hyperparameter) -> optax.GradientTransformat
 
         return trees.map_wide(corrected, updates, eigenvector), state
 
-    return descent(stateless, update_fn, alpha=alpha)
+    return descent(hp.stateless, update_fn, alpha=alpha)

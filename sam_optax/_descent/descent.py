@@ -24,11 +24,6 @@ def descent(
     return optax.GradientTransformationExtraArgs(method.init, method.update)
 
 
-def stateless(params: Params) -> optax.EmptyState:
-    """``init`` of a descent without state."""
-    return optax.EmptyState()
-
-
 def of_both_gradients(
     who: str, combine: Function, **hyperparameters: hp.Hyperparameter
 ) -> optax.GradientTransformationExtraArgs:
@@ -48,7 +43,7 @@ def of_both_gradients(
         numbers = {name: extra[name] for name in hyperparameters}
         return combine(updates, g, perturbed, norm_axis_name, **numbers), state
 
-    return descent(stateless, update_fn, **hyperparameters)
+    return descent(hp.stateless, update_fn, **hyperparameters)
 
 
 def require(who: str, name: str, value: T | None, extra: ExtraArgs) -> T:

@@ -7,7 +7,8 @@ import optax
 import optax.tree_utils as otu
 from optax import OptState, Params, Updates
 
-from sam_optax._descent.descent import require, stateless
+from sam_optax._descent.descent import require
+from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import trees
 
 
@@ -69,4 +70,4 @@ def scale_by_precision() -> optax.GradientTransformationExtraArgs:
         divided = trees.map_wide(lambda u, s: u / trees.as_dtype_of(s, u), updates, *learned)
         return divided, state
 
-    return optax.GradientTransformationExtraArgs(stateless, update_fn)
+    return optax.GradientTransformationExtraArgs(hp.stateless, update_fn)

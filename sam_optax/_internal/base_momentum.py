@@ -65,7 +65,7 @@ def _is_of_updates(state: OptState, path: KeyPath) -> bool:
             chain, state = key.idx, state[key.idx]
         else:
             state = getattr(state, key.name) if hasattr(key, "name") else state[key.key]
-    return path[-1].name == "trace" and bool(chain)
+    return bool(chain)
 
 
 def _fits(momentum: Updates, params: Params) -> bool:

@@ -125,6 +125,10 @@ def static_default(value: int) -> Any:
     return _StaticDefault(value)
 
 
+stateless = optax.identity().init
+"""``init`` of a transformation without state."""
+
+
 class Scheduled(NamedTuple):
     """The functions of a transformation, whose hyperparameters have been evaluated."""
 

@@ -12,7 +12,7 @@ from sam_optax._internal import checks, trees
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.steepest_ascent import steepest_ascent
 from sam_optax._internal.types import Leaf
-from sam_optax._perturbations.perturbation import Perturbation, stateless
+from sam_optax._perturbations.perturbation import Perturbation
 
 
 def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Perturbation:
@@ -79,4 +79,4 @@ def fisher_sam(rho: hp.Hyperparameter = 0.1, eta: hp.Hyperparameter = 1.0) -> Pe
         return steepest_ascent(updates, operator, rho, 2, extra["norm_axis_name"]), state
 
     values = {"rho": rho, "eta": eta}
-    return Perturbation(stateless, update_fn, hyperparameters=values, state_type=EmptyState)
+    return Perturbation(hp.stateless, update_fn, hyperparameters=values, state_type=EmptyState)

@@ -168,11 +168,6 @@ def _guarded(
     return init_fn, update_fn, start_fn
 
 
-def stateless(params: Params) -> optax.EmptyState:
-    """``init`` of a transformation without state."""
-    return optax.EmptyState()
-
-
 def require_params(name: str, params: Params | None, hint: str = ".") -> None:
     """Raises if a method that reads the params is called without them."""
     if params is None:

@@ -5,7 +5,8 @@ from typing import Any
 from optax import EmptyState, Params, Updates
 
 from sam_optax._internal import checks, trees, vectors
-from sam_optax._perturbations.perturbation import Perturbation, stateless
+from sam_optax._internal import hyperparameters as hp
+from sam_optax._perturbations.perturbation import Perturbation
 
 
 def project_out() -> Perturbation:
@@ -57,4 +58,4 @@ def project_out() -> Perturbation:
         rest, _ = vectors.reject(updates, full_grads, extra["norm_axis_name"])
         return trees.map_inexact(trees.cast_like, rest, updates), state
 
-    return Perturbation(stateless, update_fn, state_type=EmptyState)
+    return Perturbation(hp.stateless, update_fn, state_type=EmptyState)

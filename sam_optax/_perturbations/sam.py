@@ -7,7 +7,7 @@ from optax import EmptyState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal.steepest_ascent import check_p, steepest_ascent
-from sam_optax._perturbations.perturbation import Perturbation, stateless
+from sam_optax._perturbations.perturbation import Perturbation
 
 
 def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Perturbation:
@@ -53,4 +53,6 @@ def sam(rho: hp.Hyperparameter = 0.05, *, p: float = hp.static_default(2)) -> Pe
     ) -> tuple[Updates, EmptyState]:
         return steepest_ascent(updates, None, rho, p, extra["norm_axis_name"]), state
 
-    return Perturbation(stateless, update_fn, hyperparameters={"rho": rho}, state_type=EmptyState)
+    return Perturbation(
+        hp.stateless, update_fn, hyperparameters={"rho": rho}, state_type=EmptyState
+    )

@@ -8,7 +8,7 @@ from optax import EmptyState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
 from sam_optax._internal import largest_elements, trees
-from sam_optax._perturbations.perturbation import Perturbation, refuse_shards, stateless
+from sam_optax._perturbations.perturbation import Perturbation, refuse_shards
 
 
 def zscore_filter(quantile: float = 0.95) -> Perturbation:
@@ -66,4 +66,4 @@ def zscore_filter(quantile: float = 0.95) -> Perturbation:
             leaves[i] = jnp.where(kept, leaves[i], trees.zeros_like(leaves[i]))
         return jax.tree.unflatten(structure, leaves), state
 
-    return Perturbation(stateless, update_fn, state_type=EmptyState)
+    return Perturbation(hp.stateless, update_fn, state_type=EmptyState)

@@ -341,6 +341,13 @@ def test_averaged_gradients_with_an_axis_are_refused_where_it_shows():
         run_drifting("shard_map", axis_name="batch")
 
 
+def test_lookbehind_refuses_averaged_gradients_where_it_shows():
+    tx = sam_optax.lookbehind(optax.sgd(0.1), sam_optax.sam(0.1), 2, axis_name="batch")
+    step = lambda w: tx.update(w, tx.init(w), w, grad_fn=lambda w: w)[0]
+    with pytest.raises(ValueError, match=r"grads must be each device's own.*been averaged"):
+        jax.shard_map(step, mesh=mesh(2), in_specs=P(), out_specs=P())(jnp.ones(1))
+
+
 @pytest.mark.parametrize("piece", ["random_mask", "stochastic_rounding"])
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_each_shard_of_the_params_has_its_own_draws(piece, check_vma):
