@@ -15,7 +15,6 @@ _EXTRA = {"filelock", "flax", "jinja2", "matfree", "matplotlib", "mlxtend"}
 _EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX", "tyro"}
 _COMMANDS = {
     "compare": "train SGD and sharpness-aware methods on the same data and compare them",
-    "train": "train one network by one method, in a paper's setting or yours",
     "analyze": "measure the sharpness of the networks that a run has trained",
     "ranks": "find which sharpness measure ranks networks by their generalization gap",
     "bench": "measure what a training step of each method costs",
@@ -23,7 +22,12 @@ _COMMANDS = {
 }
 # Modules of sam_optax.experiments whose names differ from the command's. Each is imported only when
 # its command runs; `run(options)` takes the dataclass named after the command, such as `Compare`.
-_MODULES = {"train": "compare", "analyze": "analyze.command", "bench": "bench.command"}
+_MODULES = {
+    "compare": "comparison",
+    "train": "comparison",
+    "analyze": "analyze.command",
+    "bench": "bench.command",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,6 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(name: str, arguments: list[str]) -> int:
     import tyro
 
+    if name == "compare":
+        from sam_optax.experiments.options import help
+
+        if help.asked(arguments):
+            return 0
     module = importlib.import_module(f"sam_optax.experiments.{_MODULES.get(name, name)}")
     messages = io.StringIO()
     try:
@@ -84,7 +93,7 @@ def _run(name: str, arguments: list[str]) -> int:
     except SystemExit as leaving:
         if not leaving.code:
             return 0
-        return _fail(f"{_first_lines(messages.getvalue())} (see {_PROG} {name} --help)")
+        return _fail(f"{_mistake(messages.getvalue())} (see {_PROG} {name} --help)")
     module.run(options)
     return 0
 
@@ -97,10 +106,28 @@ def _expanded(argument: str) -> str:
     return os.path.expanduser(argument)
 
 
-def _first_lines(box: str) -> str:
-    """The text above the first rule of tyro's box, on one line."""
-    text = re.sub(r"[│╭╮╰╯|+]", " ", box.partition("╮\n")[2] or box)
-    return " ".join(re.split(r"─{5,}", text)[0].split())
+def _mistake(box: str) -> str:
+    """What is wrong with the arguments, in one sentence, from the text in tyro's box."""
+    text = re.sub(r"[│╭╮╰╯+]", " ", box.partition("╮\n")[2] or box)
+    first, *rest = (" ".join(part.split()) for part in re.split(r"─{5,}", text))
+    more = " ".join(rest)
+    if found := re.match(r"Error parsing (--[\w.-]+).*?instantiated from \[(.*?)\]", first):
+        option, values = found[1], found[2].replace("'", "").replace(",", "")
+        shown = re.search(rf"{re.escape(option)} (\S+)", more)
+        kinds = {"INT": "an integer", "FLOAT": "a number"}
+        kind = next((of for name, of in kinds.items() if shown and name in shown[1]), "another")
+        return f"{option} {values}: use {kind}."
+    if found := re.match(r"invalid choice '(.*)' for argument '(.*?)'", first):
+        choices = re.findall(r"'([^']*)'", first.partition("one of")[2])
+        return f"{found[2]} {found[1]}: use {' or '.join(c for c in choices if c != 'None')}."
+    if found := re.match(r"Missing value for argument '(.*?)'", first):
+        return f"{found[1]}: no value is given; give one."
+    if first.startswith("Unrecognized options:"):
+        name = first.removeprefix("Unrecognized options: ").split(", ")[0]
+        meant = re.search(r"meant: (--[\w.-]+)", more)
+        hint = f"did you mean {meant[1]}?" if meant else "leave it out."
+        return f"{name}: unknown option; {hint}"
+    return first
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -155,14 +155,14 @@ def dataset_losses(
 
     def mean(params: optax.Params, batch: tuple[measures.Blocks, PyTree]) -> jax.Array:
         block, statistics = batch
-        variables, data = measures.variables(params, statistics), (block.x, block.y)
+        variables, data = {"params": params, **statistics}, (block.x, block.y)
         losses, _ = measures.losses(task, variables, data, train)
         return jnp.sum(block.weight * losses) / jnp.sum(block.weight)
 
     def of(labels: np.ndarray, variables: PyTree) -> analysis.DatasetLoss:
         statistics = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (len(index), *leaf.shape)),
-            variables.get("batch_stats", {}),
+            {name: of for name, of in variables.items() if name != "params"},
         )
         blocks = measures.Blocks(images, jnp.asarray(labels[chosen[index]]), weights)
         return analysis.DatasetLoss(mean, (blocks, statistics), weights=weights.sum(axis=1))

@@ -86,6 +86,7 @@ CATALOGUE: dict[str, Method] = {
         build=build.polyak,
         options=options(rho=0.25, largest=(0.3, "Largest learning rate γ_b.")),
         arguments=arguments.linearized_back,
+        decays=False,
     ),
     "bsam": Method(
         "bSAM",

@@ -124,6 +124,8 @@ class Method:
     groups: bool = True
     # The hyperparameters that scale the radius, together; a method without one has none.
     radius: tuple[str, ...] = ("rho",)
+    decays: bool = True  # whether it has the weight decay of the base optimizer
+    weight_decay: float | None = None  # chosen on digits; ``None``: the command's
 
     def variant(self, **changes: Any) -> "Variant":
         """The method with its default hyperparameters, except those given."""

@@ -3,13 +3,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.networks import own
 from sam_optax.experiments.networks.densenet import DenseNet
 from sam_optax.experiments.networks.resnet import Bottleneck, ResNet
 from sam_optax.experiments.networks.small import CNN, MLP
@@ -74,14 +75,20 @@ def build(
     classes: int,
     dtype: DTypeLike = jnp.float32,
     text: bool = False,
-) -> nn.Module:
+) -> Any:
     """The network for examples of shape (features,) or (height, width, channels), or of text.
 
     It is called as ``module.apply(variables, x, train=...)`` and computes in ``dtype``, with params
-    and logits in float32.
+    and logits in float32. A user's, named as ``FILE.py:NAME`` or ``package.module:NAME``, computes
+    as it likes.
     """
+    if own.is_spec(name):
+        return own.adapted(own.find(name), name, classes)
     if name not in ARCHITECTURES:
-        raise UserError(f"--model {name}: unknown model; use one of {', '.join(ARCHITECTURES)}.")
+        raise UserError(
+            f"--model {name}: unknown model; use FILE.py:NAME for yours, or one of "
+            f"{', '.join(ARCHITECTURES)}."
+        )
     model = ARCHITECTURES[name].make(classes=classes, dtype=dtype)
     needs = ARCHITECTURES[name].needs
     if text != (needs == "text"):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.networks import own
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import DEFAULTS, Compare
 from sam_optax.experiments.options.resolve import (
@@ -19,15 +20,28 @@ from sam_optax.experiments.options.resolve import (
 )
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import initial
+from sam_optax.experiments.training.task import NOTHING, Given
 from sam_optax.experiments.types import Record
 
 _OF_OPTIONS = ("scale", "dtype", "seeds", "seed_offset")
 _WHERE_GIVEN = (
-    *("preset", "frontier", "tune", "image_column", "label_column", "test_split", "length"),
+    *(
+        "preset",
+        "frontier",
+        "tune",
+        "tune_lr",
+        "trials",
+        "image_column",
+        "label_column",
+        "test_split",
+        "length",
+    ),
     *("save_every", "bleu", "init"),
 )
 _OF_OPTIMIZERS = {"nesterov": ("sgd", "rmsprop"), "beta2": ("adam", "adamw")}
-_OF_IMAGES = ("label_noise", "crop", "flip", "cutout", "mixup")
+_OF_PIXELS = ("crop", "flip", "cutout")
+_OF_IMAGES = ("label_noise", "mixup", *_OF_PIXELS)
+_OF_LABELS = ("label_noise", "mixup", "label_smoothing")
 
 
 def shared_settings(options: Compare, resolved: Resolved) -> dict[str, Setting]:
@@ -41,8 +55,44 @@ def shared_settings(options: Compare, resolved: Resolved) -> dict[str, Setting]:
     return {**resolved.shared, **found}
 
 
+def planned(options: Compare, resolved: Resolved) -> Record:
+    """What of a run is known without its data, for ``--dry-run``."""
+    rows = {name: row.settings for name, row in resolved.rows.items()}
+    common = _common(rows)
+    shared = {**shared_settings(options, resolved), **common}
+    notes = resolved.preset.differs if resolved.preset else ()
+    return {
+        "settings": {name: setting._asdict() for name, setting in shared.items()},
+        "methods": [
+            {
+                "name": name,
+                "hyperparameters": row.variant.hyperparameters,
+                "sources": row.sources,
+                "settings": {k: v._asdict() for k, v in row.settings.items() if k not in common},
+            }
+            for name, row in resolved.rows.items()
+        ],
+        "notes": [*_choices(resolved, rows), *notes],
+    }
+
+
+def _common(rows: Mapping[str, Mapping[str, Setting]]) -> dict[str, Setting]:
+    """The settings that are the same for all methods."""
+    first = next(iter(rows.values()))
+    return {
+        name: setting
+        for name, setting in first.items()
+        if all(row[name].value == setting.value for row in rows.values())
+    }
+
+
 def describe(
-    options: Compare, resolved: Resolved, dataset: Dataset, full: Mapping[str, int], devices: int
+    options: Compare,
+    resolved: Resolved,
+    dataset: Dataset,
+    full: Mapping[str, int],
+    devices: int,
+    given: Given = NOTHING,
 ) -> Record:
     """The run as data, on the examples in use; ``full`` counts those before ``--scale``.
 
@@ -73,21 +123,28 @@ def describe(
                 f"--methods {row.method}: needs all training examples in memory, and those of "
                 f"{spec} stay on disk; leave it out."
             )
-        for setting in _OF_IMAGES if dataset.text else ():
-            if value := {**resolved.shared, **row.settings}[setting].value:
+        settings = {**resolved.shared, **row.settings}
+        for setting in _OF_IMAGES if dataset.text else _OF_LABELS if given.loss else ():
+            if value := settings[setting].value:
+                what = f"text, such as {spec}" if dataset.text else "a loss of yours"
+                raise UserError(f"{flag(setting)} {value}: is not for {what}; leave it out.")
+        for setting in _OF_PIXELS if len(dataset.shape) < 3 else ():
+            if value := settings[setting].value:
                 raise UserError(
-                    f"{flag(setting)} {value}: is not for text, such as {spec}; leave it out."
+                    f"{flag(setting)} {value}: is for images, not examples of shape "
+                    f"{dataset.shape}; leave it out."
                 )
+    own_network = given.model is not None or own.is_spec(resolved.shared["model"].value)
+    if own_network and options.dtype != "float32":
+        raise UserError(
+            f"--dtype {options.dtype}: is for the built-in networks; set the dtype of yours in its "
+            "own code, and leave it out."
+        )
     rows = {
         name: _extent(row, options, len(dataset.train.y), full["train"], devices)
         for name, row in resolved.rows.items()
     }
-    first = next(iter(rows.values()))
-    common = {
-        name: setting
-        for name, setting in first.items()
-        if all(row[name].value == setting.value for row in rows.values())
-    }
+    common = _common(rows)
     shared = {**shared_settings(options, resolved), **common}
     if options.init:
         shared["init_sha256"] = Setting(initial.sha256(options.init), "of the file")
@@ -106,6 +163,11 @@ def describe(
             "classes": dataset.classes,
             **({"text": True} if dataset.text else {}),
             "sha256": dataset.sha256,
+        },
+        "metric": {
+            "key": given.metric.key,
+            "name": given.metric.name,
+            "higher_is_better": given.metric.higher_is_better,
         },
         "seeds": list(range(options.seed_offset, options.seed_offset + options.seeds)),
         "notes": _notes(options, resolved, dataset, full, rows),
@@ -180,21 +242,7 @@ def _notes(
     rows: Mapping[str, Mapping[str, Setting]],
 ) -> list[str]:
     """Notes for the reader: values chosen here, scaling, and differences from the paper."""
-    notes = []
-    chosen = [
-        f"{name} {setting.value}"
-        for settings in (resolved.shared, *rows.values())
-        for name, setting in settings.items()
-        if setting.source.startswith("not printed")
-    ]
-    chosen += [
-        f"{row.method}'s {name} {plain(row.variant.hyperparameters[name])}"
-        for row in resolved.rows.values()
-        for name, source in row.sources.items()
-        if source.startswith("not printed")
-    ]
-    if chosen:
-        notes.append(f"Not printed in the paper, chosen here: {', '.join(dict.fromkeys(chosen))}.")
+    notes = _choices(resolved, rows)
     if options.scale < 1:
         notes.append(
             f"Scaled down (--scale {options.scale:g}): {len(dataset.train.y):,} of "
@@ -211,8 +259,8 @@ def _notes(
     }
     if options.tune:
         notes.append(
-            "--tune: radii (of sgd the weight decay) and stopping epochs are chosen on a fifth of "
-            "the training examples, held out with the labels trained on, from seeds of their own."
+            "--tune: radii, weight decays and stopping epochs are chosen on a fifth of the "
+            "training examples, held out with the labels trained on, from seeds of their own."
         )
     elif theirs and any(value != DEFAULTS[name] for name, value in here.items()):
         method, option = next(iter(theirs.items()))
@@ -223,3 +271,21 @@ def _notes(
             f"examples, or give them, as in {given}."
         )
     return [*notes, *dataset.notes, *(resolved.preset.differs if resolved.preset else ())]
+
+
+def _choices(resolved: Resolved, rows: Mapping[str, Mapping[str, Setting]]) -> list[str]:
+    """A note of the values that are not printed in a preset's paper."""
+    chosen = [
+        f"{name} {setting.value}"
+        for settings in (resolved.shared, *rows.values())
+        for name, setting in settings.items()
+        if setting.source.startswith("not printed")
+    ]
+    chosen += [
+        f"{row.method}'s {name} {plain(row.variant.hyperparameters[name])}"
+        for row in resolved.rows.values()
+        for name, source in row.sources.items()
+        if source.startswith("not printed")
+    ]
+    values = ", ".join(dict.fromkeys(chosen))
+    return [f"Not printed in the paper, chosen here: {values}."] if chosen else []

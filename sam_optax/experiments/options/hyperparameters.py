@@ -7,19 +7,15 @@ import tyro
 
 from sam_optax.experiments.methods.method import Method
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.options.declare import METAVARS, annotated, setting
 
 
 def _group(name: str, method: Method) -> type:
-    """The options of a method: the values to train with, per hyperparameter."""
-    fields = []
-    for option, (default, help, kind) in method.options.items():
-        values: Any = tuple[kind, ...]  # type: ignore[valid-type]
-        text = "that of sam_optax" if default is None else ""
-        field = setting(default, text=text, metavar=METAVARS.get(kind), help=help)
-        fields.append((option, annotated(values | None, field), field))
-    title = f"{name.title().replace('_', '')}Options"
-    return dataclasses.make_dataclass(title, fields, frozen=True)
+    """The options of a method: the values to train with, per hyperparameter, or ``None``."""
+    fields = [
+        (option, tuple[kind, ...] | None, None)  # type: ignore[valid-type]
+        for option, (_, _, kind) in method.options.items()
+    ]
+    return dataclasses.make_dataclass(f"{name.title()}Options", fields, frozen=True)
 
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import method as methods
 from sam_optax.experiments.methods.method import Variant
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
-from sam_optax.experiments.options.declare import flag
-from sam_optax.experiments.options.options import DEFAULTS, OF_TEXT, UNMENTIONED, Compare
-from sam_optax.experiments.options.preset import Preset
-from sam_optax.experiments.options.presets import PRESETS
+from sam_optax.experiments.options.declare import flag, suggest
+from sam_optax.experiments.options.options import DEFAULTS, OF_OTHERS, OF_TEXT, UNMENTIONED, Compare
+from sam_optax.experiments.options.presets import PRESETS, Preset
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training.task import Recipe
 from sam_optax.experiments.types import Json
@@ -24,17 +23,6 @@ SHARED = ("dataset", "model", "label_noise", "image_size", "sharpness_rho")
 """Settings that all methods of a run share."""
 CHOSEN_HERE = "not printed; chosen here"
 CHOSEN_ON_DIGITS = "default, chosen on digits"
-
-FRONTIER: dict[str, tuple[float, ...]] = {
-    "sam": (0.3, 0.5, 0.7),
-    "every": (0.5, 1.0, 1.5),
-    "looksam": (0.2, 0.3, 0.5),
-    "part": (0.65, 0.8, 0.95, 1.0),
-    "momentum": (0.2, 0.3, 0.35, 0.4),
-    "msam": (1.5, 2.0, 2.4),
-    "m_asam": (4.0, 5.0, 6.0, 8.5, 9.0),
-}
-"""Radii at which ``--frontier`` trains each method."""
 
 
 class Setting(NamedTuple):
@@ -73,6 +61,7 @@ def resolve(options: Compare) -> Resolved:
         give = preset.give or f"hf:NAME_OR_PATH, such as {copy}"
         raise UserError(f"--preset {options.preset}: needs the data; give --dataset {give}.")
     shared = {name: _setting(name, options, preset, "") for name in SHARED}
+    _check_learning_rate(options, preset)
     rows: dict[str, Row] = {}
     for name in _methods(options, preset):
         settings = {s: _setting(s, options, preset, name) for s in RECIPE}
@@ -106,20 +95,13 @@ def resolve(options: Compare) -> Resolved:
 
 
 def _methods(options: Compare, preset: Preset | None) -> tuple[str, ...]:
-    if options.frontier:
-        if options.methods is not None:
-            raise UserError(
-                "--frontier: chooses the methods itself; omit either --methods or --frontier."
-            )
-        return "sgd", *FRONTIER
     if options.methods is None:
         return (preset.methods or tuple(preset.rows)) if preset else DEFAULT
-    known = ", ".join(METHODS)
     if not options.methods:
-        raise UserError(f"--methods: none given; name some of {known}.")
+        raise UserError(f"--methods: none given; name some of {', '.join(METHODS)}.")
     for name in options.methods:
         if name not in METHODS:
-            raise UserError(f"--methods {name}: unknown method; use some of {known}.")
+            raise UserError(f"--methods {name}: unknown method; {suggest(name, METHODS)}")
         if options.methods.count(name) > 1:
             raise UserError(f"--methods {name}: given twice; name each method once.")
     return options.methods
@@ -131,8 +113,10 @@ def _setting(name: str, options: Compare, preset: Preset | None, method: str) ->
     if preset is None and given is not None:
         return Setting(given, "given")
     if preset is None:
-        text = (options.dataset or "").startswith(("text", "pairs:"))
-        return Setting((OF_TEXT if text else DEFAULTS)[name], "default")
+        chosen = METHODS[method].weight_decay if method and name == "weight_decay" else None
+        if chosen is not None and not _of_text(options.dataset):
+            return Setting(chosen, CHOSEN_ON_DIGITS)
+        return Setting(_defaults(options.dataset)[name], "default")
     if name == "dataset":
         return Setting(given, f"given; the paper's is {preset.data or 'not printed'}")
     printed = {**preset.printed, **preset.rows.get(method, {})}
@@ -143,6 +127,29 @@ def _setting(name: str, options: Compare, preset: Preset | None, method: str) ->
     if name in preset.stand_ins:
         return Setting(preset.stand_ins[name], CHOSEN_HERE)
     return Setting(UNMENTIONED[name], "not mentioned; default")
+
+
+def _check_learning_rate(options: Compare, preset: Preset | None) -> None:
+    """Asks for the learning rate of an optimizer for which none was chosen."""
+    if options.optimizer is None or options.lr is not None:
+        return
+    unasked = dataclasses.replace(options, optimizer=None)
+    own, rate = (_setting(name, unasked, preset, "").value for name in ("optimizer", "lr"))
+    if options.optimizer != own:
+        raise UserError(
+            f"--optimizer {options.optimizer}: the learning rate, {rate:g}, was chosen for {own}; "
+            "give --lr (and consider --weight-decay)."
+        )
+
+
+def _defaults(dataset: str | None) -> Json:
+    if dataset is None or dataset in ("digits", "mnist5k"):
+        return DEFAULTS
+    return OF_TEXT if _of_text(dataset) else OF_OTHERS
+
+
+def _of_text(dataset: str | None) -> bool:
+    return (dataset or "").startswith(("text", "pairs:"))
 
 
 def _given(name: str, printed: Json) -> str:
@@ -162,8 +169,6 @@ def _hyperparameter(
         if not given:
             raise UserError(f"{option_flag(name, option)}: no value is given; give one or several.")
         return Setting(given, _given(option, printed))
-    if options.frontier and option == "rho" and not options.tune:
-        return Setting(FRONTIER[name], "of --frontier")
     if preset and option in printed:
         return Setting((printed[option],), preset.source)
     default = METHODS[name].options[option].default

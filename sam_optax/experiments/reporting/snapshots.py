@@ -21,16 +21,19 @@ def epochs(every: int, last: int) -> Iterator[int]:
     yield last
 
 
+def by_seed(
+    variables: Mapping[str, PyTree], seeds: tuple[int, ...]
+) -> dict[str, dict[int, PyTree]]:
+    """The variables of each method, which have an axis of seeds in front, by method and seed."""
+    return {
+        name: {seed: jax.tree.map(lambda leaf, i=i: leaf[i], of) for i, seed in enumerate(seeds)}
+        for name, of in variables.items()
+    }
+
+
 def to_npz(variables: Mapping[str, PyTree], seeds: tuple[int, ...]) -> bytes:
     """The file of the variables of each method, which have an axis of seeds in front."""
-    return results.params_to_npz(
-        {
-            name: {
-                seed: jax.tree.map(lambda leaf, i=i: leaf[i], of) for i, seed in enumerate(seeds)
-            }
-            for name, of in variables.items()
-        }
-    )
+    return results.params_to_npz(by_seed(variables, seeds))
 
 
 class Snapshots(NamedTuple):

@@ -34,7 +34,7 @@ def draw(results: Json) -> Figure:
         for method, look in lines[decay]:
             trials, chosen = method["tune"]["trials"], method["tune"]["chosen"]
             x = np.array([next(iter(of["values"].values())) for of in trials])
-            last = [[curve[-1] for curve in of["held_out_accuracy"]] for of in trials]
+            last = [[curve[-1] for curve in of["held_out"]] for of in trials]
             y = 100 * np.nan_to_num(np.array(last, float)).mean(axis=1)  # skipped: not trained on
             best = x == next(iter(chosen.values()))
             broken = np.array([of["broken_down"] for of in trials])

@@ -1,4 +1,4 @@
-"""Loss, accuracy and sharpness of the networks of a run, compiled once for all methods."""
+"""Loss, scores and sharpness of the networks of a run, compiled once for all methods."""
 
 import functools
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ class Evaluation:
             return jax.jit(of_block)
 
         self._loss = program(functools.partial(measures.total_loss, task))
-        self._hits = program(functools.partial(measures.hits, task))
+        self._scores = program(functools.partial(measures.scores, task))
         self._gradient = program(gradient)
         self._perturbed = jax.jit(over_seeds(perturbed, count))
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
@@ -91,13 +91,13 @@ class Evaluation:
         return functools.reduce(self._add, (f(variables, block) for block in blocks))
 
     def after_epoch(self, variables: PyTree, seeds: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """Mean training loss in nats and test accuracy in [0, 1], one of each for each seed."""
+        """Mean training loss and mean scores of the test examples, one of each for each seed."""
         train, test = len(self._examples), len(self._task.dataset.test.y)
         loss = self._total(self._loss, variables, self._labelled(seeds))
-        hits = self._total(self._hits, variables, self._tested(seeds))
-        loss, hits = jax.device_get((loss, hits))
-        shares = {name: count / np.float32(test) for name, count in hits.items()}
-        return {"train_loss": loss / np.float32(train), **shares}
+        scores = self._total(self._scores, variables, self._tested(seeds))
+        loss, scores = jax.device_get((loss, scores))
+        means = {name: total / np.float32(test) for name, total in scores.items()}
+        return {"train_loss": loss / np.float32(train), **means}
 
     def sharpness(self, variables: PyTree, seeds: tuple[int, ...]) -> np.ndarray:
         """L(w + ε) − L(w) in nats per seed, with SAM's ε for the full gradient.

@@ -1,4 +1,4 @@
-"""Measures of a network: cross entropies and correct predictions, and on how many examples."""
+"""Measures of a network: its losses and scores, and on how many examples."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from sam_optax.experiments.data.dataset import Dataset, Examples
+from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.training.task import Task
 from sam_optax.experiments.types import PyTree
@@ -62,11 +63,6 @@ def measured(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([x.image(int(i), None) for i in index]), index
 
 
-def variables(params: optax.Params, batch_stats: PyTree) -> dict[str, PyTree]:
-    """The variables to apply a network with."""
-    return {"params": params, **({"batch_stats": batch_stats} if batch_stats else {})}
-
-
 def ready(dataset: Dataset, x: jax.Array) -> jax.Array:
     """Examples as the network takes them: uint8 images are normalized per channel."""
     if x.dtype != jnp.uint8 or dataset.mean is None or dataset.std is None:
@@ -75,19 +71,26 @@ def ready(dataset: Dataset, x: jax.Array) -> jax.Array:
 
 
 def losses(
-    task: Task, variables: PyTree, batch: tuple[jax.Array, jax.Array], train: bool = False
+    task: Task,
+    variables: PyTree,
+    batch: tuple[jax.Array, jax.Array],
+    train: bool = False,
+    key: jax.Array | None = None,
 ) -> tuple[jax.Array, PyTree]:
-    """Cross entropies in nats, and BatchNorm statistics after the pass.
+    """The loss of each example, (n,), and the variables that are no params after the pass.
 
-    Labels are (n,), or distributions (n, classes); of text (n, length) or (n, length, classes).
-    With ``train``, BatchNorm normalizes by the statistics of the batch.
+    It is the task's, or cross entropy in nats. Then labels are (n,), or distributions
+    (n, classes); of text (n, length) or (n, length, classes). With ``train``, BatchNorm normalizes
+    by the statistics of the batch, and dropout draws from ``key``.
     """
     x, y = batch
-    logits, batch_stats = _logits(task, variables, x, train)
-    if y.ndim < logits.ndim:
-        found = optax.softmax_cross_entropy_with_integer_labels(logits, y)
-        return _of_examples(found, y >= 0), batch_stats
-    return _of_examples(optax.softmax_cross_entropy(logits, y), y.any(-1)), batch_stats
+    outputs, rest = _outputs(task, variables, x, train, key)
+    if task.loss is not None:
+        return _one_each("loss", task.loss(outputs, y), len(y)), rest
+    if y.ndim < outputs.ndim:
+        found = optax.softmax_cross_entropy_with_integer_labels(outputs, y)
+        return _of_examples(found, y >= 0), rest
+    return _of_examples(optax.softmax_cross_entropy(outputs, y), y.any(-1)), rest
 
 
 def _of_examples(values: jax.Array, labelled: jax.Array) -> jax.Array:
@@ -95,35 +98,47 @@ def _of_examples(values: jax.Array, labelled: jax.Array) -> jax.Array:
     return values if values.ndim == 1 else jnp.mean(values, axis=1, where=labelled)
 
 
-def _logits(
-    task: Task, variables: PyTree, x: jax.Array, train: bool = False
+def _one_each(name: str, values: jax.Array, n: int) -> jax.Array:
+    if jnp.shape(values) != (n,):
+        raise UserError(
+            f"{name}: returns shape {jnp.shape(values)} for {n} examples; let it return one number "
+            f"for each, ({n},), such as jnp.mean((outputs - y) ** 2, axis=-1)."
+        )
+    return values
+
+
+def _outputs(
+    task: Task, variables: PyTree, x: jax.Array, train: bool = False, key: jax.Array | None = None
 ) -> tuple[jax.Array, PyTree]:
-    x = ready(task.dataset, x)
+    x, rest = ready(task.dataset, x), [name for name in variables if name != "params"]
+    # Linen's other streams are those of params, where there is none of their name.
+    streams = {} if key is None else {"rngs": {"params": key, "dropout": key}}
     new: PyTree = {}
-    if train and "batch_stats" in variables:
-        logits, new = task.model.apply(variables, x, train=True, mutable=["batch_stats"])
+    if train and rest:
+        outputs, new = task.model.apply(variables, x, train=True, mutable=rest, **streams)
     else:
-        logits = task.model.apply(variables, x, train=train)
-    wide = jnp.asarray(logits, jnp.promote_types(logits.dtype, jnp.float32))
-    return wide, new.get("batch_stats", {})
+        outputs = task.model.apply(variables, x, train=train, **streams)
+    return jnp.asarray(outputs, jnp.promote_types(outputs.dtype, jnp.float32)), new
 
 
 def total_loss(task: Task, variables: PyTree, block: Blocks) -> jax.Array:
-    """The weighted sum of the cross entropies of a block, in nats."""
+    """The weighted sum of the losses of a block."""
     return jnp.sum(block.weight * losses(task, variables, (block.x, block.y))[0])
 
 
-def hits(task: Task, variables: PyTree, block: Blocks) -> dict[str, jax.Array]:
-    """How many examples of a block are classified correctly, also by the first five of many.
+def scores(task: Task, variables: PyTree, block: Blocks) -> dict[str, jax.Array]:
+    """The weighted sums of a block's scores: of the task's metric, or of correct predictions.
 
-    Of text, each example counts by the share of its tokens.
+    An example is also correct by the first five of many classes. Of text, each counts by the share
+    of its tokens.
     """
-    logits, _ = _logits(task, variables, block.x)
-    found = {"test_accuracy": jnp.argmax(logits, -1) == block.y}
+    outputs, _ = _outputs(task, variables, block.x)
+    if task.metric.of is not None:
+        found = _one_each("metric", task.metric.of(outputs, block.y), len(block.y))
+        return {task.metric.key: jnp.sum(block.weight * found)}
+    hits = {task.metric.key: jnp.argmax(outputs, -1) == block.y}
     if task.dataset.classes > 10:
-        five = jax.lax.top_k(logits, 5)[1]
-        found["test_top5_accuracy"] = jnp.any(five == block.y[..., None], -1)
+        five = jax.lax.top_k(outputs, 5)[1]
+        hits["test_top5_accuracy"] = jnp.any(five == block.y[..., None], -1)
     labelled = block.y >= 0
-    return {
-        name: jnp.sum(block.weight * _of_examples(hit, labelled)) for name, hit in found.items()
-    }
+    return {name: jnp.sum(block.weight * _of_examples(hit, labelled)) for name, hit in hits.items()}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sam_optax.experiments.training import feed, measures
+from sam_optax.experiments.training import feed
 from sam_optax.experiments.training.devices import Devices, over_seeds
 from sam_optax.experiments.training.step import MethodStep, State
 from sam_optax.experiments.training.task import EPOCHS, METHOD, Entry, Task, key, noisy_labels
@@ -79,7 +79,7 @@ class Runner:
     @property
     def variables(self) -> list[PyTree]:
         """The variables of the networks of each group."""
-        return [measures.variables(state.params, state.batch_stats) for state in self.states]
+        return [{"params": state.params, **state.rest} for state in self.states]
 
     @property
     def diverged(self) -> bool:
@@ -89,7 +89,7 @@ class Runner:
     def start(self, variables: list[PyTree], values: list[PyTree] | None = None) -> None:
         """Takes the initial variables of each group, for a training from the beginning.
 
-        ``values`` of each group are those of :attr:`Entry.tuned`, one for each seed. The program
+        ``values`` of each group are those for :meth:`Entry.at`, one for each seed. The program
         is compiled for any values.
         """
         if values is not None:

@@ -14,11 +14,11 @@ from sam_optax.experiments.types import PyTree
 
 
 class State(NamedTuple):
-    """State of training between two steps; without BatchNorm ``batch_stats`` is empty."""
+    """State of training between two steps."""
 
     params: optax.Params
     opt_state: optax.OptState
-    batch_stats: PyTree
+    rest: PyTree  # the network's other variables, such as batch_stats
     previous: PyTree  # the batch of the last step, if the method needs it; else empty
 
 
@@ -36,26 +36,27 @@ class MethodStep:
         """The state before the first step, given the network's initial variables."""
         tx = self._variant.transformation(self._base, key)
         params, y = variables["params"], self._task.dataset.train.y
-        empty = self._task.example, jnp.zeros((1, *y.shape[1:]), jnp.int32)
+        empty = self._task.example, jnp.zeros((1, *y.shape[1:]), y.dtype)
         batch = jax.tree.map(lambda leaf: jnp.repeat(leaf, self._recipe.batch_size, 0), empty)
         previous = self._kept(self._augmented(key, batch))
-        return State(params, tx.init(params), variables.get("batch_stats", {}), previous)
+        rest = {name: of for name, of in variables.items() if name != "params"}
+        return State(params, tx.init(params), rest, previous)
 
     def take(
         self, key: jax.Array, state: State, batch: PyTree, step_key: jax.Array, data: PyTree
     ) -> State:
         """The state after a step.
 
-        BatchNorm statistics are those of the first pass, or of an additional pass at the params if
-        a method computes its own gradients.
+        The variables that are no params are those of the first pass, or of an additional pass at
+        the params if a method computes its own gradients.
         """
         tx = self._variant.transformation(self._base, key)
         step = self._step(state, batch, step_key, data)
         params, opt_state, first = self._variant.update(tx, state.opt_state, step)
-        if first is None and state.batch_stats:
-            first = self._loss(state, step.batch, state.params)
-        batch_stats = state.batch_stats if first is None else first[1]
-        return State(params, opt_state, batch_stats, self._kept(step.batch))
+        if first is None and state.rest:
+            first = self._loss(state, step.batch, _dropout(step_key), state.params)
+        rest = state.rest if first is None else first[1]
+        return State(params, opt_state, rest, self._kept(step.batch))
 
     def look(
         self, key: jax.Array, state: State, batch: PyTree, step_key: jax.Array, data: PyTree
@@ -73,14 +74,14 @@ class MethodStep:
         return {**found, "loss_rise": jnp.where(known, seen.loss_rise, jnp.nan)}
 
     def _step(self, state: State, batch: PyTree, step_key: jax.Array, data: PyTree) -> Step:
-        batch = self._augmented(jax.random.fold_in(step_key, 1), batch)
+        batch, dropout = self._augmented(jax.random.fold_in(step_key, 1), batch), _dropout(step_key)
 
         def losses_fn(params: optax.Params, some: PyTree) -> jax.Array:
-            variables = measures.variables(params, state.batch_stats)
-            return measures.losses(self._task, variables, some, train=True)[0]
+            variables = {"params": params, **state.rest}
+            return measures.losses(self._task, variables, some, True, dropout)[0]
 
         def loss(params: optax.Params, *group: jax.Array) -> tuple[jax.Array, PyTree]:
-            return self._loss(state, batch, params, *group)
+            return self._loss(state, batch, dropout, params, *group)
 
         value_and_grad_fn = jax.value_and_grad(loss, has_aux=True)
 
@@ -94,18 +95,18 @@ class MethodStep:
         return batch if self._variant.method.needs_previous else ()
 
     def _loss(
-        self, state: State, batch: PyTree, params: optax.Params, *group: jax.Array
+        self, state: State, batch: PyTree, key: jax.Array, params: optax.Params, *group: jax.Array
     ) -> tuple[jax.Array, PyTree]:
-        """The mean loss of a batch, or of one of its groups, and the new running statistics.
+        """The mean loss of a batch, or of one of its groups, and the other variables after it.
 
         With several groups, each is normalized by its own statistics, and the running statistics
-        are averaged.
+        are averaged. Both passes of a step draw the same dropout from ``key``.
         """
         if group:
-            batch = _group(batch, self._recipe.groups, *group)
-        variables = measures.variables(params, state.batch_stats)
-        losses, batch_stats = measures.losses(self._task, variables, batch, train=True)
-        return jnp.mean(losses), batch_stats
+            batch, key = _group(batch, self._recipe.groups, *group), jax.random.fold_in(key, *group)
+        variables = {"params": params, **state.rest}
+        losses, rest = measures.losses(self._task, variables, batch, True, key)
+        return jnp.mean(losses), rest
 
     def _augmented(self, key: jax.Array, batch: PyTree) -> PyTree:
         """Examples as the network receives them, and their labels or label distributions."""
@@ -119,6 +120,10 @@ class MethodStep:
             return x, y
         y = augmentation.smooth(y, dataset.classes, recipe.label_smoothing)
         return augmentation.mixup(keys[3], x, y, recipe.mixup)
+
+
+def _dropout(step_key: jax.Array) -> jax.Array:
+    return jax.random.fold_in(step_key, 2)
 
 
 def _group(batch: PyTree, groups: int, i: jax.Array) -> PyTree:

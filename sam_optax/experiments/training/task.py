@@ -1,10 +1,10 @@
 """The task, the methods with their recipes, and the random draws of each seed."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ from sam_optax.experiments.data.dataset import Dataset, load
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.methods.method import Base, Variant
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.networks import registry
+from sam_optax.experiments.networks import own, registry
 from sam_optax.experiments.types import Json, PyTree, Record
 
 
@@ -86,21 +86,33 @@ class Entry:
     variant: Variant
     recipe: Recipe
 
-    @property
-    def tuned(self) -> dict[str, float]:
-        """What a search chooses: the radius, or the weight decay of a method without one."""
-        names = self.variant.method.radius
-        if not names:
-            return {"weight_decay": self.recipe.weight_decay}
-        return {name: self.variant.hyperparameters[name] for name in names}
-
     def at(self, values: Json) -> "Entry":
-        """With other values of what :attr:`tuned` has, which may be traced."""
-        if not self.variant.method.radius:
-            return dataclasses.replace(self, recipe=dataclasses.replace(self.recipe, **values))
-        hyperparameters = {**self.variant.hyperparameters, **values}
-        variant = self.variant._replace(hyperparameters=hyperparameters)
-        return dataclasses.replace(self, variant=variant)
+        """With other values of hyperparameters that scale the radius, or of settings.
+
+        They may be traced.
+        """
+        radius = self.variant.method.radius
+        settings = {name: value for name, value in values.items() if name not in radius}
+        own = {name: value for name, value in values.items() if name in radius}
+        variant = self.variant._replace(hyperparameters={**self.variant.hyperparameters, **own})
+        recipe = dataclasses.replace(self.recipe, **settings)
+        return dataclasses.replace(self, variant=variant, recipe=recipe)
+
+
+class Metric(NamedTuple):
+    """A score of each test example, (n,), from outputs and labels; without ``of`` the accuracy."""
+
+    of: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    name: str = "accuracy"
+    higher_is_better: bool = True
+
+    @property
+    def key(self) -> str:
+        """Its name in the results."""
+        return f"test_{self.name}"
+
+
+ACCURACY = Metric()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +122,12 @@ class Task:
     Each seed has a separate initialization, label noise, order of examples and R-SAM noise, all
     shared by the methods. The labels of ``dataset`` are clean. If its test examples are
     ``held_out`` training examples, they are tested with labels as noisy as those trained on.
-    ``initial`` are variables by path with which every seed starts.
+    ``initial`` are variables by path with which every seed starts. ``loss`` gives that of each
+    example, (n,), from outputs and labels; ``None`` is cross entropy.
     """
 
     dataset: Dataset
-    model: nn.Module
+    model: Any  # a Linen module, or what adapts a user's network to its interface
     seeds: tuple[int, ...]
     label_noise: float
     sharpness_rho: float
@@ -122,6 +135,8 @@ class Task:
     bleu: bool = False
     held_out: bool = False
     initial: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    loss: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    metric: Metric = ACCURACY
 
     @property
     def example(self) -> jax.Array:
@@ -143,6 +158,8 @@ def noisy_labels(task: Task, seeds: tuple[int, ...], held_out: bool = False) -> 
     """The labels that each seed trains on, or of its held-out examples, (seeds, examples)."""
     part, stream = (task.dataset.test, 2) if held_out else (task.dataset.train, 0)
     y, classes = part.y, task.dataset.classes
+    if not task.label_noise:
+        return np.stack([y] * len(seeds))
     rngs = [np.random.default_rng([seed, stream]) for seed in seeds]
     return np.stack([corrupt(y, task.label_noise, classes, rng) for rng in rngs])
 
@@ -174,24 +191,54 @@ def values(settings: Json) -> Record:
     return {name: found["value"] for name, found in settings.items()}
 
 
-def task_of(description: Json, dataset: Dataset) -> Task:
-    """The task that the description of a run defines, on the examples in use."""
-    settings = values(description["settings"])
-    dtype = jnp.dtype(settings["dtype"])
+class Given(NamedTuple):
+    """What a call from Python may give as objects: the network, the data, loss and metric."""
+
+    model: Any = None
+    dataset: Dataset | None = None
+    loss: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    metric: Metric = ACCURACY
+
+
+NOTHING = Given()
+
+
+def entries_of(description: Json) -> dict[str, Entry]:
+    """The methods that the description of a run defines, by name."""
     entries = {}
     for method in description["methods"]:
-        own = {**settings, **values(method["settings"])}
+        own = {**values(description["settings"]), **values(method["settings"])}
         recipe = Recipe(**{name: own[name] for name in Recipe.__dataclass_fields__ if name in own})
         variant = Variant(METHODS[method["method"]], method["hyperparameters"])
         entries[method["name"]] = Entry(method["method"], variant, recipe)
-    return Task(
+    return entries
+
+
+def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task:
+    """The task that the description of a run defines, on the examples in use.
+
+    Raises:
+      UserError: the network is unknown, or does not suit the data.
+    """
+    settings = values(description["settings"])
+    name, classes = settings["model"], dataset.classes
+    dtype = jnp.dtype(settings["dtype"])
+    if given.model is not None:
+        model = own.adapted(given.model, name, classes)
+    else:
+        model = registry.build(name, dataset.shape, classes, dtype, dataset.text)
+    task = Task(
         dataset=dataset,
-        model=registry.build(
-            settings["model"], dataset.shape, dataset.classes, dtype, dataset.text
-        ),
+        model=model,
         seeds=tuple(description["seeds"]),
         label_noise=settings["label_noise"],
         sharpness_rho=settings["sharpness_rho"],
-        entries=entries,
+        entries=entries_of(description),
         bleu=settings.get("bleu", False),
+        loss=given.loss,
+        metric=given.metric,
     )
+    if given.model is not None or own.is_spec(name):
+        of_text = dataset.shape if dataset.text else ()
+        own.check(model, name, task.example, None if given.loss else (*of_text, classes))
+    return task

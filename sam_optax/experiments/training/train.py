@@ -117,7 +117,7 @@ class Training:
     def trial(
         self, runner: Runner, values: Mapping[str, np.ndarray], tick: Callable[[float, float], None]
     ) -> dict[str, np.ndarray]:
-        """Trains a method anew, with a value of each of its ``tuned`` for each seed.
+        """Trains a method anew, with values (see ``Entry.at``) for each seed.
 
         Returns the curves. All trials of a method share its program.
         """

@@ -1,69 +1,126 @@
-"""Which values a search tries, and which it chooses; trials are plain data, as in the results."""
+"""Which values a search tries, and which it chooses; trials are plain data, as in the results.
 
+A search moves on a lattice: each axis, such as the radius, has the value where the search starts
+times a power of the axis's factor, and a point is an exponent for each axis.
+"""
+
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from sam_optax.experiments.reporting.results import number
+from sam_optax.experiments.training.task import Metric
 from sam_optax.experiments.types import Json, Record
 
+Point: TypeAlias = tuple[int, ...]
 Trial: TypeAlias = Json
-"""A method trained at one value: see :func:`trial`."""
-FACTOR, DECAY_FACTOR = 2.0, 3.0
-"""Ratio of neighbouring radii, and of neighbouring weight decays."""
-START, REACH = 2, 5
-"""How many values on either side are tried at first, and at most."""
+"""A method trained at one point: see :func:`trial`."""
+
+
+class Axis(NamedTuple):
+    """What moves together, with its values at exponent 0, and the ratio of neighbouring values."""
+
+    start: Mapping[str, float]
+    factor: float
+
+
+def values(axes: Sequence[Axis], point: Point) -> dict[str, float]:
+    """The values at a point, as short as they are printed."""
+    found = {}
+    for axis, exponent in zip(axes, point, strict=True):
+        for name, start in axis.start.items():
+            scaled = start * axis.factor**exponent
+            found[name] = float(f"{scaled:.3g}") if exponent else start
+    return found
+
+
+def coarse(axes: int) -> list[Point]:
+    """The first points: of one axis 5, of two 3×3, of three 15, two steps apart."""
+    if axes == 1:
+        return [(i,) for i in (-4, -2, 0, 2, 4)]
+    grid = itertools.product((-2, 0, 2), repeat=axes)
+    # Of three axes without the middles of the edges: they would be as many as all others.
+    return [point for point in grid if axes < 3 or point.count(0) != 1]
+
+
+def missing(trials: Sequence[Trial], axes: int, count: int, higher: bool = True) -> list[Point]:
+    """The points to try next, none after ``count`` trials.
+
+    First come the coarse ones; then, again and again, the neighbours of the best point that has
+    some left, those along one axis before the diagonal ones.
+    """
+    tried = {tuple(found["exponents"]) for found in trials}
+    left = count - len(tried)
+    if first := [point for point in coarse(axes) if point not in tried]:
+        return first[:left]
+    for found in ranked(trials, higher):
+        if around := [p for p in neighbours(found["exponents"]) if p not in tried]:
+            return around[:left]
+    return []
+
+
+def neighbours(point: Sequence[int]) -> list[Point]:
+    """The points next to one, those along one axis first."""
+    steps = sorted(itertools.product((0, -1, 1), repeat=len(point)), key=np.count_nonzero)[1:]
+    return [tuple(int(a + b) for a, b in zip(point, step, strict=True)) for step in steps]
 
 
 def trial(
-    exponent: int, values: Mapping[str, float], curves: Mapping[str, np.ndarray], chance: float
+    point: Point,
+    values: Mapping[str, float],
+    curves: Mapping[str, np.ndarray],
+    metric: Metric,
+    chance: float,
 ) -> Trial:
     """The record of a training; the curves are (epochs, seeds).
 
     It has broken down if a seed diverged, or if the mean accuracy is not better than ``chance``,
     that of the most frequent class.
     """
-    accuracy = curves["test_accuracy"]
+    scores = curves[metric.key]
     diverged = ~np.isfinite(curves["train_loss"][-1])
+    no_better = metric.of is None and scores[-1].mean() <= chance
     return {
-        "exponent": exponent,
+        "exponents": list(point),
         "values": dict(values),
-        "held_out_accuracy": [[number(x) for x in curve] for curve in accuracy.T],
+        "held_out": [[number(x) for x in curve] for curve in scores.T],
         "diverged": int(diverged.sum()),
-        "broken_down": bool(diverged.any() or accuracy[-1].mean() <= chance),
+        "broken_down": bool(diverged.any() or no_better),
     }
 
 
 def mean_curve(found: Trial) -> np.ndarray:
-    """The mean held-out accuracy of the seeds after each epoch."""
-    return np.mean(np.array(found["held_out_accuracy"], float), axis=0)
+    """The mean held-out score of the seeds after each epoch."""
+    return np.mean(np.array(found["held_out"], float), axis=0)
 
 
-def best(trials: Sequence[Trial]) -> Trial:
-    """That with the highest accuracy after the last epoch; of equal ones, with the smallest value.
+def ranked(trials: Sequence[Trial], higher: bool = True) -> list[Trial]:
+    """The best after the last epoch first; of equal ones, that with the smallest values.
 
     What has broken down counts less than everything else.
     """
-    ordered = sorted(trials, key=lambda found: found["exponent"])
-    return max(ordered, key=lambda found: 0 if found["broken_down"] else mean_curve(found)[-1])
+    sign = -1 if higher else 1
+
+    def place(found: Trial) -> tuple[bool, float, list[int]]:
+        broken = found["broken_down"]
+        return broken, 0.0 if broken else sign * mean_curve(found)[-1], found["exponents"]
+
+    return sorted(trials, key=place)
 
 
-def missing(trials: Sequence[Trial], start: int = START, reach: int = REACH) -> list[int]:
-    """The exponents to try next, until the best one has neighbours or ``reach`` is tried."""
-    tried = {found["exponent"] for found in trials}
-    if first := [exponent for exponent in range(-start, start + 1) if exponent not in tried]:
-        return first
-    edge = best(trials)["exponent"]
-    return [n for n in (edge - 1, edge + 1) if n not in tried and abs(n) <= reach]
+def choose(trials: Sequence[Trial], higher: bool = True) -> Record:
+    """The trials of a method in order, with the values and the epoch that they choose.
 
-
-def choose(trials: Sequence[Trial]) -> Record:
-    """The trials of a method in order, with the value and the epoch that they choose."""
-    found = best(trials)
+    ``at_bound`` is whether the neighbours of the choice along an axis were not all tried.
+    """
+    best, tried = ranked(trials, higher)[0], {tuple(found["exponents"]) for found in trials}
+    beside = neighbours(best["exponents"])[: 2 * len(best["exponents"])]
+    place = np.nanargmax if higher else np.nanargmin
     return {
-        "trials": sorted(trials, key=lambda of: of["exponent"]),
-        "chosen": found["values"],
-        "epoch": int(np.nanargmax(mean_curve(found))) + 1,
-        "at_bound": abs(found["exponent"]) == REACH,
+        "trials": sorted(trials, key=lambda found: found["exponents"]),
+        "chosen": best["values"],
+        "epoch": int(place(mean_curve(best))) + 1,
+        "at_bound": not tried.issuperset(beside),
     }

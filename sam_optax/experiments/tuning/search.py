@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -23,12 +23,18 @@ from sam_optax.experiments.training.runner import Runner
 from sam_optax.experiments.training.task import Entry, Task, noisy_labels
 from sam_optax.experiments.training.train import Training, in_one_call
 from sam_optax.experiments.tuning import choice
-from sam_optax.experiments.tuning.choice import Trial
+from sam_optax.experiments.tuning.choice import Axis, Point, Trial
 from sam_optax.experiments.types import Json, Record
 
 FILE = "tune.json"
 """The trials of an unfinished run, in the directory of --out."""
 SEEDS = 2
+TRIALS, TRIALS_WITH_LR = 17, 40
+"""How many trials each method gets by default: the coarse points, and a round around the best."""
+LANES = 9
+"""How many values an accelerator trains together."""
+RADIUS, DECAY, RATE = 2.0, 3.0, 2.0
+"""Ratios of neighbouring radii, weight decays and learning rates."""
 _FAR = 2**30
 """Flips a bit of the seeds, so that none is a seed of the comparison."""
 
@@ -46,7 +52,7 @@ def held_out(task: Task) -> Task:
     if not dataset.resident:
         raise UserError(
             f"--tune: needs all examples in memory, and those of {dataset.name} stay on disk; "
-            "leave it out, and give a radius, such as --sam.rho 0.05."
+            "leave it out, and give radii, such as --sam.rho 0.05."
         )
     try:
         train, rest, *_ = (_last_fifth if dataset.text else hold_out)(dataset.train)
@@ -72,92 +78,114 @@ def _last_fifth(examples: Examples) -> tuple[Examples, Examples]:
     return examples.some(first), examples.some(last)
 
 
-def search(
-    task: Task,
-    place: Devices,
-    trials: dict[str, list[Trial]],
-    keep: Callable[[], None],
-    console: Console,
-) -> Record:
-    """What is chosen for each method of a :func:`held_out` task, with all trials.
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A search: a :func:`held_out` task, and how many trials each method gets.
 
-    Args:
-      task: the task.
-      place: the devices.
-      trials: those of an earlier process by method, to which the others are added.
-      keep: called after each addition.
-      console: for the progress.
+    ``trials`` are those made so far, by method; with ``rate`` the learning rate is chosen, too.
     """
-    for name in task.entries:
-        trials.setdefault(name, [])
-    todo = {name: len(_missing(entry, trials[name])) for name, entry in task.entries.items()}
-    if any(todo.values()):
-        costs = work.work(task)
-        pieces = {name: (math.prod(costs[name]), count) for name, count in todo.items()}
-        with Progress(console, pieces, "tuning") as progress:
-            _train(task, place, trials, keep, progress)
-    found = {}
-    for name, entry in task.entries.items():
-        prefix = f"{entry.method}." if entry.variant.method.radius else ""
-        around = {prefix + option: value for option, value in entry.tuned.items()}
-        chosen = choice.choose(trials[name])
-        found[name] = {"around": around, "seeds": list(task.seeds), **chosen}
-    return found
 
+    task: Task
+    place: Devices
+    count: int
+    rate: bool
+    trials: dict[str, list[Trial]]
 
-def _train(
-    task: Task,
-    place: Devices,
-    trials: dict[str, list[Trial]],
-    keep: Callable[[], None],
-    progress: Progress,
-) -> None:
-    seeds = len(task.seeds)
-    wide = dataclasses.replace(task, seeds=task.seeds * (2 * choice.START + 1))
-    # Small networks do not fill an accelerator: it trains several values together. A CPU would gain
-    # nothing.
-    if jax.default_backend() != "cpu" and in_one_call(wide)[1]:
-        task = wide
-    together = len(task.seeds) // seeds
-    labels = noisy_labels(task, task.seeds[:seeds], held_out=True)
-    chance = np.mean([np.bincount(y := of[of >= 0]).max() / len(y) for of in labels])
-    training = Training(task, place, timed=False, watch=False)
+    def axes(self, entry: Entry) -> list[Axis]:
+        """What a search chooses for a method: the radius, the weight decay, the learning rate."""
+        method, recipe, found = entry.variant.method, entry.recipe, []
+        if method.radius:
+            start = {name: entry.variant.hyperparameters[name] for name in method.radius}
+            found.append(Axis(start, RADIUS))
+        if method.decays and recipe.weight_decay:
+            found.append(Axis({"weight_decay": recipe.weight_decay}, DECAY))
+        if self.rate:
+            found.append(Axis({"lr": recipe.lr}, RATE))
+        return found
 
-    def train(runner: Runner, some: list[int]) -> Iterator[Trial]:
-        values = [_values(runner.entry, exponent) for exponent in some]
-        lanes = values + values[-1:] * (together - len(some))  # those left over repeat the last
+    def run(self, keep: Callable[[], None], console: Console) -> Record:
+        """What is chosen for each method, with all trials; ``keep`` is called after each one."""
+        for name in self.task.entries:
+            self.trials.setdefault(name, [])
+        todo = {
+            name: self.count - len(self.trials[name])
+            for name, entry in self.task.entries.items()
+            if self._missing(name, entry)
+        }
+        if todo:
+            costs = work.work(self.task)
+            pieces = {name: (math.prod(costs[name]), count) for name, count in todo.items()}
+            with Progress(console, pieces, "tuning") as progress:
+                self._train(keep, progress)
+        higher = self.task.metric.higher_is_better
+        return {
+            name: {
+                "around": self._around(entry),
+                "seeds": list(self.task.seeds),
+                **choice.choose(self.trials[name], higher),
+            }
+            for name, entry in self.task.entries.items()
+        }
+
+    def _around(self, entry: Entry) -> Record:
+        """Where the search starts, with names as on the command line."""
+        own, radius = f"{entry.method}.", entry.variant.method.radius
+        starts = (pair for axis in self.axes(entry) for pair in axis.start.items())
+        return {own * (name in radius) + name: value for name, value in starts}
+
+    def _missing(self, name: str, entry: Entry) -> list[Point]:
+        axes, higher = len(self.axes(entry)), self.task.metric.higher_is_better
+        return choice.missing(self.trials[name], axes, self.count, higher)
+
+    def _train(self, keep: Callable[[], None], progress: Progress) -> None:
+        task, seeds = self.task, len(self.task.seeds)
+        wide = dataclasses.replace(task, seeds=task.seeds * LANES)
+        # Small networks do not fill an accelerator: it trains several values together. A CPU would
+        # gain nothing.
+        if jax.default_backend() != "cpu" and in_one_call(wide)[1]:
+            task = wide
+        training = Training(task, self.place, timed=False, watch=False)
+        together, chance = len(task.seeds) // seeds, self._chance()
+        for number, runner in enumerate(training.runners, 1):
+            while points := self._missing(runner.name, runner.entry):
+                if runner.program is None:
+                    progress.compiling(runner.name, number, len(training.runners))
+                for first in range(0, len(points), together):
+                    some = points[first : first + together]
+                    curves = self._curves(training, runner, some, together, progress)
+                    for point, (values, own) in zip(some, curves, strict=True):
+                        made = choice.trial(point, values, own, task.metric, chance)
+                        self.trials[runner.name].append(made)
+                    keep()
+
+    def _chance(self) -> float:
+        """The accuracy of the most frequent class among the held-out labels."""
+        if self.task.metric.of is not None:
+            return 0.0
+        labels = noisy_labels(self.task, self.task.seeds, held_out=True)
+        return float(np.mean([np.bincount(y := of[of >= 0]).max() / len(y) for of in labels]))
+
+    def _curves(
+        self,
+        training: Training,
+        runner: Runner,
+        points: list[Point],
+        together: int,
+        progress: Progress,
+    ) -> list[tuple[dict[str, float], dict[str, np.ndarray]]]:
+        """The values at some points, and the curves of a training with each of them."""
+        seeds, axes = len(self.task.seeds), self.axes(runner.entry)
+        values = [choice.values(axes, point) for point in points]
+        lanes = values + values[-1:] * (together - len(points))  # those left over repeat the last
         curves = training.trial(
             runner,
             {k: np.repeat([np.float32(lane[k]) for lane in lanes], seeds) for k in values[0]},
-            lambda seconds, share: progress.done(runner.name, seconds, share * len(some)),
+            lambda seconds, share: progress.done(runner.name, seconds, share * len(points)),
         )
-        for i, exponent in enumerate(some):
-            own = {name: of[:, i * seeds : (i + 1) * seeds] for name, of in curves.items()}
-            yield choice.trial(exponent, values[i], own, chance)
-
-    for number, runner in enumerate(training.runners, 1):
-        found = trials[runner.name]
-        while exponents := _missing(runner.entry, found):
-            if runner.program is None:
-                progress.compiling(runner.name, number, len(training.runners))
-            else:  # more than was announced
-                progress.more(runner.name, len(exponents))
-            for first in range(0, len(exponents), together):
-                found += train(runner, exponents[first : first + together])
-                keep()
-
-
-def _missing(entry: Entry, trials: list[Trial]) -> list[int]:
-    if all(value == 0 for value in entry.tuned.values()):  # no weight decay
-        return choice.missing(trials, 0, 0)
-    return choice.missing(trials)
-
-
-def _values(entry: Entry, exponent: int) -> dict[str, float]:
-    """The values of a trial, as short as they are printed."""
-    factor = choice.FACTOR if entry.variant.method.radius else choice.DECAY_FACTOR
-    scaled = {option: value * factor**exponent for option, value in entry.tuned.items()}
-    return {option: float(f"{x:.3g}") for option, x in scaled.items()} if exponent else scaled
+        return [
+            (own, {name: of[:, i * seeds : (i + 1) * seeds] for name, of in curves.items()})
+            for i, own in enumerate(values)
+        ]
 
 
 def load(path: Path, run: Json) -> dict[str, list[Trial]]:
@@ -179,23 +207,31 @@ def settled(description: Json, found: Json) -> Record:
     """The description of a run with what was chosen for its methods, and the whole search."""
     methods = []
     for method in description["methods"]:
-        tune = found[method["name"]]
-        around = ", ".join(plain(value) for value in tune["around"].values())
-        told = dict.fromkeys(tune["chosen"], f"chosen by --tune, around {around}")
-        if METHODS[method["method"]].radius:
-            own = {
-                "hyperparameters": method["hyperparameters"] | tune["chosen"],
-                "sources": method["sources"] | told,
+        tune, radius = found[method["name"]], METHODS[method["method"]].radius
+        told = {
+            option: f"chosen by --tune, around {plain(start)}"
+            for option, start in zip(tune["chosen"], tune["around"].values(), strict=True)
+        }
+        own = {name: value for name, value in tune["chosen"].items() if name in radius}
+        settings = {
+            name: {"value": value, "source": told[name]}
+            for name, value in tune["chosen"].items()
+            if name not in radius
+        }
+        methods.append(
+            method
+            | {
+                "hyperparameters": method["hyperparameters"] | own,
+                "sources": method["sources"] | {name: told[name] for name in own},
+                "settings": method["settings"] | settings,  # in the place of the shared ones
+                "tune": tune,
             }
-        else:  # in the place of the shared one
-            settings = {k: {"value": v, "source": told[k]} for k, v in tune["chosen"].items()}
-            own = {"settings": method["settings"] | settings}
-        methods.append({**method, **own, "tune": tune})
+        )
     return {**description, "methods": methods, "notes": [*description["notes"], *notes(found)]}
 
 
 def notes(found: Json) -> list[str]:
-    """Where the best value is the last that was tried, or none is good."""
+    """Where the best value may lie beyond what was tried, or none is good."""
     lines = []
     for name, of in found.items():
         if all(found["broken_down"] for found in of["trials"]):
@@ -207,6 +243,7 @@ def notes(found: Json) -> list[str]:
             pairs = zip(of["around"], of["chosen"].values(), strict=True)
             given = " ".join(f"{flag(option)} {plain(value)}" for option, value in pairs)
             lines.append(
-                f"{name}: the best value is the last that --tune tries. Search around it: {given}."
+                f"{name}: not all neighbours of the best values were tried. Search around them "
+                f"({given}), or give more --trials."
             )
     return lines

@@ -1,4 +1,4 @@
-"""The commands ``compare`` and ``train``: train methods on the same data and compare them."""
+"""The command ``compare``: trains methods on the same data and compares them."""
 
 import dataclasses
 import sys
@@ -12,16 +12,24 @@ from rich.console import Console
 from rich.text import Text
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.options.describe import describe, shared_settings
-from sam_optax.experiments.options.options import Compare, Train
+from sam_optax.experiments.options.describe import describe, planned, shared_settings
+from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.reporting import results, table
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.snapshots import Snapshots, to_npz
+from sam_optax.experiments.reporting.snapshots import Snapshots, by_seed, to_npz
+from sam_optax.experiments.result import Result
 from sam_optax.experiments.training import devices, identity, initial
-from sam_optax.experiments.training.task import Task, load_dataset, task_of
+from sam_optax.experiments.training.task import (
+    NOTHING,
+    Given,
+    Task,
+    entries_of,
+    load_dataset,
+    task_of,
+)
 from sam_optax.experiments.training.train import Outcome, Training
 from sam_optax.experiments.training.work import work
 from sam_optax.experiments.tuning import search
@@ -30,49 +38,54 @@ from sam_optax.experiments.types import Json, Record
 if TYPE_CHECKING:
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
-__all__ = ["Compare", "Train", "run"]
+__all__ = ["Compare", "run"]
 
 CHECKPOINT = "checkpoint"
 """Directory of the checkpoints, inside that of --out."""
 
 
-def run(options: Compare | Train) -> None:
+def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result | None:
     """Trains the methods, prints the table and writes the files.
+
+    Args:
+      options: the options of the command.
+      given: what a call from Python gives as objects.
+      show: whether the table is printed.
+
+    Returns:
+      What the run has found, or ``None`` after ``--dry-run``.
 
     Raises:
       UserError: an option or a file is invalid. It is raised before training, unless the output
         directory becomes unwritable later or every run diverges.
     """
-    if isinstance(options, Train):
-        options = options.compare()
     if options.distributed:
         devices.connect()
     resolved = resolve(options)
+    if options.dry_run:
+        table.print_settings(_console(), planned(options, resolved))
+        return None
     count = options.devices if options.devices or options.preset or options.distributed else 1
     place = devices.choose(count)
     shared = {name: found.value for name, found in shared_settings(options, resolved).items()}
-    everything = load_dataset(shared)
+    everything = given.dataset or load_dataset(shared)
     full = {"train": len(everything.train.y), "test": len(everything.test.y)}
     dataset = everything.some(options.scale)
-    description = describe(options, resolved, dataset, full, place.count)
-    task = task_of(description, dataset)
+    description = describe(options, resolved, dataset, full, place.count, given)
+    task = task_of(description, dataset, given)
     if options.init:
         start, new = initial.load(options.init, task)
         task = dataclasses.replace(task, initial=start)
         description["notes"] += [f"Not from the file of --init: {', '.join(new)}."] if new else []
-    if options.dry_run:
-        table.print_settings(_console(), description)
-        return
     for note in description["notes"]:
         _say(note)
-    run = _Run(options, task, description, place)
+    run = _Run(options, task, description, place, show)
     if options.out is None or jax.process_index():  # only one process writes
-        _train_and_write(run, None)
-        return
+        return _train_and_write(run, None)
     import matplotlib  # noqa: F401  (before training, in case it is not installed)
 
     with OutputDirectory(options.out) as out:
-        _train_and_write(run, out)
+        return _train_and_write(run, out)
 
 
 class _Run(NamedTuple):
@@ -82,6 +95,12 @@ class _Run(NamedTuple):
     task: Task
     description: Json
     place: devices.Devices
+    show: bool
+
+    def print(self, found: Json) -> None:
+        """Prints the table."""
+        if self.show:
+            table.print_results(_console(), found)
 
     def tuned(self, out: OutputDirectory | None) -> "_Run":
         """The run with the values that ``--tune`` chooses; ``out`` keeps those that it tries."""
@@ -97,7 +116,10 @@ class _Run(NamedTuple):
                 out.write({search.FILE: results.to_json(kept)})
 
         try:
-            found = search.search(task, self.place, trials, keep, _console(stderr=True))
+            default = search.TRIALS_WITH_LR if options.tune_lr else search.TRIALS
+            count = options.trials or default
+            chosen = search.Search(task, self.place, count, options.tune_lr, trials)
+            found = chosen.run(keep, _console(stderr=True))
         except KeyboardInterrupt:
             if out and any(trials.values()):
                 _say(f"What --tune has tried is in {out.path / search.FILE}; --resume goes on.")
@@ -105,7 +127,7 @@ class _Run(NamedTuple):
         for note in search.notes(found):
             _say(note)
         description = search.settled(self.description, found)
-        entries = task_of(description, self.task.dataset).entries
+        entries = entries_of(description)
         task = dataclasses.replace(self.task, entries=entries)
         return self._replace(description=description, task=task)
 
@@ -133,14 +155,14 @@ class _Run(NamedTuple):
         return results.collect(self.description, parameters, outcomes), outcomes
 
 
-def _train_and_write(run: _Run, out: OutputDirectory | None) -> None:
+def _train_and_write(run: _Run, out: OutputDirectory | None) -> Result:
     """Trains and prints the table, after writing the files and before drawing."""
     path = run.options.out
     checkpoints = _checkpoints(run, path) if path else None  # written by all processes
     begun = path and run.options.tune and (path / search.FILE).exists()
     if path and checkpoints and not checkpoints.epoch and run.options.resume and not begun:
-        if _finished(run, path):
-            return
+        if (before := _finished(run, path)) is not None:
+            return before
         _say(f"There is no checkpoint in {path}: starting from the beginning.")
     if run.options.tune:
         run = run.tuned(out)
@@ -157,7 +179,7 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> None:
         if out:
             out.write(_files(run.task, found, outcomes))
     finally:  # where either fails, a full disk or a closed pipe, there is still the other
-        table.print_results(_console(), found)
+        run.print(found)
     if out:
         _draw(out, found)
     if checkpoints:
@@ -167,6 +189,8 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> None:
         _print(f"\nThe results are in {out.path}.")
     if all(method["diverged"] == len(found["seeds"]) for method in found["methods"]):
         raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
+    variables = {name: of.variables for name, of in outcomes.items()}
+    return Result(found, by_seed(variables, run.task.seeds))
 
 
 def _checkpoints(run: _Run, out: Path) -> "Checkpoints | None":
@@ -185,17 +209,17 @@ def _checkpoints(run: _Run, out: Path) -> "Checkpoints | None":
     return found
 
 
-def _finished(run: _Run, out: Path) -> bool:
-    """Whether the run was finished before; if so, prints its table."""
+def _finished(run: _Run, out: Path) -> Result | None:
+    """What the run has found if it was finished before; prints its table."""
     found = results.from_json(out / "results.json")
     if found is None:
-        return False
+        return None
     remedy = "Choose another --out, or leave out --resume to replace them."
     theirs, ours = identity.of(found), identity.of(run.description)
     identity.check(theirs, ours, f"{out} holds the results of", remedy)
-    table.print_results(_console(), found)
+    run.print(found)
     _print(f"\nThis run is finished: its results are in {out}.")
-    return True
+    return Result(found, results.load_params(out / "params.npz"))
 
 
 def _files(task: Task, found: Json, outcomes: Mapping[str, Outcome]) -> dict[str, bytes]:

@@ -1,0 +1,130 @@
+"""``compare`` from Python: the command with a network, data, loss and metric as objects."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.typing import ArrayLike
+
+from sam_optax.experiments import comparison
+from sam_optax.experiments.data.arrays import from_arrays
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.options.hyperparameters import Hyperparameters
+from sam_optax.experiments.options.options import Compare
+from sam_optax.experiments.result import Result
+from sam_optax.experiments.training.task import ACCURACY, Given, Metric
+
+PerExample = Callable[[jax.Array, jax.Array], jax.Array]
+ARRAYS = "arrays"
+"""The name of data that are given as arrays."""
+
+
+def compare(
+    model: Any = None,
+    *,
+    train: tuple[ArrayLike, ArrayLike] | None = None,
+    test: tuple[ArrayLike, ArrayLike] | None = None,
+    methods: Sequence[str] | None = None,
+    tune: bool = False,
+    loss: PerExample | None = None,
+    metric: PerExample | None = None,
+    higher_is_better: bool | None = None,
+    **options: Any,
+) -> Result:
+    """Trains a network by several methods and compares them: ``python -m sam_optax compare``.
+
+    Args:
+      model: the name of a built-in network, ``FILE.py:NAME``, a Flax Linen module, the class of a
+        Linen or NNX module, or a function that returns one; one of NNX takes ``rngs``, and a
+        parameter ``classes`` gets their number. A Linen module may take ``train``, ``training`` or
+        ``deterministic`` in its call. Default: the command's, an MLP.
+      train: training examples ``(x, y)``: x of any shape (n, …), y the integer labels (n,), or with
+        a ``loss`` anything it takes. Default: the command's data, digits, or ``dataset=``.
+      test: test examples ``(x, y)``. Default: a fifth of the training examples is held out.
+      methods: names of methods, such as ``["sgd", "sam"]``. Default: the command's.
+      tune: whether radius and weight decay of every method are chosen on held-out examples first.
+      loss: ``(outputs, y) -> (n,)``, the loss of each example. Default: cross entropy.
+      metric: ``(outputs, y) -> (n,)``, a score of each test example, averaged over them. Default:
+        the accuracy, or the loss if one is given.
+      higher_is_better: whether a higher ``metric`` is better; required with one.
+      **options: any option of the command by its name, such as ``epochs=20, seeds=3, lr=0.1,
+        out="runs/first"``, and hyperparameters by method: ``sam={"rho": [0.1, 0.2]}``.
+
+    Returns:
+      The :class:`Result`.
+
+    Raises:
+      UserError: an argument is invalid, or the network does not suit the data.
+
+    Example:
+      >>> from sam_optax.experiments import compare
+      >>> found = compare("mlp", methods=["sgd", "sam"], epochs=20, seeds=3)  # doctest: +SKIP
+      >>> found.results["methods"][1]["summary"]["test_accuracy"]["mean"]  # doctest: +SKIP
+    """
+    if metric is not None and higher_is_better is None:
+        raise UserError("higher_is_better: a metric is given; say True or False.")
+    if metric is None and higher_is_better is not None:
+        raise UserError("higher_is_better: no metric is given; leave it out.")
+    named = isinstance(model, str)
+    settings = {**_options(options), "tune": tune}
+    if methods is not None:
+        settings["methods"] = tuple(methods)
+    if model is not None:
+        settings["model"] = model if named else getattr(model, "__name__", type(model).__name__)
+    dataset = None
+    if train is not None:
+        if "dataset" in settings:
+            raise UserError("dataset: train is given, too; leave one out.")
+        dataset = from_arrays(train, test, ARRAYS, classification=loss is None)
+        settings["dataset"] = ARRAYS
+    elif test is not None:
+        raise UserError("test: give train, too.")
+    scored = ACCURACY
+    if metric is not None:
+        name = getattr(metric, "__name__", "metric")
+        scored = Metric(metric, name if name.isidentifier() else "metric", bool(higher_is_better))
+    elif loss is not None:
+        scored = Metric(loss, "loss", False)
+    given = Given(None if named else model, dataset, loss, scored)
+    found = comparison.run(Compare(**settings), given, show=False)
+    if found is None:
+        raise UserError("dry_run: nothing is trained; leave it out.")
+    return found
+
+
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of :class:`Compare` from arguments, those of methods in a field of their own."""
+    names = [field.name for field in dataclasses.fields(Compare) if field.name != "hyperparameters"]
+    found, groups = {}, {}
+    for name, value in options.items():
+        if name in names:
+            found[name] = value
+        elif name in METHODS and METHODS[name].options:
+            groups[name] = _hyperparameters(name, value)
+        else:
+            close = difflib.get_close_matches(name, [*names, *METHODS], 1)
+            hint = f"did you mean {close[0]}?" if close else "see python -m sam_optax compare -h."
+            raise UserError(f"{name}: unknown option; {hint}")
+    if "out" in found:
+        from pathlib import Path
+
+        found["out"] = Path(found["out"])
+    return {**found, "hyperparameters": Hyperparameters(**groups)}
+
+
+def _hyperparameters(name: str, values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        raise UserError(f'{name}: got {values!r}; give a dict, such as {name}={{"rho": 0.1}}.')
+    group: Any = type(getattr(Hyperparameters(), name))
+    known = METHODS[name].options
+    for option in values:
+        if option not in known:
+            raise UserError(f"{name}: has no {option}; use some of {', '.join(known)}.")
+    several = {
+        option: tuple(value) if isinstance(value, list | tuple) else (value,)
+        for option, value in values.items()
+    }
+    return group(**several)

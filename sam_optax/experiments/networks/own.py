@@ -1,0 +1,257 @@
+# ruff: noqa: RUF001 (multiplication signs, in what is printed)
+"""Networks of users, from a file, a package or a notebook: Flax Linen or NNX.
+
+Both are used as Linen modules are: ``init(key, x, train=False)`` gives nested variables, with the
+trained ones under ``"params"``, and ``apply(variables, x, train=..., rngs=..., mutable=...)`` the
+outputs, and with ``mutable`` also the other variables after the call.
+"""
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import flax.traverse_util
+import jax
+from flax import nnx
+
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.types import PyTree
+
+TRAIN = {"train": True, "training": True, "deterministic": False, "use_running_average": False}
+"""Arguments of a Linen module's call that tell training from evaluation, with training's value."""
+_FORMS = (
+    "give a Flax Linen module, the class of a Linen or NNX module, or a function that returns one: "
+    "of NNX with the parameter rngs; a parameter classes gets their number"
+)
+
+
+def is_spec(name: str) -> bool:
+    """Whether a name is ``FILE.py:NAME`` or ``package.module:NAME``."""
+    return ":" in name
+
+
+def find(spec: str) -> Any:
+    """The object that ``FILE.py:NAME`` or ``package.module:NAME`` names.
+
+    Raises:
+      UserError: there is no such file, module or name, or importing it fails.
+    """
+    place, _, name = spec.rpartition(":")
+    try:
+        module = _of_file(Path(place).expanduser()) if place.endswith(".py") else _module(place)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise UserError(f"--model {spec}: {place} fails with {_line(error)}.") from error
+    if not hasattr(module, name):
+        raise UserError(f"--model {spec}: {place} has no {name or 'name after the colon'}.")
+    return getattr(module, name)
+
+
+def _of_file(path: Path) -> Any:
+    if not path.is_file():
+        raise UserError(f"--model {path}: there is no such file.")
+    spec: Any = importlib.util.spec_from_file_location(path.stem, path.absolute())
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses look up their module there
+    sys.path.insert(0, str(path.absolute().parent))  # what stands beside it can be imported
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _module(name: str) -> Any:
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove("")
+
+
+def adapted(given: Any, name: str, classes: int) -> Any:
+    """A user's network with the interface of this module; ``name`` is for errors.
+
+    Raises:
+      UserError: it is neither a Linen nor an NNX module, or making it fails.
+    """
+    if isinstance(given, nn.Module):
+        return _linen(given, name)
+    if isinstance(given, nnx.Module):
+        raise UserError(
+            f"--model {name}: is an NNX module, with one initialization for all seeds; give its "
+            "class, or a function of rngs that returns it."
+        )
+    if not callable(given):
+        raise UserError(f"--model {name}: is a {type(given).__name__}; {_FORMS}.")
+    # NNX's classes have a call of their own, which hides the arguments.
+    call: Any = given
+    accepted = inspect.signature(call.__init__ if isinstance(given, type) else call).parameters
+    known = {"classes": classes} if "classes" in accepted else {}
+    if "rngs" in accepted:
+        return Nnx(functools.partial(given, **known), name)
+    try:
+        made = given(**known)
+    except Exception as error:
+        raise UserError(f"--model {name}: fails with {_line(error)}; {_FORMS}.") from error
+    if not isinstance(made, nn.Module):
+        raise UserError(f"--model {name}: returns a {type(made).__name__}; {_FORMS}.")
+    return _linen(made, name)
+
+
+def _linen(module: nn.Module, name: str) -> Any:
+    names = [n for n in inspect.signature(type(module).__call__).parameters if n in TRAIN]
+    if len(names) > 1:
+        raise UserError(
+            f"--model {name}: {' and '.join(names)} of its call both tell training from "
+            "evaluation; leave one."
+        )
+    return module if names == ["train"] else Linen(module, *names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linen:
+    """A Linen module whose call tells training from evaluation by another argument, or by none."""
+
+    module: nn.Module
+    argument: str | None = None
+
+    def init(self, key: jax.Array, x: jax.Array, *, train: bool) -> PyTree:
+        """The variables."""
+        return nn.meta.unbox(self.module.init(key, x, **self._mode(train)))
+
+    def apply(self, variables: PyTree, x: jax.Array, *, train: bool, **options: Any) -> Any:
+        """The outputs, and with ``mutable`` what has changed."""
+        return self.module.apply(variables, x, **self._mode(train), **options)
+
+    def _mode(self, train: bool) -> dict[str, Any]:
+        return {} if self.argument is None else {self.argument: train == TRAIN[self.argument]}
+
+
+class Nnx:
+    """NNX modules of one kind: ``make(rngs=...)`` returns one."""
+
+    def __init__(self, make: Callable[..., nnx.Module], name: str) -> None:
+        self._make = make
+
+        def module() -> nnx.Module:
+            made = make(rngs=nnx.Rngs(0))
+            if not isinstance(made, nnx.Module):
+                raise UserError(f"--model {name}: returns a {type(made).__name__}; {_FORMS}.")
+            return made
+
+        try:
+            self._definition, *self._like = self._split(nnx.eval_shape(module))
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"--model {name}: fails with {_line(error)}; {_FORMS}.") from error
+
+    def init(self, key: jax.Array, x: jax.Array, *, train: bool) -> PyTree:
+        """The variables: those of the type Param as ``params``, all others as ``state``."""
+        _, _, *found = self._split(self._make(rngs=nnx.Rngs(key)))
+        return _nested(*found)
+
+    def apply(
+        self,
+        variables: PyTree,
+        x: jax.Array,
+        *,
+        train: bool,
+        rngs: Mapping[str, jax.Array] | None = None,
+        mutable: Any = False,
+    ) -> Any:
+        """The outputs, and with ``mutable`` the state; every stream of random numbers is new."""
+        streams, *arrays = self._like
+        keys = iter(jax.random.split((rngs or {"dropout": jax.random.key(0)})["dropout"], 1024))
+
+        def fresh(leaf: Any) -> Any:
+            is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            return next(keys) if is_key else jax.numpy.zeros(leaf.shape, leaf.dtype)
+
+        filled = [
+            _filled(like, variables.get(part, {}))
+            for part, like in zip(("params", "state"), arrays, strict=True)
+        ]
+        model = nnx.merge(self._definition, jax.tree.map(fresh, streams), *filled)
+        model.train() if train else model.eval()
+        outputs = model(x)
+        if not mutable:
+            return outputs
+        _, _, *found = self._split(model)
+        return outputs, {k: of for k, of in _nested(*found).items() if k != "params"}
+
+    @staticmethod
+    def _split(module: nnx.Module) -> tuple[Any, ...]:
+        """The definition, the streams of random numbers, the params, and the rest."""
+        return nnx.split(module, nnx.RngState, nnx.Param, ...)
+
+
+def _nested(params: Any, rest: Any) -> PyTree:
+    """The arrays of both states in nested dicts, whose keys are text."""
+    found = {
+        part: flax.traverse_util.unflatten_dict(
+            {tuple(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)}
+        )
+        for part, state in (("params", params), ("state", rest))
+    }
+    return {part: of for part, of in found.items() if of or part == "params"}
+
+
+def _filled(like: Any, nested: PyTree) -> Any:
+    """The state with arrays from nested dicts."""
+    arrays = flax.traverse_util.flatten_dict(nested)
+    pairs = [
+        (path, leaf.replace(arrays[tuple(map(str, path))]))
+        for path, leaf in nnx.to_flat_state(like)
+    ]
+    return nnx.from_flat_state(pairs)
+
+
+def check(model: Any, name: str, example: jax.Array, outputs: tuple[int, ...] | None) -> None:
+    """Raises :class:`UserError` if a user's network does not take the examples.
+
+    ``outputs`` is the shape of the outputs of one example, if the loss needs one.
+    """
+    shape = "×".join(map(str, example.shape[1:])) or "no axes"
+
+    def call() -> Any:
+        variables = model.init(jax.random.key(0), example, train=False)
+        rest = [k for k in variables if k != "params"]
+        streams = {"dropout": jax.random.key(0)}
+        trained = model.apply(variables, example, train=True, rngs=streams, mutable=rest)
+        return variables.get("params"), trained[0], trained[1]
+
+    try:
+        params, found, _ = jax.eval_shape(call)
+    except Exception as error:
+        raise UserError(
+            f"--model {name}: does not take examples of shape {shape} ({example.dtype}): "
+            f"{_line(error)}."
+        ) from error
+    if not jax.tree.leaves(params):
+        raise UserError(f"--model {name}: has no params to train.")
+    if not hasattr(found, "shape"):
+        raise UserError(
+            f"--model {name}: returns a {type(found).__name__}; let it return an array."
+        )
+    if outputs is not None and found.shape[1:] != outputs:
+        needed = "×".join(map(str, outputs))
+        raise UserError(
+            f"--model {name}: returns outputs of shape {found.shape[1:]} for an example, but the "
+            f"data need {needed}, a logit for each class; let it return these, or give a loss."
+        )
+
+
+def _line(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    first = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
