@@ -76,9 +76,5 @@ def normalize(images: jax.Array, mean: np.ndarray, std: np.ndarray) -> jax.Array
 
 
 def smooth(labels: jax.Array, classes: int, smoothing: float) -> jax.Array:
-    """Distributions over classes: 1 − s for the label, and s spread over all classes.
-
-    Those of the label −1, no label, are 0.
-    """
-    smoothed = (1 - smoothing) * jax.nn.one_hot(labels, classes) + smoothing / classes
-    return jnp.where(labels[..., None] < 0, 0, smoothed)
+    """Distributions over classes: 1 − s for the label, and s spread over all classes."""
+    return (1 - smoothing) * jax.nn.one_hot(labels, classes) + smoothing / classes

@@ -14,18 +14,17 @@ from sam_optax.experiments.networks import own
 from sam_optax.experiments.networks.densenet import DenseNet
 from sam_optax.experiments.networks.resnet import Bottleneck, ResNet
 from sam_optax.experiments.networks.small import CNN, MLP
-from sam_optax.experiments.networks.transformer import Transformer
 from sam_optax.experiments.networks.vgg import VGG
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.networks.wide_resnet import WideResNet
 
 
 class Architecture(NamedTuple):
-    """A network: ``make(classes=, dtype=)``, its title, and whether it needs images or text."""
+    """A network: ``make(classes=, dtype=)``, its title, and whether it needs images."""
 
     make: Callable[..., nn.Module]
     title: str
-    needs: str | None = "images"
+    of_images: bool = True
 
 
 _cifar = partial(ResNet, width=16, projection=False)
@@ -34,7 +33,7 @@ _resnext = partial(Bottleneck, inner=2, groups=32)
 _vit = partial(VisionTransformer, depth=12)
 
 ARCHITECTURES = {
-    "mlp": Architecture(MLP, "two hidden layers of 256 units", needs=None),
+    "mlp": Architecture(MLP, "two hidden layers of 256 units", of_images=False),
     "cnn": Architecture(CNN, "two convolutions of 16 and 32 channels"),
     "resnet20": Architecture(partial(_cifar, stages=(3, 3, 3)), "ResNet-20 for 32×32 images"),
     "resnet32": Architecture(partial(_cifar, stages=(5, 5, 5)), "ResNet-32 for 32×32 images"),
@@ -60,23 +59,11 @@ ARCHITECTURES = {
     "tiny": Architecture(
         partial(ResNet, stages=(1, 1), width=8), "a ResNet of two blocks, for quick trials"
     ),
-    "transformer": Architecture(Transformer, "2 layers of width 128, for text", needs="text"),
-    "transformer_base": Architecture(
-        partial(Transformer, width=512, depth=12, heads=8),
-        "12 layers of width 512, for text",
-        needs="text",
-    ),
 }
 
 
-def build(
-    name: str,
-    shape: tuple[int, ...],
-    classes: int,
-    dtype: DTypeLike = jnp.float32,
-    text: bool = False,
-) -> Any:
-    """The network for examples of shape (features,) or (height, width, channels), or of text.
+def build(name: str, shape: tuple[int, ...], classes: int, dtype: DTypeLike = jnp.float32) -> Any:
+    """The network for examples of shape (features,) or (height, width, channels).
 
     It is called as ``module.apply(variables, x, train=...)`` and computes in ``dtype``, with params
     and logits in float32. A user's, named as ``FILE.py:NAME`` or ``package.module:NAME``, computes
@@ -90,13 +77,7 @@ def build(
             f"{', '.join(ARCHITECTURES)}."
         )
     model = ARCHITECTURES[name].make(classes=classes, dtype=dtype)
-    needs = ARCHITECTURES[name].needs
-    if text != (needs == "text"):
-        remedy = "use --model transformer" if text else "use --dataset text or pairs:PATH"
-        raise UserError(
-            f"--model {name}: {'is not for' if text else 'is for'} text; {remedy}, for example."
-        )
-    if len(shape) < 3 and needs == "images":
+    if len(shape) < 3 and ARCHITECTURES[name].of_images:
         raise UserError(
             f"--model {name}: the examples are vectors of {shape[0]} features, but this network "
             "needs images; use --model mlp."

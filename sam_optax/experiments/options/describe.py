@@ -1,7 +1,6 @@
 """A run as plain data before it begins, for its results and for restoring it."""
 
 import dataclasses
-import importlib.util
 import math
 from collections.abc import Mapping
 
@@ -36,11 +35,10 @@ _WHERE_GIVEN = (
         "test_split",
         "length",
     ),
-    *("save_every", "bleu", "init"),
+    *("save_every", "init"),
 )
 _OF_OPTIMIZERS = {"nesterov": ("sgd", "rmsprop"), "beta2": ("adam", "adamw")}
 _OF_PIXELS = ("crop", "flip", "cutout")
-_OF_IMAGES = ("label_noise", "mixup", *_OF_PIXELS)
 _OF_LABELS = ("label_noise", "mixup", "label_smoothing")
 
 
@@ -101,10 +99,6 @@ def describe(
         all examples but they stay on disk, or an option has no effect on these data.
     """
     spec = dataset.name
-    if options.bleu and not spec.startswith("pairs:"):
-        raise UserError(f"--bleu: needs --dataset pairs:PATH, not {spec}; leave it out.")
-    if options.bleu and importlib.util.find_spec("sacrebleu") is None:
-        raise UserError('--bleu: needs sacrebleu; run pip install "sam_optax[text]".')
     if options.image_size and not spec.startswith("hf:"):
         raise UserError(
             f"--image-size {options.image_size}: needs --dataset hf:NAME_OR_PATH, not {spec}; "
@@ -124,10 +118,11 @@ def describe(
                 f"{spec} stay on disk; leave it out."
             )
         settings = {**resolved.shared, **row.settings}
-        for setting in _OF_IMAGES if dataset.text else _OF_LABELS if given.loss else ():
+        for setting in _OF_LABELS if given.loss else ():
             if value := settings[setting].value:
-                what = f"text, such as {spec}" if dataset.text else "a loss of yours"
-                raise UserError(f"{flag(setting)} {value}: is not for {what}; leave it out.")
+                raise UserError(
+                    f"{flag(setting)} {value}: is not for a loss of yours; leave it out."
+                )
         for setting in _OF_PIXELS if len(dataset.shape) < 3 else ():
             if value := settings[setting].value:
                 raise UserError(
@@ -161,7 +156,6 @@ def describe(
             "test_examples": len(dataset.test.y),
             "example_shape": list(dataset.shape),
             "classes": dataset.classes,
-            **({"text": True} if dataset.text else {}),
             "sha256": dataset.sha256,
         },
         "metric": {

@@ -50,10 +50,8 @@ class Compare:
         "(your archive with x_train, y_train, x_test and y_test: vectors (n, features) or images "
         "(n, height, width[, channels]), and integer labels from 0), hf:NAME_OR_PATH (a data set "
         "of the Hugging Face library, by name, or a folder: saved to disk, parquet or images; "
-        'needs pip install "sam_optax[hf]"), text[:PATH] (of Python\'s help(), or a UTF-8 file, '
-        "whose next byte is learned), or pairs:PATH (lines source<TAB>target, learned as a "
-        "translation).",
-        short="digits, mnist5k, npz:PATH, hf:NAME_OR_PATH, text[:PATH] or pairs:PATH.",
+        'needs pip install "sam_optax[hf]").',
+        short="digits, mnist5k, npz:PATH or hf:NAME_OR_PATH.",
         metavar="DATA",
         basic=True,
     )
@@ -140,22 +138,10 @@ class Compare:
     image_size: int | None = setting(
         224, "With hf: side in pixels to resize images to, if their sizes differ.", COUNT
     )
-    length: int | None = option(
-        None,
-        "With text: bytes per example (default: 64); with pairs: at most, both texts together.",
-        COUNT,
-        "INT",
-    )
-    bleu: Flag = option(
-        False,
-        "With pairs: also translate the test pairs after the last epoch, greedily, and score them "
-        'by sacrebleu (needs pip install "sam_optax[text]").',
-    )
     init: str | None = option(
         None,
-        "Start from the params of a file: a network in the params.npz of a run, or a ViT or DeiT "
-        "in .safetensors, as timm and Hugging Face name its tensors (needs pip install "
-        '"sam_optax[hf]"). The head is new if the number of classes differs.',
+        "Start from the params of a network in the params.npz of a run. The head is new if the "
+        "number of classes differs.",
         NOT_EMPTY,
         "FILE[:METHOD/SEED]",
     )
@@ -260,5 +246,3 @@ UNMENTIONED = {name: of.get("unmentioned", of["otherwise"]) for name, of in _SET
 """Their values if a preset does not mention them."""
 OF_OTHERS = {**DEFAULTS, "label_noise": 0.0}
 """Their values without a preset, if the data are a user's: their labels are not changed."""
-OF_TEXT = {**UNMENTIONED, "model": "transformer", "optimizer": "adam", "lr": 1e-3, "epochs": 10}
-"""Their values without a preset, if the data are text."""

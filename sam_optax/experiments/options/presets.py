@@ -51,10 +51,11 @@ def _presets() -> dict[str, Preset]:
     found = {}
     for name in tables:
         if not name.startswith("_"):  # a family
-            table = {k: tuple(v) if isinstance(v, list) else v for k, v in whole(name).items()}
-            found[name] = Preset(**{"rows": {}, "printed": {}, **table})
-            if found[name].printed.get("m") == "the whole batch":
-                table["printed"]["m"] = None
+            table: Record = {"rows": {}, "printed": {}, **whole(name)}
+            table = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+            if table["printed"].get("m") == "the whole batch":
+                table["printed"] = {**table["printed"], "m": None}
+            found[name] = Preset(**table)
     return found
 
 

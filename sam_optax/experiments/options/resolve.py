@@ -12,7 +12,7 @@ from sam_optax.experiments.methods import method as methods
 from sam_optax.experiments.methods.method import Variant
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
 from sam_optax.experiments.options.declare import flag, suggest
-from sam_optax.experiments.options.options import DEFAULTS, OF_OTHERS, OF_TEXT, UNMENTIONED, Compare
+from sam_optax.experiments.options.options import DEFAULTS, OF_OTHERS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS, Preset
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training.task import Recipe
@@ -114,7 +114,7 @@ def _setting(name: str, options: Compare, preset: Preset | None, method: str) ->
         return Setting(given, "given")
     if preset is None:
         chosen = METHODS[method].weight_decay if method and name == "weight_decay" else None
-        if chosen is not None and not _of_text(options.dataset):
+        if chosen is not None:
             return Setting(chosen, CHOSEN_ON_DIGITS)
         return Setting(_defaults(options.dataset)[name], "default")
     if name == "dataset":
@@ -145,11 +145,7 @@ def _check_learning_rate(options: Compare, preset: Preset | None) -> None:
 def _defaults(dataset: str | None) -> Json:
     if dataset is None or dataset in ("digits", "mnist5k"):
         return DEFAULTS
-    return OF_TEXT if _of_text(dataset) else OF_OTHERS
-
-
-def _of_text(dataset: str | None) -> bool:
-    return (dataset or "").startswith(("text", "pairs:"))
+    return OF_OTHERS
 
 
 def _given(name: str, printed: Json) -> str:

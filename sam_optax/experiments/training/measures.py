@@ -79,23 +79,16 @@ def losses(
 ) -> tuple[jax.Array, PyTree]:
     """The loss of each example, (n,), and the variables that are no params after the pass.
 
-    It is the task's, or cross entropy in nats. Then labels are (n,), or distributions
-    (n, classes); of text (n, length) or (n, length, classes). With ``train``, BatchNorm normalizes
-    by the statistics of the batch, and dropout draws from ``key``.
+    It is the task's, or cross entropy in nats of labels (n,) or distributions (n, classes). With
+    ``train``, BatchNorm normalizes by the statistics of the batch, and dropout draws from ``key``.
     """
     x, y = batch
     outputs, rest = _outputs(task, variables, x, train, key)
     if task.loss is not None:
         return _one_each("loss", task.loss(outputs, y), len(y)), rest
     if y.ndim < outputs.ndim:
-        found = optax.softmax_cross_entropy_with_integer_labels(outputs, y)
-        return _of_examples(found, y >= 0), rest
-    return _of_examples(optax.softmax_cross_entropy(outputs, y), y.any(-1)), rest
-
-
-def _of_examples(values: jax.Array, labelled: jax.Array) -> jax.Array:
-    """The values of examples, (n,): of text the means over the tokens that have labels."""
-    return values if values.ndim == 1 else jnp.mean(values, axis=1, where=labelled)
+        return optax.softmax_cross_entropy_with_integer_labels(outputs, y), rest
+    return optax.softmax_cross_entropy(outputs, y), rest
 
 
 def _one_each(name: str, values: jax.Array, n: int) -> jax.Array:
@@ -129,8 +122,7 @@ def total_loss(task: Task, variables: PyTree, block: Blocks) -> jax.Array:
 def scores(task: Task, variables: PyTree, block: Blocks) -> dict[str, jax.Array]:
     """The weighted sums of a block's scores: of the task's metric, or of correct predictions.
 
-    An example is also correct by the first five of many classes. Of text, each counts by the share
-    of its tokens.
+    An example is also correct by the first five of many classes.
     """
     outputs, _ = _outputs(task, variables, block.x)
     if task.metric.of is not None:
@@ -140,5 +132,4 @@ def scores(task: Task, variables: PyTree, block: Blocks) -> dict[str, jax.Array]
     if task.dataset.classes > 10:
         five = jax.lax.top_k(outputs, 5)[1]
         hits["test_top5_accuracy"] = jnp.any(five == block.y[..., None], -1)
-    labelled = block.y >= 0
-    return {name: jnp.sum(block.weight * _of_examples(hit, labelled)) for name, hit in hits.items()}
+    return {name: jnp.sum(block.weight * hit) for name, hit in hits.items()}

@@ -132,7 +132,6 @@ class Task:
     label_noise: float
     sharpness_rho: float
     entries: Mapping[str, Entry]
-    bleu: bool = False
     held_out: bool = False
     initial: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     loss: Callable[[jax.Array, jax.Array], jax.Array] | None = None
@@ -141,8 +140,9 @@ class Task:
     @property
     def example(self) -> jax.Array:
         """Zeros in the place of an example, as the network receives it."""
-        kind = jnp.int32 if self.dataset.text else jnp.float32
-        return jnp.zeros((1, *self.dataset.shape), kind)
+        x = self.dataset.train.x
+        tokens = isinstance(x, np.ndarray) and x.dtype.kind == "i"
+        return jnp.zeros((1, *self.dataset.shape), jnp.int32 if tokens else jnp.float32)
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         """Training steps in an epoch."""
@@ -182,7 +182,7 @@ def initial_variables(task: Task, seed: chex.Numeric) -> PyTree:
 
 def load_dataset(settings: Json) -> Dataset:
     """All examples of the data set that settings (values by name) describe."""
-    options = ("image_column", "label_column", "test_split", "image_size", "length")
+    options = ("image_column", "label_column", "test_split", "image_size")
     return load(settings["dataset"], **{name: settings.get(name) for name in options})
 
 
@@ -226,7 +226,7 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
     if given.model is not None:
         model = own.adapted(given.model, name, classes)
     else:
-        model = registry.build(name, dataset.shape, classes, dtype, dataset.text)
+        model = registry.build(name, dataset.shape, classes, dtype)
     task = Task(
         dataset=dataset,
         model=model,
@@ -234,11 +234,9 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
         label_noise=settings["label_noise"],
         sharpness_rho=settings["sharpness_rho"],
         entries=entries_of(description),
-        bleu=settings.get("bleu", False),
         loss=given.loss,
         metric=given.metric,
     )
     if given.model is not None or own.is_spec(name):
-        of_text = dataset.shape if dataset.text else ()
-        own.check(model, name, task.example, None if given.loss else (*of_text, classes))
+        own.check(model, name, task.example, None if given.loss else (classes,))
     return task

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from sam_optax.experiments.networks.small import CNN, MLP
-from sam_optax.experiments.training import initial, translation, work
+from sam_optax.experiments.training import initial, work
 from sam_optax.experiments.training.devices import Devices, over_seeds
 from sam_optax.experiments.training.evaluation import Evaluation
 from sam_optax.experiments.training.runner import Runner, Source
@@ -46,7 +46,6 @@ class Outcome:
     seconds: list[float]  # of the training steps per timed epoch, all seeds
     compile_seconds: float  # of the training steps
     cost: float  # of a step relative to the reference, the median over rounds; NaN without one
-    bleu: np.ndarray | None = None  # of the test pairs, (seeds,), if it is asked for
 
 
 def in_one_call(task: Task) -> tuple[bool, bool]:
@@ -183,7 +182,6 @@ class Training:
             seconds=runner.seconds,
             compile_seconds=runner.compile_seconds,
             cost=relative_cost(runner, references[0]) if references else float("nan"),
-            bleu=translation.bleu(self.task, variables) if self.task.bleu else None,
         )
 
     def _curves(self, runner: Runner) -> dict[str, np.ndarray]:

@@ -11,7 +11,6 @@ import numpy as np
 from rich.console import Console
 
 from sam_optax.experiments.data.builtin import hold_out
-from sam_optax.experiments.data.images import Examples
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import flag
@@ -42,8 +41,8 @@ _FAR = 2**30
 def held_out(task: Task) -> Task:
     """The task of the search: a fifth of the training examples, class by class, are its test.
 
-    (Of text it is the last fifth; where a class has one example, any fifth.) Their labels are as
-    noisy as those of training: nobody with wrong labels has clean ones.
+    (Any fifth, where a class has one example or there are none.) Their labels are as noisy as those
+    of training: nobody with wrong labels has clean ones.
 
     Raises:
       UserError: the examples stay on disk, or are too few.
@@ -55,10 +54,12 @@ def held_out(task: Task) -> Task:
             "leave it out, and give radii, such as --sam.rho 0.05."
         )
     try:
-        train, rest, *_ = (_last_fifth if dataset.text else hold_out)(dataset.train)
-    except ValueError:  # a class has one example
-        order = np.random.default_rng(0).permutation(len(dataset.train.y))
-        train, rest = _last_fifth(dataset.train.some(order))
+        train, rest, *_ = hold_out(dataset.train)
+    except ValueError:
+        n = len(dataset.train.y)
+        order = np.random.default_rng(0).permutation(n)
+        first, last = np.split(order, [n - max(1, n // 5)])
+        train, rest = dataset.train.some(first), dataset.train.some(last)
     batch = max(entry.recipe.batch_size for entry in task.entries.values())
     if batch > len(train.y):
         raise UserError(
@@ -71,11 +72,6 @@ def held_out(task: Task) -> Task:
         seeds=tuple((task.seeds[0] + i) % 2**31 ^ _FAR for i in range(SEEDS)),
         held_out=True,
     )
-
-
-def _last_fifth(examples: Examples) -> tuple[Examples, Examples]:
-    first, last = np.split(np.arange(n := len(examples.y)), [n - max(1, n // 5)])
-    return examples.some(first), examples.some(last)
 
 
 @dataclasses.dataclass(frozen=True)
