@@ -83,8 +83,8 @@ def make(dataset, *methods, model=None, count=1, hyperparameters=None, **options
         for name, values in (hyperparameters or {}).items()
     }
     options = {"batch_size": 16, "epochs": 2, "seeds": 1, "label_noise": 0.0, **options}
-    if isinstance(model, str) or dataset.text:
-        options["model"] = model if isinstance(model, str) else "transformer"
+    if isinstance(model, str):
+        options["model"] = model
     given = Compare(methods=methods, hyperparameters=Hyperparameters(**groups), **options)
     full = {"train": len(dataset.train.y), "test": len(dataset.test.y)}
     description = describe(given, resolve(given), dataset, full, count)

@@ -17,7 +17,7 @@ import pytest
 import tasks
 
 from sam_optax.__main__ import main
-from sam_optax.experiments import compare
+from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import results
 from sam_optax.experiments.training import work
@@ -38,7 +38,7 @@ def checkpoints(path, every=1, identity=None, versions=None):
 @pytest.fixture
 def command(archive, tmp_path, capsys, monkeypatch):
     """Runs the command without pictures; returns its exit code and what it printed."""
-    monkeypatch.setattr(compare, "_draw", lambda *args: None)
+    monkeypatch.setattr(comparison, "_draw", lambda *args: None)
     capsys.readouterr()
 
     def run(*more):
@@ -207,7 +207,7 @@ def test_other_files_in_the_directory_stay(interrupted, command):
 
 
 def test_paths_that_are_no_text_keep_checkpoints(trainer, archive, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compare, "_draw", lambda *args: None)
+    monkeypatch.setattr(comparison, "_draw", lambda *args: None)
     data, out = tmp_path / "ünï \udcff $x.npz", tmp_path / "out [ünï] $y"
     shutil.copy(archive, data)
     options = ["--dataset", f"npz:{data}", "--batch-size", "20", "--epochs", "3", "--out", str(out)]

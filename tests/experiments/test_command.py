@@ -14,7 +14,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from sam_optax.__main__ import main
-from sam_optax.experiments import compare
+from sam_optax.experiments import comparison
 from sam_optax.experiments.reporting import results
 from sam_optax.experiments.training.train import Training as RealTraining
 
@@ -160,7 +160,7 @@ def test_data_that_are_not_digits_want_radii_of_their_own(
     capsys, trainer, archive, tmp_path, monkeypatch
 ):
     """Case 48 of the collected mistakes. Said before the training and kept with the results."""
-    monkeypatch.setattr(compare, "_draw", lambda *args: None)
+    monkeypatch.setattr(comparison, "_draw", lambda *args: None)
     assert main(small(archive, "--methods", "sgd", "asam", "--out", str(tmp_path))) == 0
     assert re.match(
         r"The radii of asam were chosen on digits with .* add --tune, .* as in --asam.rho 1\.\n",
@@ -488,7 +488,7 @@ def test_an_interrupted_process_leaves_without_a_shutdown(monkeypatch, capsys):
     def leave(code):
         raise SystemExit(f"left with {code}")
 
-    monkeypatch.setattr(compare, "Training", interrupt)
+    monkeypatch.setattr(comparison, "Training", interrupt)
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(sys, "argv", ["sam_optax", "compare"])
     with pytest.raises(SystemExit, match="left with 130"):

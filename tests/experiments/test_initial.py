@@ -173,7 +173,7 @@ def test_every_seed_starts_with_the_network_of_the_file(arrays, networks):
 def test_the_head_is_new_for_other_classes_and_the_file_is_part_of_the_run(
     capsys, trainer, pretrained, pictures, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("sam_optax.experiments.compare._draw", lambda *args: None)
+    monkeypatch.setattr("sam_optax.experiments.comparison._draw", lambda *args: None)
     path, out = save(tmp_path / "vit.safetensors", pretrained), tmp_path / "out"
     more = ("--init", str(path), "--out", str(out))
     assert main(command(pictures, 3, *more)) == 0

@@ -125,7 +125,6 @@ def _of_method(method: Json, seeds: list[int], outcome: "Outcome") -> Record:
         **{f"best_{name}": np.nanmax(curve, axis=0) for name, curve in known.items()},
         "train_loss": outcome.curves["train_loss"][-1],
         "sharpness": outcome.sharpness,
-        **({} if outcome.bleu is None else {"bleu": outcome.bleu}),
     }
     if "tune" in method:
         finals["tuned_test_accuracy"] = accuracy[method["tune"]["epoch"] - 1]
