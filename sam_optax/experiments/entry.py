@@ -108,26 +108,24 @@ def _expanded(argument: str) -> str:
 
 def _mistake(box: str) -> str:
     """What is wrong with the arguments, in one sentence, from the text in tyro's box."""
-    text = re.sub(r"[│╭╮╰╯+]", " ", box.partition("╮\n")[2] or box)
-    first, *rest = (" ".join(part.split()) for part in re.split(r"─{5,}", text))
-    more = " ".join(rest)
-    if found := re.match(r"Error parsing (--[\w.-]+).*?instantiated from \[(.*?)\]", first):
+    lines = (line.strip("│|╭╮╰╯+ ") for line in box.splitlines())
+    text = " ".join(re.sub(r"[─-]{5,}", " ", " ".join(lines)).split())
+    if found := re.search(r"Error parsing (--[\w.-]+).*?instantiated from \[(.*?)\]", text):
         option, values = found[1], found[2].replace("'", "").replace(",", "")
-        shown = re.search(rf"{re.escape(option)} (\S+)", more)
+        shown = re.search(rf"helptext: {re.escape(option)} (\S+)", text)
         kinds = {"INT": "an integer", "FLOAT": "a number"}
         kind = next((of for name, of in kinds.items() if shown and name in shown[1]), "another")
         return f"{option} {values}: use {kind}."
-    if found := re.match(r"invalid choice '(.*)' for argument '(.*?)'", first):
-        choices = re.findall(r"'([^']*)'", first.partition("one of")[2])
-        return f"{found[2]} {found[1]}: use {' or '.join(c for c in choices if c != 'None')}."
-    if found := re.match(r"Missing value for argument '(.*?)'", first):
+    if found := re.search(r"invalid choice '(.*?)' for argument '(.*?)'.*?one of (\(.*?\))", text):
+        choices = [c for c in re.findall(r"'([^']*)'", found[3]) if c != "None"]
+        return f"{found[2]} {found[1]}: use {' or '.join(choices)}."
+    if found := re.search(r"Missing value for argument '(.*?)'", text):
         return f"{found[1]}: no value is given; give one."
-    if first.startswith("Unrecognized options:"):
-        name = first.removeprefix("Unrecognized options: ").split(", ")[0]
-        meant = re.search(r"meant: (--[\w.-]+)", more)
+    if found := re.search(r"Unrecognized options: (\S+?)(,| |$)", text):
+        meant = re.search(r"meant: (--[\w.-]+)", text)
         hint = f"did you mean {meant[1]}?" if meant else "leave it out."
-        return f"{name}: unknown option; {hint}"
-    return first
+        return f"{found[1]}: unknown option; {hint}"
+    return text.partition("For full helptext")[0].strip()
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -1,6 +1,7 @@
-"""``compare`` and ``train`` at the command line: what they print, write and return."""
+"""``compare`` at the command line: what they print, write and return."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from sklearn.datasets import load_digits
 
 from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
+from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting import results
 from sam_optax.experiments.training.train import Training as RealTraining
 
@@ -23,9 +25,9 @@ RESULTS = {"results.json", "results.csv", "params.npz"}
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
 
 
-def small(archive, *more, command="compare"):
+def small(archive, *more):
     options = ["--batch-size", "20", "--epochs", "2"]
-    return [command, "--dataset", f"npz:{archive}", *options, *more]
+    return ["compare", "--dataset", f"npz:{archive}", *options, *more]
 
 
 def names(out):
@@ -45,11 +47,12 @@ WRONG = {
     "rho": (["--sam.rho", "-1"], r"--sam.rho must be in \[0, inf\), got -1.0."),
     "a rho of several": (["--sam.rho", "1", "nan"], r"--sam.rho must be in \[0, inf\), got nan."),
     "rho of a method left out": (["--vasso.rho", "1"], "--vasso.rho: vasso is not trained; name"),
-    "method": (["--methods", "sgd", "adam"], "--methods adam: unknown method; .* sgd, sam, asam"),
+    "method": (["--methods", "adam"], "--methods adam: unknown method; did you mean asam?"),
+    "no method of ours": (["--methods", "xyz"], "--methods xyz: .* use one of sgd, sam, asam"),
     "same method": (["--methods", "sam", "sam"], "--methods sam: given twice"),
     "no method": (["--methods"], "--methods: none given"),
-    "frontier": (["--frontier", "--methods", "sam"], "--frontier: chooses the methods itself"),
-    "model": (["--model", "vit"], "--model vit: unknown; use one of mlp, cnn, "),
+    "model": (["--model", "vit"], "--model vit: unknown model; use FILE.py:NAME for yours, or one"),
+    "rate of another optimizer": (["--optimizer", "adamw"], "--optimizer adamw: .* give --lr"),
     "patches": (["--model", "vit_s16"], "--model vit_s16: images of 8×8 cannot be cut into patch"),
     "devices": (["--devices", "99"], "--devices 99: there are 8 devices; use at most as many."),
     "uneven devices": (["--devices", "8"], "--batch-size 100: 8 devices share each batch; use a m"),
@@ -63,9 +66,13 @@ WRONG = {
     "checkpoints nowhere": (["--checkpoint-every", "5"], "--checkpoint-every 5: needs --out DIR"),
     "resuming nowhere": (["--resume"], "--resume: needs --out DIR"),
     "events nowhere": (["--tensorboard"], "--tensorboard: needs --out DIR"),
-    "no integer": (["--epochs", "many"], ".*--epochs.*many.*see python -m sam_optax compare --h"),
-    "no option": (["--epoch", "3"], ".*--epoch.*see python -m sam_optax compare --help"),
-    "no value": (["--epochs"], ".*--epochs.*see python -m sam_optax compare --help"),
+    "no integer": (["--epochs", "many"], "--epochs many: use an integer. .see python -m sam_opt"),
+    "no numbers": (["--sam.rho", "1", "big"], "--sam.rho 1 big: use a number. "),
+    "no truth": (["--nesterov", "maybe"], "--nesterov maybe: use True or False. "),
+    "no option": (["--method", "sam"], "--method: unknown option; did you mean --methods"),
+    "no such option": (["digits"], "digits: unknown option; leave it out. "),
+    "no value": (["--epochs"], "--epochs: no value is given; give one. "),
+    "help": (["--help", "sma"], "--help sma: unknown method; did you mean sam?"),
 }
 
 
@@ -79,16 +86,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, trainer, arguments, messa
     assert not trainer.began_at
 
 
-def test_train_takes_one_method_and_one_seed(capsys, archive):
-    for more, message in {
-        ("--method", "adam"): "--method adam: unknown method; use one of sgd, sam",
-        ("--seed", "-1"): "--seed -1: use an integer of at least 0",
-        ("--methods", "sam"): "Unrecognized .*--methods",
-    }.items():
-        assert main(small(archive, *more, command="train")) == 2
-        assert re.match(f"sam_optax: {message}", capsys.readouterr().err)
-
-
 def test_vectors_are_no_images(capsys, archive):
     assert main(small(archive, "--model", "cnn")) == 2
     assert "--model cnn: the examples are vectors" in capsys.readouterr().err
@@ -97,7 +94,7 @@ def test_vectors_are_no_images(capsys, archive):
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_without_a_command_it_lists_the_commands(capsys, arguments):
     assert main(arguments) == 0
-    assert re.search(r"compare .*\n *train .*\n *analyze .*\n *ranks .*\n", capsys.readouterr().out)
+    assert re.search(r"compare .*\n *analyze .*\n *ranks .*\n", capsys.readouterr().out)
 
 
 def test_an_unknown_command(capsys):
@@ -105,31 +102,47 @@ def test_an_unknown_command(capsys):
     assert capsys.readouterr().err.startswith("sam_optax: tune: unknown command; use one of com")
 
 
-@pytest.mark.parametrize(
-    ("command", "own"),
-    [("compare", ["--methods", "--seeds", "--tune"]), ("train", ["--method", "--seed"])],
-)
-def test_help_lists_every_option(capsys, command, own):
-    assert main([command, "--help"]) == 0
+def test_help_fits_two_screens_and_says_how_to_see_the_rest(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["compare", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) < 80
+    assert max(map(len, short.splitlines())) <= 80
+    for part in (
+        "--methods METHOD",
+        "--tune",
+        "--model",
+        "(default: 5)",
+        "lookbehind",
+        "examples:",
+    ):
+        assert part in short
+    assert main(["compare", "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    for field in dataclasses.fields(Compare):
+        assert field.name == "hyperparameters" or f"--{field.name.replace('_', '-')} " in whole
+    for name in ("asam-cifar10", "fsam-cifar100", "wrn28_10", "vit_b16", "WSAM, decoupled"):
+        assert name in whole
+
+
+def test_the_help_of_a_method_lists_its_own_options(capsys):
+    assert main(["compare", "--help", "rsam"]) == 0
     text = capsys.readouterr().out
-    for option in ("--preset", "--dataset", "--m ", "--out", "--resume", "--rsam.gamma", *own):
-        assert option in text
-    for name in ("asam-cifar10", "fsam-cifar100", "wrn28_10", "vit_b16", "wsam_decoupled"):
-        assert name in text
+    assert re.search(r"--rsam.gamma +Scale γ .*\(default: 0.1\)", text)
+    assert "--sam.rho" not in text
 
 
 # What would be trained.
 
 
 def test_a_dry_run_prints_every_setting_with_its_source_and_trains_nothing(
-    capsys, trainer, archive, tmp_path, monkeypatch
+    capsys, trainer, tmp_path
 ):
-    monkeypatch.chdir(archive.parent)
     more = ("--methods", "sgd", "sam", "--sam.rho", "0.1", "0.2", "--out", str(tmp_path / "out"))
-    assert main(small(archive.name, *more, "--dry-run")) == 0
+    assert main(small("nowhere.npz", *more, "--dry-run")) == 0
     text = capsys.readouterr().out
     for line in (
-        r"^dataset +npz:small.npz +given *$",
+        r"^dataset +npz:nowhere.npz +given *$",
         r"^batch size +20 +given *$",
         r"^lr +0.1 +default *$",
         r"^m +20 +default \(the whole batch\) *$",
@@ -141,9 +154,9 @@ def test_a_dry_run_prints_every_setting_with_its_source_and_trains_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_of_a_preset_names_the_places_of_the_paper(capsys, trainer, archive):
+def test_a_dry_run_of_a_preset_names_the_places_of_the_paper(capsys, trainer):
     arguments = ["--preset", "asam-cifar10", "--model", "mlp", "--batch-size", "8", "--dry-run"]
-    assert main(["compare", "--dataset", f"npz:{archive}", *arguments]) == 0
+    assert main(["compare", "--dataset", "hf:nowhere", *arguments]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in (
         "sgd: epochs 400 ASAM, section 5.2",
@@ -233,10 +246,10 @@ def test_the_params_are_those_of_the_results(run, archive):
 
 
 @pytest.mark.slow
-def test_train_is_compare_of_one_method(capsys, archive, tmp_path):
-    """Also in a paper's setting, whose values say where they are from."""
+def test_a_paper_s_setting_says_where_its_values_are_from(capsys, archive, tmp_path):
     more = ("--preset", "asam-cifar10", "--model", "mlp", "--crop", "0", "--flip", "False")
-    arguments = small(archive, *more, "--seed", "7", "--devices", "1", command="train")
+    one = ("--methods", "asam", "--seeds", "1", "--seed-offset", "7", "--devices", "1")
+    arguments = small(archive, *more, *one)
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert re.search(r"^asam +ρ 0.5, η 0.01 +\d", printed.out, re.M)
@@ -256,7 +269,7 @@ def test_train_is_compare_of_one_method(capsys, archive, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_diverges_is_written_and_told(capsys, archive, tmp_path):
     out = ("--out", str(tmp_path))
-    assert main(small(archive, "--method", "sgd", "--lr", "1e30", *out, command="train")) == 2
+    assert main(small(archive, "--methods", "sgd", "--lr", "1e30", *out)) == 2
     printed = capsys.readouterr()
     assert re.search(r"^sgd +diverged", printed.out, re.M)
     assert printed.err.splitlines()[-1] == (
@@ -333,7 +346,7 @@ def test_results_are_written_before_the_reader_leaves(archive, tmp_path):
     """As into ``| head``."""
     reader, writer = os.pipe()
     os.close(reader)
-    arguments = small(archive, "--method", "sgd", "--out", str(tmp_path), command="train")
+    arguments = small(archive, "--methods", "sgd", "--out", str(tmp_path))
     process = subprocess.run(
         [sys.executable, "-m", "sam_optax", *arguments],
         stdout=writer,
@@ -350,7 +363,7 @@ def test_results_are_written_before_the_reader_leaves(archive, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="has no full device")
 def test_a_table_that_cannot_be_printed_is_one_line_of_regret(archive, tmp_path):
-    arguments = small(archive, "--method", "sgd", "--out", str(tmp_path), command="train")
+    arguments = small(archive, "--methods", "sgd", "--out", str(tmp_path))
     with open("/dev/full", "w") as full:
         process = subprocess.run(
             [sys.executable, "-m", "sam_optax", *arguments],
@@ -429,7 +442,7 @@ def test_a_log_gets_lines_and_no_cursor_movements(capsys, archive, monkeypatch, 
     """Case 47 of the collected mistakes."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert main(small(archive, "--method", "sgd", command="train")) == 0
+    assert main(small(archive, "--methods", "sgd")) == 0
     printed = capsys.readouterr()
     text = printed.out + printed.err
     assert "\r" not in text
@@ -449,8 +462,8 @@ def test_an_interrupt_leaves_whole_files_or_none(
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
-    place = {"training": (compare, "Training"), "writing": (results, "to_csv")}
-    monkeypatch.setattr(*place.get(moment, (compare, "_draw")), interrupt)
+    place = {"training": (comparison, "Training"), "writing": (results, "to_csv")}
+    monkeypatch.setattr(*place.get(moment, (comparison, "_draw")), interrupt)
     out = tmp_path / "new"
     assert main(small(archive, "--methods", "sgd", "--out", str(out))) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "sam_optax: interrupted."
@@ -532,4 +545,4 @@ def test_the_command_imports_what_is_asked_for_alone():
 
 
 def test_the_trainer_of_these_tests_takes_the_place_of_the_real_one():
-    assert compare.Training is RealTraining
+    assert comparison.Training is RealTraining

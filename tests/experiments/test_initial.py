@@ -1,9 +1,10 @@
-"""``--init``: networks that start from the params of a file."""
+"""``--init``: networks that start from the params of a file, and the conversion of others'."""
 
 import dataclasses
 import hashlib
 import re
 from functools import partial
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -15,6 +16,7 @@ from flax.traverse_util import unflatten_dict
 from sam_optax.__main__ import main
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.networks import own
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.reporting import results
@@ -118,22 +120,27 @@ def pictures(tmp_path_factory):
     return folder
 
 
-def save(path, tensors):
-    from safetensors.numpy import save_file
+SCRIPT = Path(__file__).parents[2] / "notebooks" / "from_safetensors.py"
 
-    save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path)
+
+def save(path, tensors):
+    """The file of the tensors that the script makes."""
+    converted = own.find(f"{SCRIPT}:converted")
+    converted.__globals__["HEAD"] = WIDTH // HEADS
+    np.savez(path, **converted(tensors))
     return path
 
 
-def command(folder, classes, *more, model="vit_s16"):
-    data = ["--dataset", f"npz:{folder / f'{classes}.npz'}", "--model", model]
-    return ["train", *data, "--label-noise", "0", "--batch-size", "8", "--epochs", "1", *more]
+def command(folder, classes, *more):
+    data = ["--dataset", f"npz:{folder / f'{classes}.npz'}", "--model", "vit_s16"]
+    options = ["--methods", "sam", "--seeds", "1", "--batch-size", "8", "--epochs", "1"]
+    return ["compare", *data, *options, *more]
 
 
 @pytest.mark.parametrize("names", [lambda tensors: tensors, renamed], ids=["timm", "Hugging Face"])
 @pytest.mark.usefixtures("small")
 def test_a_vision_transformer_computes_what_the_file_s_does(pretrained, names, pictures, tmp_path):
-    path = save(tmp_path / "vit.safetensors", names(pretrained))
+    path = save(tmp_path / "vit.npz", names(pretrained))
     task = tasks.make(load(f"npz:{pictures / '5.npz'}"), "sgd", model="vit_s16")
     start, new = initial.load(str(path), task)
     assert not new
@@ -174,7 +181,7 @@ def test_the_head_is_new_for_other_classes_and_the_file_is_part_of_the_run(
     capsys, trainer, pretrained, pictures, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("sam_optax.experiments.comparison._draw", lambda *args: None)
-    path, out = save(tmp_path / "vit.safetensors", pretrained), tmp_path / "out"
+    path, out = save(tmp_path / "vit.npz", pretrained), tmp_path / "out"
     more = ("--init", str(path), "--out", str(out))
     assert main(command(pictures, 3, *more)) == 0
     missing = {"params/Dense_0/kernel", "params/Dense_0/bias"}
@@ -194,8 +201,8 @@ def test_the_head_is_new_for_other_classes_and_the_file_is_part_of_the_run(
 
 WRONG = {
     "distilled": (
-        {"head_dist.bias": np.ones(3)},
-        r"head_dist.bias: \(3,\) in the file, no such array here; give the --model that",
+        {"blocks.2.norm1.bias": np.ones(3)},
+        r"params/Block_2/LayerNorm_0/bias: \(3,\) in the file, no such array here; give the --mod",
     ),
     "lacking": ({"norm.weight": None}, "params/LayerNorm_0/scale: no such array in the file"),
     "size": (
@@ -215,7 +222,7 @@ def test_tensors_that_do_not_fit_are_named(
     capsys, trainer, pretrained, pictures, tmp_path, change, message
 ):
     tensors = {k: v for k, v in (pretrained | change).items() if v is not None}
-    path = save(tmp_path / "vit.safetensors", tensors)
+    path = save(tmp_path / "vit.npz", tensors)
     assert main(command(pictures, 5, "--init", str(path))) == 2
     assert re.match(f"sam_optax: --init {path}: {message}", capsys.readouterr().err)
 
@@ -225,19 +232,16 @@ def test_files_and_networks_that_are_not_there_are_told(capsys, trainer, archive
         assert main([*options, "--init", str(init), *more]) == 2
         return capsys.readouterr().err
 
-    options = ["train", "--dataset", f"npz:{archive}", "--batch-size", "20"]
+    options = ["compare", "--dataset", f"npz:{archive}", "--batch-size", "20"]
     assert "nowhere.npz: cannot be read (no such file" in told("nowhere.npz")
     assert "--init : is empty; give a name, or leave it out" in told("")
-    neither = "is damaged, or neither the params.npz of a run nor .safetensors; give one of these"
+    neither = "is damaged, or not the params.npz of a run; give one."
     assert f"--init {archive}: {neither}" in told(archive)
     (networks.with_name("a.txt")).write_text("a")
     assert f"a.txt: {neither}" in told(networks.with_name("a.txt"))
     names = "it has sam rho 0.1/0, sam rho 0.1/7."
     assert f"name one of its networks, as in {networks}:sam rho 0.1/0; {names}" in told(networks)
     assert names in told(f"{networks}:sam/0")
-    damaged = networks.with_name("a.safetensors")
-    damaged.write_bytes(b"PK")
-    assert "read for the vision transformers; use --model vit_s16" in told(damaged)
     with np.load(archive) as arrays:
         images = {k: v.reshape(-1, 2, 3) if "x" in k else v for k, v in arrays.items()}
     np.savez(networks.with_name("images.npz"), **images)
@@ -249,28 +253,6 @@ def test_files_and_networks_that_are_not_there_are_told(capsys, trainer, archive
     assert "starts from pretrained params; give --init FILE, DeiT-small" in capsys.readouterr().err
 
 
-def test_positions_of_shorter_texts_are_the_first_ones(tmp_path):
-    (tmp_path / "a.txt").write_text("abc" * 70)
-
-    def task(length):
-        data = load(f"text:{tmp_path / 'a.txt'}", length=length)
-        return tasks.make(data, "sgd", model="transformer")
-
-    arrays = initial._arrays(task(8), 256)
-    values = {name: np.random.default_rng(0).random(leaf.shape) for name, leaf in arrays.items()}
-    network = {"sgd": {0: unflatten_dict(values, sep="/")}}
-    (path := tmp_path / "params.npz").write_bytes(results.params_to_npz(network))
-    start, new = initial.load(str(path), task(5))
-    assert not new
-    np.testing.assert_array_equal(start["params/positions"], values["params/positions"][:, :5])
-    with pytest.raises(
-        UserError, match=r"\(1, 8, 128\) .* here; give --length 8, that of the file"
-    ):
-        initial.load(str(path), task(9))
-
-
-@pytest.mark.usefixtures("small")
-def test_a_damaged_file_of_safetensors(capsys, trainer, pictures, tmp_path):
-    (tmp_path / "a.safetensors").write_bytes(b"PK")
-    assert main(command(pictures, 5, "--init", str(tmp_path / "a.safetensors"))) == 2
-    assert "is not a readable file of safetensors" in capsys.readouterr().err
+def test_tensors_of_other_networks_are_refused_by_name(pretrained, tmp_path):
+    with pytest.raises(SystemExit, match=r"head_dist.bias: not a tensor of a ViT or DeiT."):
+        save(tmp_path / "vit.npz", pretrained | {"head_dist.bias": np.ones(3)})

@@ -575,7 +575,7 @@ def test_of_many_classes_the_five_likeliest_are_counted_too(arrays):
         assert found.curves["test_top5_accuracy"][-1, seed] == pytest.approx(share)
     few = dataclasses.replace(small, dataset=tasks.vectors(arrays))  # of three classes
     block = measures.Blocks(few.dataset.test.x, few.dataset.test.y, np.ones(13))
-    assert list(jax.eval_shape(lambda: measures.hits(few, variables, block))) == ["test_accuracy"]
+    assert list(jax.eval_shape(lambda: measures.scores(few, variables, block))) == ["test_accuracy"]
 
 
 @slow
