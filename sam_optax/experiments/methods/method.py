@@ -39,6 +39,7 @@ class Base(NamedTuple):
     weight_decay: float = 0.0
     examples: int = 1  # to train on
     decay: float | None = None  # of an average of gradients, where it keeps no momentum of them
+    key: Any = None  # of a method's draws
 
     @property
     def tx(self) -> optax.GradientTransformation:
@@ -106,7 +107,7 @@ class Step:
 class Method:
     """A method, with hyperparameters suitable for the default task of the command.
 
-    ``build(base, key, **options)`` is a :func:`sam_optax.sharpness_aware` or the base optimizer;
+    ``build(base, **options)`` is a :func:`sam_optax.sharpness_aware` or the base optimizer;
     ``arguments(step, **options)`` are the arguments of ``update`` in addition to ``grad_fn`` or in
     its place.
     """
@@ -147,7 +148,7 @@ class Variant(NamedTuple):
 
     def transformation(self, base: Base, key: jax.Array) -> optax.GradientTransformation:
         """Its optimizer."""
-        return self.method.build(base, key, **self.hyperparameters)
+        return self.method.build(base._replace(key=key), **self.hyperparameters)
 
     def update(
         self, tx: optax.GradientTransformation, state: optax.OptState, step: Step

@@ -1,0 +1,104 @@
+# ruff: noqa: RUF001, D103 (the papers' Greek letters, in help texts; a title says what each is)
+"""Methods whose step costs less than SAM's."""
+
+from typing import Any, TypeAlias
+
+import optax
+
+import sam_optax
+from sam_optax.experiments.methods import arguments
+from sam_optax.experiments.methods.method import Base
+from sam_optax.experiments.methods.registry import method
+
+Optimizer: TypeAlias = optax.GradientTransformation
+# Methods that use past gradients perturb all groups of a batch alike.
+_PAST: dict[str, Any] = {"gradients": 1, "groups": False}
+
+
+def _periodic(batches: float, k: int, **_: float) -> float:
+    return 1 + 1 / k
+
+
+@method(
+    "ESAM",
+    {
+        "beta": "Share β of the params that is perturbed.",
+        "fraction": "Share γ of the examples in the second pass.",
+    },
+    arguments=arguments.rising,
+    groups=False,
+)
+def esam(base: Base, rho: float = 0.5, beta: float = 0.6, fraction: float = 0.5) -> Optimizer:
+    return base.sharp(optax.chain(sam_optax.sam(rho), sam_optax.random_mask(beta, key=base.key)))
+
+
+@method(
+    "SS-SAM", {"p": "Probability that a step perturbs."}, gradients=lambda batches, p, **_: 1 + p
+)
+def ss_sam(base: Base, rho: float = 0.5, p: float = 0.5) -> Optimizer:
+    return base.sharp(sam_optax.sam(rho), when=sam_optax.bernoulli(p, key=base.key))
+
+
+@method("SAM at every k-th step", gradients=_periodic)
+def every(base: Base, rho: float = 1.0, k: int = 5) -> Optimizer:
+    return base.sharp(sam_optax.sam(rho), when=sam_optax.every(k))
+
+
+@method("LookSAM", {"alpha": "Size α of the reused part."}, gradients=_periodic)
+def looksam(base: Base, rho: float = 0.3, k: int = 5, alpha: float = 0.7) -> Optimizer:
+    reuse = sam_optax.reuse_orthogonal(alpha)
+    return base.sharp(sam_optax.sam(rho), reuse, when=sam_optax.every(k))
+
+
+@method(  # at most 2 gradients
+    "AE-SAM",
+    {
+        "c": "Threshold in standard deviations of the squared gradient norm.",
+        "decay": "Decay δ of its statistics.",
+    },
+    groups=False,
+)
+def ae_sam(base: Base, rho: float = 0.5, c: float = 0.0, decay: float = 0.9) -> Optimizer:
+    return base.sharp(sam_optax.sam(rho), when=sam_optax.above_average(c, decay))
+
+
+@method(
+    "SAM, ascent on part of the batch",
+    {"fraction": "Share of the batch for the ascent gradient."},
+    gradients=lambda batches, fraction, **_: 1 + fraction,
+    arguments=arguments.part,
+    groups=False,
+)
+def part(base: Base, rho: float = 0.95, fraction: float = 0.02) -> Optimizer:
+    return base.sharp(sam_optax.sam(rho))
+
+
+@method("ascent along past gradients", **_PAST)
+def momentum(base: Base, rho: float = 0.3) -> Optimizer:
+    return base.sharp(sam_optax.momentum_start(sam_optax.sam(rho), base.decay))
+
+
+def _ahead(base: Base, perturbation: Optimizer) -> Optimizer:
+    """Along the base optimizer's momentum, in the direction of its step."""
+    opposite = optax.chain(perturbation, optax.scale(-1.0))
+    return base.sharp(sam_optax.momentum_start(opposite, base.decay))
+
+
+@method("Momentum-SAM", **_PAST)
+def msam(base: Base, rho: float = 2.0) -> Optimizer:
+    return _ahead(base, sam_optax.sam(rho))
+
+
+@method("Momentum-SAM with ASAM's normalization", **_PAST)
+def m_asam(base: Base, rho: float = 5.0, eta: float = 0.01) -> Optimizer:
+    return _ahead(base, sam_optax.asam(rho, eta))
+
+
+@method(
+    "LPF-SGD: smoothing by noise",
+    {"gamma": "Scale γ of the noise.", "samples": "Number of noise draws per step."},
+    gradients=1,
+    radius=("gamma",),
+)
+def low_pass(base: Base, gamma: float = 0.02, samples: int = 1) -> Optimizer:
+    return base.sharp(sam_optax.low_pass(gamma, samples=samples, key=base.key))

@@ -1,0 +1,196 @@
+# ruff: noqa: RUF001, D103 (the papers' Greek letters, in help texts; a title says what each is)
+"""SAM, ASAM, R-SAM, F-SAM, and their relatives with an ascent gradient of their own."""
+
+import inspect
+from typing import Any, TypeAlias
+
+import optax
+
+import sam_optax
+from sam_optax.experiments.methods import arguments
+from sam_optax.experiments.methods.method import Base
+from sam_optax.experiments.methods.registry import method
+
+Optimizer: TypeAlias = optax.GradientTransformation
+_RSAM = inspect.signature(sam_optax.rsam).parameters
+_GAMMA, _LMBDA = _RSAM["gamma"].default, _RSAM["lmbda"].default
+_START = {
+    "gamma": "Scale γ of the random start's noise.",
+    "lmbda": "Weight λ of the gradient relative to the noise.",
+}
+_FISHER = {"eta": "Weight η of the Fisher information."}
+
+
+@method("the base optimizer", gradients=1, groups=False, radius=())
+def sgd(base: Base) -> Optimizer:
+    return base.tx
+
+
+@method("SAM")
+def sam(base: Base, rho: float = 0.5) -> Optimizer:
+    return base.sharp(sam_optax.sam(rho))
+
+
+@method(
+    "ASAM",
+    {  # what ASAM's figure 4 varies
+        "p": "Norm p of the neighbourhood, such as 2 or inf.",
+        "normalization": "Normalization operator: elementwise or filterwise.",
+        "normalize_biases": "Whether biases are normalized as other params are.",
+    },
+)
+def asam(
+    base: Base,
+    rho: float = 2.0,
+    eta: float = 0.01,
+    p: float | None = None,
+    normalization: str | None = None,
+    normalize_biases: bool | None = None,
+) -> Optimizer:
+    operator: Any = normalization or "elementwise"
+    biases = False if normalize_biases else None  # found by their names
+    norm = 2.0 if p is None else float(p)  # which is text in results, if it is infinite
+    return base.sharp(sam_optax.asam(rho, eta, p=norm, normalization=operator, bias_mask=biases))
+
+
+# With the default λ, the cosine of ε and the gradient is 0.89, so ρ = 0.6 goes about as far along
+# the gradient as SAM with 0.5.
+@method("R-SAM", _START)
+def rsam(base: Base, rho: float = 0.6, gamma: float = _GAMMA, lmbda: float = _LMBDA) -> Optimizer:
+    return base.sharp(sam_optax.rsam(rho, gamma, lmbda, key=base.key))
+
+
+@method("F-SAM")
+def fsam(base: Base, rho: float = 0.5, sigma: float = 1.0, lmbda: float = 0.9) -> Optimizer:
+    return base.sharp(sam_optax.fsam(rho, sigma, lmbda))
+
+
+@method("F-ASAM")
+def f_asam(
+    base: Base, rho: float = 2.0, eta: float = 0.01, sigma: float = 1.0, lmbda: float = 0.9
+) -> Optimizer:
+    return _friendly(base, sam_optax.asam(rho, eta), sigma, lmbda)
+
+
+@method("Fisher SAM", _FISHER)
+def fisher_sam(base: Base, rho: float = 0.5, eta: float = 1.0) -> Optimizer:
+    return base.sharp(sam_optax.fisher_sam(rho, eta))
+
+
+@method("F-FisherSAM", _FISHER)
+def f_fisher_sam(
+    base: Base, rho: float = 0.5, eta: float = 1.0, sigma: float = 1.0, lmbda: float = 0.9
+) -> Optimizer:
+    return _friendly(base, sam_optax.fisher_sam(rho, eta), sigma, lmbda)
+
+
+def _friendly(base: Base, perturbation: Optimizer, sigma: float, lmbda: float) -> Optimizer:
+    """The gradient without its full-gradient component, then a perturbation along it."""
+    return base.sharp(optax.chain(sam_optax.remove_full_gradient(sigma, lmbda), perturbation))
+
+
+@method(
+    "GSAM",
+    {
+        "rho_max": "Radius ρ at the highest learning rate.",
+        "rho_min": "Radius ρ at learning rate 0.",
+        "lr_max": "Learning rate at which the radius is ρ.",
+    },
+    radius=("rho_max", "rho_min"),
+)
+def gsam(
+    base: Base, rho_max: float = 0.8, rho_min: float = 0.2, alpha: float = 0.1, lr_max: float = 0.1
+) -> Optimizer:
+    radii = {"rho_max": rho_max, "rho_min": rho_min, "lr_min": 0, "lr_max": lr_max}
+    rho = sam_optax.rho_from_learning_rate(base.learning_rate, **radii)
+    return base.sharp(sam_optax.sam(rho), sam_optax.surrogate_gap(alpha))
+
+
+@method("R-GSAM", _START)
+def rgsam(
+    base: Base, rho: float = 0.5, gamma: float = _GAMMA, lmbda: float = _LMBDA, alpha: float = 0.1
+) -> Optimizer:
+    rsam = sam_optax.rsam(rho, gamma, lmbda, key=base.key)
+    return base.sharp(rsam, sam_optax.surrogate_gap(alpha))
+
+
+def _odds(gamma: float) -> float:
+    if not 0 <= gamma < 1:
+        raise ValueError(f"gamma must be in [0, 1), got {gamma!r}.")
+    return gamma / (1 - gamma)
+
+
+@method("WSAM, coupled: a weighted sum of both gradients")
+def wsam(base: Base, rho: float = 0.5, gamma: float = 0.5) -> Optimizer:
+    return base.sharp(sam_optax.sam(rho), sam_optax.mix_gradients(_odds(gamma)))
+
+
+@method("WSAM, decoupled")
+def wsam_decoupled(base: Base, rho: float = 0.5, gamma: float = 0.9) -> Optimizer:
+    around = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, _odds(gamma))
+    return base._replace(make=lambda _: optax.identity()).sharp(sam_optax.sam(rho), around)
+
+
+@method("VaSSO", {"theta": "Weight θ of the new gradient in the average."})
+def vasso(base: Base, rho: float = 0.5, theta: float = 0.4) -> Optimizer:
+    if not 0 < theta <= 1:
+        raise ValueError(f"theta must be in (0, 1], got {theta!r}.")
+    return base.sharp(optax.chain(sam_optax.smooth_gradient(1 - theta), sam_optax.sam(rho)))
+
+
+@method("SSAM with a Fisher mask")
+def ssam_f(base: Base, rho: float = 0.5, sparsity: float = 0.5, every: int = 100) -> Optimizer:
+    mask = sam_optax.sparsify(sparsity, every=every, choice="fisher", key=base.key)
+    return base.sharp(optax.chain(sam_optax.sam(rho), mask))
+
+
+@method("SSAM with a dynamic mask", {"drop": "Share of the mask that a choice replaces."})
+def ssam_d(
+    base: Base, rho: float = 0.5, sparsity: float = 0.5, every: int = 100, drop: float = 0.5
+) -> Optimizer:
+    mask = sam_optax.sparsify(sparsity, every=every, choice="dynamic", drop=drop, key=base.key)
+    return base.sharp(optax.chain(sam_optax.sam(rho), mask))
+
+
+@method("δ-SAM", gradients=3, arguments=arguments.reweighted, groups=False)
+def delta_sam(base: Base, rho: float = 0.5) -> Optimizer:
+    return base.sharp(sam_optax.sam(rho))
+
+
+@method(
+    "SAM along the full gradient",
+    gradients=lambda batches, **_: 1 + batches,
+    arguments=arguments.whole,
+    needs_data=True,
+    groups=False,
+)
+def sam_full(base: Base, rho: float = 0.5) -> Optimizer:
+    return base.sharp(sam_optax.sam(rho))
+
+
+@method("SAM along another batch", arguments=arguments.another_batch, needs_data=True, groups=False)
+def sam_db(base: Base, rho: float = 0.5) -> Optimizer:
+    return base.sharp(sam_optax.sam(rho))
+
+
+@method(
+    "SAM along several batches",
+    {"batches": "Batches that lead the ascent: the step's, and others; at most all."},
+    gradients=lambda data, batches, **_: 1 + min(data, batches),
+    arguments=arguments.several_batches,
+    needs_data=True,
+    groups=False,
+)
+def sam_batches(base: Base, rho: float = 0.5, batches: int = 2) -> Optimizer:
+    return base.sharp(sam_optax.sam(rho))
+
+
+@method(
+    "SAM orthogonal to the full gradient",
+    gradients=lambda batches, **_: 2 + batches,
+    arguments=arguments.full_gradient,
+    needs_data=True,
+    groups=False,
+)
+def sam_noise(base: Base, rho: float = 0.5) -> Optimizer:
+    return base.sharp(optax.chain(sam_optax.project_out(), sam_optax.sam(rho)))
