@@ -20,19 +20,16 @@ def load(kind: str, path: str, length: int | None) -> Raw:
 
     An example of a text is ``length`` bytes, labelled with the byte after each. That of a pair is
     source, ``SEPARATOR`` and target, of which only the bytes of the target and its ``END`` are
-    labels. A mistake raises a :class:`UserError` that names the file and the remedy.
+    labels.
     """
-    try:
-        content = _read(path)
-        x, y, notes = (_text if kind == "text" else _pairs)(content, length)
-        if len(x) < 2:
-            other = "smaller" if kind == "text" else "larger"
-            raise UserError(
-                f"it has {len(x)} examples of {x.shape[1]} bytes; use a longer file, or a {other} "
-                "--length."
-            )
-    except UserError as error:
-        raise UserError(f"--dataset {kind}{':' if path else ''}{path}: {error}") from error
+    content = _read(path)
+    x, y, notes = (_text if kind == "text" else _pairs)(content, length)
+    if len(x) < 2:
+        other = "smaller" if kind == "text" else "larger"
+        raise UserError(
+            f"it has {len(x)} examples of {x.shape[1]} bytes; use a longer file, or a {other} "
+            "--length."
+        )
     n = len(x) - max(1, len(x) // 10)
     notes.append("The last tenth of the data is held out for testing.")
     return Raw(Examples(x[:n], y[:n]), Examples(x[n:], y[n:]), TOKENS, tuple(notes))
