@@ -3,7 +3,7 @@
 
 import dataclasses
 import hashlib
-import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ class Dataset:
       name: the name given on the command line.
       train: the training examples.
       test: the test examples.
-      classes: number of classes; labels are 0, …, classes − 1. Those of text are tokens. Of a
-        regression the number of outputs.
+      classes: number of classes, of which labels are indices; of text tokens, of a regression
+        outputs.
       mean: mean of each channel of uint8 images, in [0, 1]; ``None`` if x needs no scaling.
       std: standard deviation of each channel, likewise.
       sha256: digest of examples and labels before scaling, whose rounding differs between machines.
@@ -33,7 +33,7 @@ class Dataset:
       splits: the names of the two parts in the source.
       content: what an example and its label are, before scaling.
       text: whether the examples are tokens, each with a label.
-      classification: whether labels are classes, int32, or targets of a regression, float32.
+      classification: whether labels are classes, or else targets of a regression.
     """
 
     name: str
@@ -116,7 +116,8 @@ def load(
     except (UserError, MemoryError) as error:
         reason, memory = str(error), error if isinstance(error, MemoryError) else error.__cause__
         if isinstance(memory, MemoryError):
-            size = f"{os.path.getsize(path):,} bytes" if os.path.isfile(path) else "images"
+            files = [file for file in (Path(path), *Path(path).rglob("*")) if file.is_file()]
+            size = f"{sum(file.stat().st_size for file in files):,} bytes in files"
             reason = f"it does not fit into memory ({memory or size}); use fewer examples."
         prefix = "" if reason.startswith("--") else f"--dataset {spec}: "
         raise UserError(prefix + reason) from error
@@ -145,9 +146,12 @@ def from_arrays(
         found += map(np.asarray, pair)
     names = ("x of train", "y of train", "x of test", "y of test")
     outputs = arrays.check(names, found, classification)
-    if _tokens(found[0]) != _tokens(found[2]):
-        types = f"x of train is {found[0].dtype}, x of test {found[2].dtype}"
-        raise UserError(f"{types}; pass both as integers (tokens), or both as floats or uint8.")
+    tokens = [_tokens(x) for x in found[::2]]
+    if tokens[0] != tokens[1] or (tokens[0] and max(x.max() for x in found[::2]) >= 2**31):
+        raise UserError(
+            f"x of train is {found[0].dtype}, x of test {found[2].dtype}; pass both as integers "
+            "below 2³¹ (tokens), or both as floats or uint8."
+        )
     raw = Raw(Examples(*found[:2]), Examples(*found[2:]), outputs)
     return _prepared(name, raw, scale=False, classification=classification)
 
@@ -158,9 +162,9 @@ def _tokens(x: np.ndarray) -> bool:
 
 def _prepared(name: str, raw: Raw, scale: bool, classification: bool = True) -> Dataset:
     """The data set with its examples scaled, or with the statistics to scale images."""
-    parts: list[Any] = [raw.train.x, raw.test.x]
+    parts: Any = [raw.train.x, raw.test.x]
     x, y, mean, std = parts, [raw.train.y, raw.test.y], None, None
-    contents = [*raw.train, *raw.test]
+    contents: list[Any] = [*raw.train, *raw.test]
     if raw.images:
         mean, std = statistics(x[0])
         if not isinstance(x[0], np.ndarray):

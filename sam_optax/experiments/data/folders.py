@@ -26,17 +26,17 @@ def opened(folder: Path) -> tuple[Mapping[str, Any], list[str]]:
     read = Counter(Path(file) for part in builder.config.data_files.values() for file in part)
     rest = []
     for path in sorted({*read, *folder.rglob("*")}):
+        if read[path] == 1 or (path.is_dir() and not path.is_symlink() and any(path.iterdir())):
+            continue
         name = path.relative_to(folder)
-        visible = not any(part.startswith((".", "__")) for part in name.parts)
-        folds = path.is_dir() and not path.is_symlink() and any(path.iterdir())
-        if not visible or folds or read[path] == 1:
+        if any(part.startswith((".", "__")) for part in name.parts):
             continue
         rest.append(name)
         if read[path] or path.is_dir() or not path.exists() or path.suffix.lower() in _IMAGES:
             raise UserError(
-                f"{name} is {'read twice' if read[path] else 'not read'}: datasets takes names such "
-                "as train for splits, and leaves out what is in none, links to folders, and empty "
-                "folders; mend, rename or remove it. A name that begins with a dot is no matter."
+                f"{name} is {'read twice' if read[path] else 'not read'}: datasets takes names "
+                "such as train for splits, and leaves out what is in none, links to folders, and "
+                "empty folders; mend, rename or remove it, or hide it by a name with a leading dot."
             )
     for path in read:
         _check_table(path)

@@ -24,24 +24,15 @@ def load(
 ) -> Raw:
     """Loads a data set by name, or from a folder: saved to disk, parquet files, or images.
 
-    Columns are found by their feature types (``Image``, ``ClassLabel``), or else by common names.
-    Without images, the features are all numeric columns. Labels that are not a ``ClassLabel`` are
-    numbered in sorted order. Images of equal size that fit into memory are loaded unchanged; others
-    stay on disk and are resized to squares of ``size`` pixels. Without a labelled split ``test`` or
-    ``validation``, a fifth of the training examples is held out.
+    Columns are found by their feature types (``Image``, ``ClassLabel``), or else by common names;
+    without images, all numeric ones. Images of equal size that fit into memory are loaded
+    unchanged; others stay on disk and are resized to squares of ``size`` pixels. Without a labelled
+    split ``test`` or ``validation``, a fifth of the training examples is held out.
     """
     splits, notes = _open(name)
     train = _train(splits, test_split)
-    features = dict(splits[train].features)
-    label = _pick("label", "ClassLabel", "label labels fine_label", features, label_column)
-    if label is None:
-        advice = "put images into one folder for each class, all at one depth"
-        raise UserError(
-            f"it has no labels; give --label-column, one of {_all(features)}, or {advice}."
-        )
-    del features[label]
-    image = _pick("image", "Image", "image img", features, image_column)
-    columns = [image] if image else _numbers(features)
+    features = splits[train].features
+    label, image, columns = _columns(features, image_column, label_column)
     test = test_split or _labelled(splits, train, label)
     used = {split: splits[split] for split in (train, test) if split}
     for split, rows in used.items():
@@ -52,7 +43,7 @@ def load(
     y, names = _labels(used, label)
     absent = [names[i] for i in np.setdiff1d(np.arange(len(names)), y[0])]
     left_out = {
-        "Columns": [] if image else [column for column in features if column not in columns],
+        "Columns": [] if image else [name for name in features if name not in (label, *columns)],
         "Splits": [f"{s} ({len(rows):,})" for s, rows in splits.items() if s not in used],
         "Classes, as they have no training examples": absent,
     }
@@ -124,6 +115,21 @@ def _roots(name: str) -> list[Path]:
 
     caches = (datasets.config.HF_DATASETS_CACHE, huggingface_hub.constants.HF_HUB_CACHE)
     return [Path(os.path.expanduser(name)).resolve(), *map(Path, caches)]
+
+
+def _columns(
+    features: Mapping[str, Any], image_column: str | None, label_column: str | None
+) -> tuple[str, str | None, list[str]]:
+    """The columns of labels, of images if there is one, and of examples."""
+    label = _pick("label", "ClassLabel", "label labels fine_label", features, label_column)
+    if label is None:
+        raise UserError(
+            f"it has no labels; give --label-column, one of {_all(features)}, or put images into "
+            "one folder for each class, all at one depth."
+        )
+    rest = {name: feature for name, feature in features.items() if name != label}
+    image = _pick("image", "Image", "image img", rest, image_column)
+    return label, image, [image] if image else _numbers(rest)
 
 
 def _train(splits: Mapping[str, Any], test_split: str | None) -> str:

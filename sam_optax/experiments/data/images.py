@@ -56,24 +56,20 @@ class ImageColumn:
         """One image in its original size, of mode RGB, or L if it is grey."""
         row = int(self._indices[i])
         (cell,) = self._rows[row][self._column].to_pylist()
+        cell = cell or {"bytes": None, "path": None}
         try:
-            return decoded(self._content(**(cell or {"bytes": None, "path": None})))
+            return decoded(cell["bytes"] or self._file(cell["path"]))
         except Exception as error:  # Pillow's plugins raise many types
-            name = cell and os.path.basename(cell["path"] or "")
-            what = f"image {row} ({name})" if name else f"image {row}"
-            raise UserError(
-                f"{self._where}: {what} cannot be read ({error}); replace or remove it."
-            ) from error
+            name = f" ({os.path.basename(cell['path'])})" if cell["path"] else ""
+            what = f"{self._where}: image {row}{name} cannot be read"
+            raise UserError(f"{what} ({error}); replace or remove it.") from error
 
-    def _content(self, bytes: bytes | None, path: str | None) -> bytes:
-        if bytes is not None:
-            return bytes
+    def _file(self, path: str | None) -> bytes:
         if path is None:
             raise ValueError("missing")
-        file = Path(os.path.abspath(path))
-        if not any(map(file.is_relative_to, self._roots)):
-            raise ValueError(f"{file} is outside the folder of the data set")
-        return file.read_bytes()
+        if not any(Path(os.path.abspath(path)).is_relative_to(root) for root in self._roots):
+            raise ValueError(f"{path} is outside the folder of the data set")
+        return Path(path).read_bytes()
 
 
 def decoded(content: bytes) -> Any:
@@ -124,24 +120,22 @@ def crop(image: Any, size: int, rng: np.random.Generator | None) -> np.ndarray:
     Random crops are those of Inception (Szegedy et al. 2015): 8 to 100 % of the area, with an
     aspect ratio from 3:4 to 4:3.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
-    width, height = image.size
+    way = Image.Resampling.BILINEAR
     if rng is None:
-        w = h = _CENTRAL * min(width, height)
-        left, top = (width - w) / 2, (height - h) / 2
+        return np.asarray(ImageOps.fit(image, (size, size), way, bleed=(1 - _CENTRAL) / 2))
+    width, height = image.size
+    for _ in range(10):
+        area = rng.uniform(0.08, 1.0) * width * height
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = np.sqrt(area * ratio), np.sqrt(area / ratio)
+        if w <= width and h <= height:
+            break
     else:
-        for _ in range(10):
-            area = rng.uniform(0.08, 1.0) * width * height
-            ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-            w, h = np.sqrt(area * ratio), np.sqrt(area / ratio)
-            if w <= width and h <= height:
-                break
-        else:
-            w, h = float(width), float(height)
-        left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
-    box = (left, top, left + w, top + h)
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+        w, h = float(width), float(height)
+    left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
+    return np.asarray(image.resize((size, size), way, box=(left, top, left + w, top + h)))
 
 
 def statistics(images: np.ndarray | ImageColumn) -> tuple[np.ndarray, np.ndarray]:
