@@ -118,7 +118,7 @@ def load(
         if isinstance(memory, MemoryError):
             files = [file for file in (Path(path), *Path(path).rglob("*")) if file.is_file()]
             size = f"{sum(file.stat().st_size for file in files):,} bytes in files"
-            reason = f"it does not fit into memory ({memory or size}); use fewer examples."
+            reason = f"it does not fit into memory ({str(memory) or size}); use fewer examples."
         prefix = "" if reason.startswith("--") else f"--dataset {spec}: "
         raise UserError(prefix + reason) from error
 
