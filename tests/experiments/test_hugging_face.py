@@ -15,7 +15,8 @@ from sam_optax.experiments.training.feed import test_batches as feed_test
 from sam_optax.experiments.training.feed import train_batches as feed_train
 
 datasets = pytest.importorskip("datasets")
-pyarrow = pytest.importorskip("pyarrow.parquet") and __import__("pyarrow")
+pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")  # as an attribute
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +174,11 @@ FOLDERS = {
     "twice": (("train/a", "train/b", "test/train", "test/b"), None, "test/train/0.png is read tw"),
     "brackets": (("a[b]/cat", "a[b]/dog"), None, None),
     "no UTF-8": (("\udcff/cat", "\udcff/dog"), None, "cannot be loaded .*encode"),
-    "text": (("cat", "dog"), lambda r: (r / "dog/x.png").write_text("%!PS-"), "not one of BMP, "),
+    "format": (
+        ("cat", "dog"),
+        lambda r: Image.new("RGB", (4, 5)).save(r / "dog/x.png", "PCX"),
+        "not one of BMP, ",
+    ),
 }
 
 

@@ -191,7 +191,7 @@ def test_a_fifth_of_the_training_examples_is_held_out_class_by_class(small):
 
 def test_of_text_the_last_fifth_is_held_out(small):
     part = lambda n: Examples(np.arange(4 * n).reshape(n, 4), np.arange(4 * n).reshape(n, 4) % 3)
-    text = dataclasses.replace(small.dataset, train=part(41), test=part(2))
+    text = dataclasses.replace(small.dataset, train=part(41), test=part(2), text=True)
     found = search.held_out(dataclasses.replace(small, dataset=text, label_noise=0.0))
     assert found.dataset.train.y.tolist() == text.train.y[:33].tolist()
     assert found.dataset.test.y.tolist() == text.train.y[33:].tolist()
