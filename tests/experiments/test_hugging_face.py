@@ -96,8 +96,7 @@ def test_folders_of_files(kind, tmp_path, capfd):
     capfd.readouterr()
     dataset = load(f"hf:{tmp_path / 'data'}")
     assert capfd.readouterr() == ("", "")
-    order = [np.argsort([0, 1, 2] * 2, kind="stable"), np.arange(3)]
-    for part, n, _ in ((dataset.train, 6, order[0]), (dataset.test, 3, order[1])):
+    for part, n in ((dataset.train, 6), (dataset.test, 3)):
         expected = {
             bytes(np.asarray(i)): [1, 0, 2][k % 3] for k, i in enumerate(noise(n, (5, 5, 3), n))
         }
@@ -241,7 +240,7 @@ TABLES = {
     "nested label": ({"train": [("a", [1, 2]), ("label", [{"b": 1}] * 2)]}, "the type struct"),
     "other columns": (
         {"train": [("label", [0])], "test": [(RED, [0]), ("label", [0])]},
-        "column names don't match",
+        r"test.parquet has the column \?\[31mred, which .*train.parquet lacks",
     ),
 }
 

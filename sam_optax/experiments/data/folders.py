@@ -3,7 +3,7 @@
 import csv
 import glob
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,26 +38,31 @@ def opened(folder: Path) -> tuple[Mapping[str, Any], list[str]]:
                 "such as train for splits, and leaves out what is in none, links to folders, and "
                 "empty folders; mend, rename or remove it, or hide it by a name with a leading dot."
             )
-    for path in read:
-        _check_table(path)
+    _check_tables(read)
     builder.download_and_prepare()
     note = [f"Files that are not read: {len(rest)}, such as {rest[0]}."] if rest else []
     return builder.as_dataset(), note
 
 
-def _check_table(file: Path) -> None:
+def _check_tables(files: Iterable[Path]) -> None:
     """Raises for tables that Arrow refuses without a name, or whose columns are renamed."""
-    names: list[str] = []
-    if file.suffix == ".parquet":
-        import pyarrow.parquet
+    known: dict[str, Path] = {}
+    for file in files:
+        names: list[str] = []
+        if file.suffix == ".parquet":
+            import pyarrow.parquet
 
-        about = pyarrow.parquet.read_metadata(file)
-        names = about.schema.to_arrow_schema().names
-        if not about.num_rows:
-            raise UserError(f"{file} has no rows; fill or remove it.")
-    elif file.suffix == ".csv":
-        with file.open(newline="", errors="replace") as lines:
-            names = next(csv.reader(lines), [])
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise UserError(f"{file} has {count} columns of the name {name}; rename them.")
+            about = pyarrow.parquet.read_metadata(file)
+            names = about.schema.to_arrow_schema().names
+            if not about.num_rows:
+                raise UserError(f"{file} has no rows; fill or remove it.")
+        elif file.suffix == ".csv":
+            with file.open(newline="", errors="replace") as lines:
+                names = next(csv.reader(lines), [])
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise UserError(f"{file} has {count} columns of the name {name}; rename them.")
+            if known and name not in known:
+                first = next(iter(known.values()))
+                raise UserError(f"{file} has the column {name}, which {first} lacks; remove it.")
+        known = known or dict.fromkeys(names, file)
