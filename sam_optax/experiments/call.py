@@ -9,7 +9,7 @@ import jax
 from jax.typing import ArrayLike
 
 from sam_optax.experiments import comparison
-from sam_optax.experiments.data.arrays import from_arrays
+from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.hyperparameters import Hyperparameters
@@ -78,7 +78,7 @@ def compare(
     if train is not None:
         if "dataset" in settings:
             raise UserError("dataset: train is given, too; leave one out.")
-        dataset = from_arrays(train, test, ARRAYS, classification=loss is None)
+        dataset = from_arrays(train=train, test=test, name=ARRAYS, classification=loss is None)
         settings["dataset"] = ARRAYS
     elif test is not None:
         raise UserError("test: give train, too.")

@@ -129,7 +129,9 @@ def _mistake(box: str) -> str:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"sam_optax: {' '.join(message.split())}", file=sys.stderr)
+    from sam_optax.experiments.reporting.words import printable
+
+    print(f"sam_optax: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 

@@ -58,7 +58,7 @@ WRONG = {
     "uneven devices": (["--devices", "8"], "--batch-size 100: 8 devices share each batch; use a m"),
     "dataset": (["--dataset", "cifar"], "--dataset cifar: unknown data set; use one of digits"),
     "column": (["--label-column", "y"], "--label-column y: needs --dataset hf:NAME"),
-    "file": (["--dataset", "npz:nowhere"], "--dataset npz:nowhere: there is no such file"),
+    "file": (["--dataset", "npz:nowhere"], r"--dataset npz:nowhere: cannot be read \(no such file"),
     "out": (["--out", "/proc/here"], "--out /proc/here: cannot be written to .*choose another"),
     "checkpoints": (["--checkpoint-every", "-1"], "--checkpoint-every -1: use an integer of at l"),
     "snapshots": (["--save-every", "-1"], "--save-every -1: use an integer of at least 0"),

@@ -2,17 +2,21 @@
 
 import io
 import os
+import re
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from sam_optax.__main__ import main
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.training.feed import test_batches as feed_test
 from sam_optax.experiments.training.feed import train_batches as feed_train
 
 datasets = pytest.importorskip("datasets")
+pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")  # as an attribute
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +30,10 @@ def encoded(image, kind="PNG"):
     return {"bytes": file.getvalue(), "path": None}
 
 
-def noise(n, shape, mode="RGB", seed=0):
+def noise(n, shape, seed=0):
     """Images of one size, as Pillow's."""
     pixels = np.random.default_rng(seed).integers(0, 256, (n, *shape), np.uint8)
-    return [Image.fromarray(image, mode) if mode else Image.fromarray(image) for image in pixels]
+    return [Image.fromarray(image) for image in pixels]
 
 
 def rows(images, labels, names=("cat", "dog", "emu"), image="image", label="label"):
@@ -47,7 +51,7 @@ def save(path, **splits):
 
 
 def small(n, seed, **options):
-    return rows(noise(n, (8, 6, 3), None, seed), np.arange(n) % 3, **options)
+    return rows(noise(n, (8, 6, 3), seed), np.arange(n) % 3, **options)
 
 
 def pixels(images):
@@ -58,12 +62,15 @@ def test_images_of_one_size_are_kept_in_memory(tmp_path, capfd):
     spec = save(tmp_path / "saved", train=small(12, 0), test=small(6, 1))
     capfd.readouterr()
     dataset = load(spec, image_size=224)
-    np.testing.assert_array_equal(dataset.train.x, pixels(noise(12, (8, 6, 3), None, 0)))
-    np.testing.assert_array_equal(dataset.test.x, pixels(noise(6, (8, 6, 3), None, 1)))
+    np.testing.assert_array_equal(dataset.train.x, pixels(noise(12, (8, 6, 3))))
+    np.testing.assert_array_equal(dataset.test.x, pixels(noise(6, (8, 6, 3), 1)))
     np.testing.assert_array_equal(dataset.test.y, np.arange(6) % 3)
     assert (dataset.name, dataset.classes, dataset.shape) == (spec, 3, (8, 6, 3))
     assert dataset.resident
     assert dataset.notes == ()
+    low, high = dataset.train.x.min(), dataset.train.x.max()
+    understood = f"examples of 8×6×3 uint8 in [{low}, {high}], 3 classes (cat, dog, emu)"
+    assert dataset.described == f"train 12, test 6 {understood}"
     assert (dataset.train.x.dtype, dataset.train.y.dtype) == (np.uint8, np.int32)
     np.testing.assert_allclose(dataset.mean, (dataset.train.x / 255).mean((0, 1, 2)))
     np.testing.assert_allclose(dataset.std, (dataset.train.x / 255).std((0, 1, 2)))
@@ -77,7 +84,7 @@ def test_images_of_one_size_are_kept_in_memory(tmp_path, capfd):
 def test_folders_of_files(kind, tmp_path, capfd):
     """Their labels are the folders' names, or strings in sorted order."""
     for split, n in (("train", 6), ("test", 3)):
-        images, names = noise(n, (5, 5, 3), None, n), ["bee", "ant", "cow"] * (n // 3)
+        images, names = noise(n, (5, 5, 3), n), ["bee", "ant", "cow"] * (n // 3)
         if kind == "images":
             for i, (image, name) in enumerate(zip(images, names, strict=True)):
                 (tmp_path / "data" / split / name).mkdir(parents=True, exist_ok=True)
@@ -89,25 +96,172 @@ def test_folders_of_files(kind, tmp_path, capfd):
     capfd.readouterr()
     dataset = load(f"hf:{tmp_path / 'data'}")
     assert capfd.readouterr() == ("", "")
-    order = [np.argsort([0, 1, 2] * 2, kind="stable"), np.arange(3)]
-    for part, n, _ in ((dataset.train, 6, order[0]), (dataset.test, 3, order[1])):
+    for part, n in ((dataset.train, 6), (dataset.test, 3)):
         expected = {
-            bytes(np.asarray(i)): [1, 0, 2][k % 3]
-            for k, i in enumerate(noise(n, (5, 5, 3), None, n))
+            bytes(np.asarray(i)): [1, 0, 2][k % 3] for k, i in enumerate(noise(n, (5, 5, 3), n))
         }
         assert {bytes(x): int(y) for x, y in zip(part.x, part.y, strict=True)} == expected
     assert dataset.classes == 3
 
 
-@pytest.mark.parametrize(
-    ("modes", "channels"), [(["L", "1"], 1), (["L", "LA"], 1), (["L", "RGB"], 3), (["P"], 3)]
-)
-def test_grey_images_have_one_channel_unless_others_are_coloured(modes, channels, tmp_path):
-    images = [i.convert(modes[k % len(modes)]) for k, i in enumerate(noise(6, (4, 4), "L"))]
-    dataset = load(save(tmp_path / "a", train=rows(images, [0, 1] * 3), test=rows(images, [0] * 6)))
-    assert dataset.shape == (4, 4, channels)
-    expected = pixels(image.convert("RGB") for image in images)[..., :channels]
-    np.testing.assert_array_equal(dataset.train.x, expected)
+def palette():
+    image = Image.new("P", (2, 1))
+    image.putpalette([0, 0, 0, 200, 0, 0])
+    image.putpixel((1, 0), 1)
+    image.info["transparency"] = 1
+    return image
+
+
+def blank(mode):
+    return Image.new(mode, (2, 1))
+
+
+RGBA = Image.fromarray(np.uint8([[[0, 0, 0, 255], [9, 9, 9, 0]]]))
+LA = Image.fromarray(np.uint8([[[0, 255], [9, 0]]]), "LA")
+MODES = {  # two images and their pixels
+    "grey": (blank("1"), blank("L"), [[0], [0]], [[0], [0]]),
+    "one is coloured": (blank("L"), blank("RGB"), [[0] * 3] * 2, [[0] * 3] * 2),
+    "inks": (blank("CMYK"), blank("L"), [[255] * 3] * 2, [[0] * 3] * 2),
+    "transparent": (palette(), RGBA, [[0] * 3, [255] * 3], [[0] * 3, [255] * 3]),
+    "transparent grey": (LA, blank("L"), [[0], [255]], [[0], [0]]),
+}
+
+
+@pytest.mark.parametrize(("one", "other", *"xy"), MODES.values(), ids=MODES)
+def test_pixels_of_all_modes(one, other, x, y, tmp_path):
+    """Transparent ones are white, and there is one channel unless some image is coloured."""
+    cells = [encoded(i, "TIFF" if i.mode == "CMYK" else "PNG") for i in (one, other)]
+    part = rows(cells, [0, 1])
+    dataset = load(save(tmp_path / "a", train=part, test=part))
+    np.testing.assert_array_equal(dataset.train.x, [[x], [y]])
+
+
+def tree(root, *folders, n=5):
+    """Folders of images."""
+    for seed, folder in enumerate(folders):
+        (root / folder).mkdir(parents=True)
+        for i, image in enumerate(noise(n, (5, 4, 3), seed)):
+            image.save(root / folder / f"{i}.png")
+    return f"hf:{root}"
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photographs_are_upright_as_datasets_decodes_them(orientation, tmp_path):
+    spec = tree(tmp_path / "a", "cat", "dog")
+    for path in (tmp_path / "a").rglob("*.png"):
+        image = Image.open(path)
+        exif = image.getexif()
+        exif[0x0112] = orientation
+        image.save(path, exif=exif)
+    dataset = load(spec)
+    theirs = datasets.load_dataset(str(tmp_path / "a"))["train"]
+    found = sorted(map(bytes, (*dataset.train.x, *dataset.test.x)))
+    assert found == sorted(np.asarray(row["image"]).tobytes() for row in theirs)
+    assert dataset.shape == ((4, 5, 3) if orientation > 4 else (5, 4, 3))
+
+
+def _link(root):
+    tree(root.parent / "far", "emu")
+    (root / "emu").symlink_to(root.parent / "far" / "emu")
+
+
+FOLDERS = {
+    "link": (("cat", "dog"), _link, "emu is not read: datasets .* links to folders"),
+    "broken link": (("cat", "dog"), lambda r: (r / "emu").symlink_to("none"), "emu is not read"),
+    "empty": (("cat", "dog"), lambda r: (r / "emu").mkdir(), "emu is not read"),
+    "class named train": (("train", "ship"), None, "ship/0.png is not read: datasets .* splits"),
+    "twice": (("train/a", "train/b", "test/train", "test/b"), None, "test/train/0.png is read tw"),
+    "brackets": (("a[b]/cat", "a[b]/dog"), None, None),
+    "no UTF-8": (("\udcff/cat", "\udcff/dog"), None, "cannot be loaded .*encode"),
+    "format": (
+        ("cat", "dog"),
+        lambda r: Image.new("RGB", (4, 5)).save(r / "dog/x.png", "PCX"),
+        "not one of BMP, ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("names", "change", "message"), FOLDERS.values(), ids=FOLDERS)
+def test_folders_whose_images_would_be_missing(names, change, message, tmp_path):
+    spec = tree(tmp_path / "a", *names)
+    if change:
+        change(tmp_path / "a")
+    if message is None:
+        spec, message = f"{spec}/a[b]", "cannot read folders with"
+    with pytest.raises(UserError, match=f"^--dataset {re.escape(spec)}: .*{message}"):
+        load(spec)
+
+
+def test_what_is_left_out_is_named(tmp_path):
+    spec = tree(tmp_path / "a", "train/cat", "train/dog", "test/cat", "test/dog", "val/cat")
+    (tmp_path / "a" / "train" / "cat" / "6.png").symlink_to(
+        tmp_path / "a" / "val" / "cat" / "0.png"
+    )
+    for name in ("notes.txt", "train/dog/1.heic", ".hidden"):
+        (tmp_path / "a" / name).write_text("")
+    dataset = load(spec)
+    assert (len(dataset.train.y), len(dataset.test.y)) == (11, 10)
+    assert dataset.notes == (
+        "Files that are not read: 2, such as notes.txt.",
+        "Splits that are left out: validation (5).",
+    )
+
+
+@pytest.mark.parametrize("place", ["a", "far", "https://127.0.0.1:9"])
+def test_files_outside_the_folder_are_not_opened(place, tmp_path):
+    """Tables may name images in place of their bytes, those of others any file."""
+    for folder in ("a/.images", "far/.images"):
+        tree(tmp_path / folder, "", n=1)
+    path = f"{place if ':' in place else tmp_path / place}/.images/0.png"
+    part = rows([{"bytes": None, "path": path}] * 4, [0, 1] * 2)
+    for split in ("train", "test"):
+        pyarrow.parquet.write_table(part.data.table, tmp_path / "a" / f"{split}.parquet")
+    if place == "a":
+        assert load(f"hf:{tmp_path / 'a'}").shape == (5, 4, 3)
+        return
+    with pytest.raises(
+        UserError, match=r"\(0.png\) cannot be read .*outside the folder of the data"
+    ):
+        load(f"hf:{tmp_path / 'a'}")
+
+
+RED = "\x1b[31mred"
+TABLES = {
+    "two of a name": (
+        {"train": [(RED, [1.0]), (RED, [1.0])]},
+        "train.parquet has 2 columns of the",
+    ),
+    "no rows": (
+        {"train": [("a", [0])], "test": [("a", pyarrow.array([], "int64"))]},
+        "has no rows",
+    ),
+    "lists": ({"train": [("a", [[1], [1, 2]]), ("label", [0, 1])]}, r"only a \(List"),
+    "nothing": ({"train": [("a", [None, None]), ("label", [0, 1])]}, r"only a \(null\)"),
+    "nested label": ({"train": [("a", [1, 2]), ("label", [{"b": 1}] * 2)]}, "the type struct"),
+    "other columns": (
+        {"train": [("label", [0])], "test": [(RED, [0]), ("label", [0])]},
+        r"test.parquet has the column \?\[31mred, which .*train.parquet lacks",
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "message"), TABLES.values(), ids=TABLES)
+def test_tables_are_refused_in_one_line_without_control_characters(parts, message, tmp_path, capfd):
+    for split, columns in parts.items():
+        names, values = zip(*columns, strict=True)
+        found = pyarrow.table([*map(pyarrow.array, values)], names=names)
+        pyarrow.parquet.write_table(found, tmp_path / f"{split}.parquet")
+    assert main(["compare", "--dataset", f"hf:{tmp_path}"]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
+    assert re.search(message, err)
+    assert ("?[31mred" in err) == (RED in dict(columns))
+
+
+def test_two_columns_of_one_name_in_a_csv_file(tmp_path):
+    (tmp_path / "train.csv").write_text("a,label,label\n1,0,0\n2,1,1\n")
+    with pytest.raises(UserError, match=r"train.csv has 2 columns of the name label; rename"):
+        load(f"hf:{tmp_path}")
 
 
 @pytest.mark.parametrize("name", ["a b", "sales_$2020", "sweep[rho=0.1]", "\udcff"])
@@ -116,15 +270,6 @@ def test_any_path_will_do_for_data_that_were_saved(name, tmp_path, monkeypatch):
     save(tmp_path / "plain", train=small(6, 0), test=small(3, 1))
     (tmp_path / "plain").rename(tmp_path / name)
     assert load(f"hf:~/{name}").shape == (8, 6, 3)
-
-
-@pytest.mark.parametrize("name", ["a[b]", "\udcff"])
-def test_folders_that_the_library_cannot_read_are_refused(name, tmp_path):
-    for label in "ab":
-        (tmp_path / name / label).mkdir(parents=True)
-        noise(1, (4, 4, 3), None)[0].save(tmp_path / name / label / "1.png")
-    with pytest.raises(UserError, match=r"cannot be loaded .*(path|encode)"):
-        load(f"hf:{tmp_path / name}")
 
 
 def table(n=10, **columns):
@@ -144,7 +289,7 @@ def test_columns_of_numbers_are_vectors(tmp_path):
     assert (dataset.shape, dataset.classes, dataset.mean) == ((3,), 3, None)
     assert dataset.notes == ("Columns that are left out: name.",)
     assert load(spec, label_column="rich").classes == 2
-    with pytest.raises(UserError, match=r"train \(age, rooms, rich\) has 1 values that are NaN"):
+    with pytest.raises(UserError, match="the column age of train has 1 values that are NaN"):
         load(save(tmp_path / "b", train=table(age=[None] + [1.0] * 9)))
 
 
@@ -171,13 +316,13 @@ def test_without_a_test_split_a_fifth_is_held_out(tmp_path):
     np.testing.assert_array_equal(np.bincount(dataset.test.y), [2, 2, 2])
     assert len({bytes(x) for x in (*dataset.train.x, *dataset.test.x)}) == 30
     assert "a fifth of the training examples is held out" in dataset.notes[0]
-    single = rows(noise(6, (4, 4, 3), None), [0, 0, 0, 0, 0, 1])
+    single = rows(noise(6, (4, 4, 3)), [0, 0, 0, 0, 0, 1])
     with pytest.raises(UserError, match=r"no test split.*only 1 member"):
         load(save(tmp_path / "b", train=single))
 
 
 def test_the_test_split_is_one_with_labels(tmp_path):
-    secret = rows(noise(4, (8, 6, 3), None), [-1] * 4)
+    secret = rows(noise(4, (8, 6, 3)), [-1] * 4)
     spec = save(
         tmp_path / "a", train=small(9, 0), test=secret, validation=small(6, 1), more=small(3, 2)
     )
@@ -242,8 +387,8 @@ BROKEN = {
         lambda: {
             "train": rows(
                 [
-                    *noise(5, (64, 64, 3), None),
-                    {**(e := encoded(noise(1, (64, 64, 3), None)[0])), "bytes": e["bytes"][:500]},
+                    *noise(5, (64, 64, 3)),
+                    {**(e := encoded(noise(1, (64, 64, 3))[0])), "bytes": e["bytes"][:500]},
                 ],
                 [0, 1] * 3,
             )
@@ -251,7 +396,7 @@ BROKEN = {
         "train: image 5 cannot be read",
     ),
     "no image": (
-        lambda: {"train": rows([*noise(3, (4, 4, 3), None), None], [0, 1] * 2)},
+        lambda: {"train": rows([*noise(3, (4, 4, 3)), None], [0, 1] * 2)},
         r"train: image 3 cannot be read \(missing\)",
     ),
     "16 bits": (

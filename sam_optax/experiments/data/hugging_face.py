@@ -1,6 +1,5 @@
 """Data sets of the Hugging Face library, by name from the hub or cache, or from a folder."""
 
-import glob
 import importlib.util
 import logging
 import os
@@ -11,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sam_optax.experiments.data import npz
+from sam_optax.experiments.data import folders
+from sam_optax.experiments.data.arrays import check_examples
 from sam_optax.experiments.data.builtin import hold_out
 from sam_optax.experiments.data.images import Examples, ImageColumn, Raw, in_memory
 from sam_optax.experiments.errors import UserError
@@ -24,56 +24,54 @@ def load(
 ) -> Raw:
     """Loads a data set by name, or from a folder: saved to disk, parquet files, or images.
 
-    Columns are found by their feature types (``Image``, ``ClassLabel``), or else by common names.
-    Without images, the features are all numeric columns. Labels that are not a ``ClassLabel`` are
-    numbered in sorted order. Images of equal size that fit into memory are loaded unchanged; others
-    stay on disk and are resized to squares of ``size`` pixels. Without a labelled split ``test`` or
-    ``validation``, a fifth of the training examples is held out.
+    Columns are found by their feature types (``Image``, ``ClassLabel``), or else by common names;
+    without images, all numeric ones. Images of equal size that fit into memory are loaded
+    unchanged; others stay on disk and are resized to squares of ``size`` pixels. Without a labelled
+    split ``test`` or ``validation``, a fifth of the training examples is held out.
     """
-    spec, notes = f"--dataset hf:{name}", []
-    try:
-        splits = _open(name)
-        train = _train(splits, test_split)
-        features = dict(splits[train].features)
-        label = _pick("label", "ClassLabel", "label labels fine_label", features, label_column)
-        if label is None:
-            raise UserError(f"it has no labels; give --label-column, one of {_all(features)}.")
-        del features[label]
-        image = _pick("image", "Image", "image img", features, image_column)
-        columns = [image] if image else _numbers(features)
-        test = test_split or _labelled(splits, train, label)
-        used = {split: splits[split] for split in (train, test) if split}
-        for split, rows in used.items():
-            if missing := [column for column in (label, *columns) if column not in rows.features]:
-                raise UserError(f"the split {split} lacks the column {missing[0]}.")
-            if not len(rows):
-                raise UserError(f"the split {split} is empty.")
-        y, classes = _labels(used, label)
-        if image:
-            sources = [ImageColumn(r, image, size, f"{spec}: {s}") for s, r in used.items()]
-            x: Sequence[Any] = in_memory(sources) or sources
-        else:
-            frames = [rows.select_columns(columns).to_pandas() for rows in used.values()]
-            x = [np.ascontiguousarray(frame.to_numpy(float)) for frame in frames]
-            for split, vectors in zip(used, x, strict=True):
-                npz.check_examples(f"{split} ({_all(columns)})", vectors)
-            if left_out := [column for column in features if column not in columns]:
-                notes.append(f"Columns that are left out: {_all(left_out)}.")
-        examples, *rest = (Examples(*part) for part in zip(x, y, strict=True))
-        if rest:
-            return Raw(examples, rest[0], classes, tuple(notes))
+    splits, notes = _open(name)
+    train = _train(splits, test_split)
+    features = splits[train].features
+    label, image, columns = _columns(features, image_column, label_column)
+    test = test_split or _labelled(splits, train, label)
+    used = {split: splits[split] for split in (train, test) if split}
+    for split, rows in used.items():
+        if missing := [column for column in (label, *columns) if column not in rows.features]:
+            raise UserError(f"the split {split} lacks the column {missing[0]}.")
+        if not len(rows):
+            raise UserError(f"the split {split} is empty.")
+    y, names = _labels(used, label)
+    absent = [names[i] for i in np.setdiff1d(np.arange(len(names)), y[0])]
+    left_out = {
+        "Columns": [] if image else [name for name in features if name not in (label, *columns)],
+        "Splits": [f"{s} ({len(rows):,})" for s, rows in splits.items() if s not in used],
+        "Classes, as they have no training examples": absent,
+    }
+    notes += [
+        f"{what} that are left out: {_all(found)}." for what, found in left_out.items() if found
+    ]
+    if image:
+        sources = [
+            ImageColumn(rows, image, size, f"--dataset hf:{name}: {split}", _roots(name))
+            for split, rows in used.items()
+        ]
+        x: Sequence[Any] = in_memory(sources) or sources
+    else:
+        x = [_vectors(split, rows, columns) for split, rows in used.items()]
+    parts = [Examples(*part) for part in zip(x, y, strict=True)]
+    if len(parts) == 1:
         notes.append("There is no test split: a fifth of the training examples is held out.")
         try:
-            return hold_out(examples)._replace(classes=classes, notes=tuple(notes))
+            parts = [*hold_out(parts[0])[:2]]
         except ValueError as error:
-            raise UserError(f"it has no test split, and none can be held out: {error}") from error
-    except UserError as error:
-        text = str(error)
-        raise UserError(text if text.startswith(spec) else f"{spec}: {text}") from error
+            reason = f"it has no test split, and none can be held out ({error})"
+            raise UserError(f"{reason}; add a split or examples.") from error
+    origin = (train, test or "held out")
+    return Raw(parts[0], parts[1], len(names), tuple(notes), origin, names, image is not None)
 
 
-def _open(name: str) -> Mapping[str, Any]:
-    """The splits of a data set."""
+def _open(name: str) -> tuple[Mapping[str, Any], list[str]]:
+    """The splits of a data set, and notes."""
     for module in ("datasets", "grain", "PIL"):
         if importlib.util.find_spec(module) is None:
             raise UserError(f'{module} is not installed; run pip install "sam_optax[hf]".')
@@ -83,7 +81,8 @@ def _open(name: str) -> Mapping[str, Any]:
     datasets.disable_progress_bars()
     huggingface_hub.utils.disable_progress_bars()
     for logger in ("datasets", "huggingface_hub"):
-        logging.getLogger(logger).setLevel(logging.ERROR)
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    notes: list[str] = []
     try:
         path = Path(os.path.expanduser(name)).resolve()
         if any((path / file).is_file() for file in ("dataset_dict.json", "state.json")):
@@ -93,20 +92,44 @@ def _open(name: str) -> Mapping[str, Any]:
                 link.symlink_to(path)
                 found = datasets.load_from_disk(link)
         elif path.is_dir():
-            if glob.has_magic(str(path)):
-                raise ValueError("the library cannot find folders with *, ? or [ in their path")
-            found = datasets.load_dataset(str(path))
+            found, notes = folders.opened(path)
         elif path.exists() or name.startswith(("/", "~", ".")):
             raise ValueError("a file, not a folder" if path.exists() else "there is no such folder")
         else:
             found = datasets.load_dataset(name)
+    except UserError:
+        raise
     except Exception as error:  # from the library, the hub, or Arrow
         reason = " ".join(str(error.__cause__ or error).split())
         raise UserError(
             f"cannot be loaded ({reason}); give a name from huggingface.co/datasets, or a folder "
             "of parquet files, of images (train/cat/1.png), or saved to disk."
         ) from error
-    return {"train": found} if isinstance(found, datasets.Dataset) else found
+    return {"train": found} if isinstance(found, datasets.Dataset) else found, notes
+
+
+def _roots(name: str) -> list[Path]:
+    """The folders in which the files of a data set are."""
+    import datasets
+    import huggingface_hub
+
+    caches = (datasets.config.HF_DATASETS_CACHE, huggingface_hub.constants.HF_HUB_CACHE)
+    return [Path(os.path.expanduser(name)).resolve(), *map(Path, caches)]
+
+
+def _columns(
+    features: Mapping[str, Any], image_column: str | None, label_column: str | None
+) -> tuple[str, str | None, list[str]]:
+    """The columns of labels, of images if there is one, and of examples."""
+    label = _pick("label", "ClassLabel", "label labels fine_label", features, label_column)
+    if label is None:
+        raise UserError(
+            f"it has no labels; give --label-column, one of {_all(features)}, or put images into "
+            "one folder for each class, all at one depth."
+        )
+    rest = {name: feature for name, feature in features.items() if name != label}
+    image = _pick("image", "Image", "image img", rest, image_column)
+    return label, image, [image] if image else _numbers(rest)
 
 
 def _train(splits: Mapping[str, Any], test_split: str | None) -> str:
@@ -150,8 +173,8 @@ def _column(rows: Any, name: str) -> Any:
     return rows.select_columns([name]).with_format("arrow")[:][name]
 
 
-def _labels(used: Mapping[str, Any], column: str) -> tuple[list[np.ndarray], int]:
-    """The labels of each split, int32, and the number of classes."""
+def _labels(used: Mapping[str, Any], column: str) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """The labels of each split, int32, and the names of the classes."""
     names = [getattr(rows.features[column], "names", None) for rows in used.values()]
     if names[0] != names[-1]:
         raise UserError(f"the column {column} has other classes in {[*used][-1]}: {names[-1]}.")
@@ -171,18 +194,21 @@ def _labels(used: Mapping[str, Any], column: str) -> tuple[list[np.ndarray], int
         found.append(np.searchsorted(known, y).astype(np.int32))
     if known is None or len(known) < 2:
         raise UserError(f"the column {column} has only one class; use at least two.")
-    return found, len(known)
+    return found, tuple(names[0] or map(str, known))
 
 
 def _numbers(features: Mapping[str, Any]) -> list[str]:
     """The numeric columns."""
     kinds = {name: str(getattr(feature, "dtype", feature)) for name, feature in features.items()}
-    found = [
-        name
-        for name, kind in kinds.items()
-        if type(features[name]).__name__ == "Value" and kind.startswith(_NUMBERS)
-    ]
-    if not found:
-        columns = _all(f"{name} ({kind})" for name, kind in kinds.items())
-        raise UserError(f"it has neither images nor numbers, only {columns or 'labels'}.")
-    return found
+    plain = [name for name, feature in features.items() if type(feature).__name__ == "Value"]
+    if found := [name for name in plain if kinds[name].startswith(_NUMBERS)]:
+        return found
+    columns = _all(f"{name} ({kind})" for name, kind in kinds.items())
+    raise UserError(f"it has neither images nor numbers, only {columns or 'labels'}.")
+
+
+def _vectors(split: str, rows: Any, columns: Sequence[str]) -> np.ndarray:
+    vectors = rows.select_columns(columns).to_pandas().to_numpy(float)
+    for i, column in enumerate(columns):
+        check_examples(f"the column {column} of {split}", vectors[:, i : i + 1])
+    return np.ascontiguousarray(vectors)

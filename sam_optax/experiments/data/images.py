@@ -3,17 +3,18 @@
 import concurrent.futures
 import copy
 import io
-import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.types import Function
 
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats that are decoded; Pillow has others, one of which starts a program."""
 _CENTRAL = 0.875
 """Side of the central crop relative to the shorter side of the image: 224 of 256 pixels."""
 _SAMPLE = 1000
@@ -21,21 +22,23 @@ _SAMPLE = 1000
 _RESIDENT = 2e9
 """Maximum number of bytes of images in memory."""
 _CHUNK = 200
-"""Number of images read from a data set at once."""
+"""Number of images decoded at once."""
 
 
 class ImageColumn:
     """Images on disk: a column of a ``datasets.Dataset``, read as squares of ``size`` pixels.
 
-    ``where`` names data set and split in messages.
+    ``where`` names data set and split in messages. Files that the column names are in ``roots``.
     """
 
-    def __init__(self, rows: Any, column: str, size: int, where: str) -> None:
+    def __init__(
+        self, rows: Any, column: str, size: int, where: str, roots: Sequence[Path]
+    ) -> None:
         import datasets
 
         rows = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
         self._rows, self._indices = rows.with_format("arrow"), np.arange(len(rows))
-        self._column, self.size, self._where = column, size, where
+        self._column, self.size, self._where, self._roots = column, size, where, roots
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -47,31 +50,45 @@ class ImageColumn:
 
     def image(self, i: int, rng: np.random.Generator | None) -> np.ndarray:
         """One image, uint8, (size, size, 3): a random crop, or without ``rng`` the central crop."""
-        (image,) = self.decoded(int(self._indices[i]), 1, map)
-        return crop(image.convert("RGB"), self.size, rng)
+        return crop(self.original(i).convert("RGB"), self.size, rng)
 
-    def decoded(self, start: int, count: int, map_fn: Function) -> Iterator[Any]:
-        """Some rows of the column as Pillow images of their original sizes."""
-        cells = self._rows[start : start + count][self._column].to_pylist()
-        return map_fn(self._decode, itertools.count(start), cells)
-
-    def _decode(self, i: int, cell: dict[str, Any] | None) -> Any:
-        from PIL import Image
-
-        name = cell and os.path.basename(cell["path"] or "")
+    def original(self, i: int) -> Any:
+        """One image in its original size, of mode RGB, or L if it is grey."""
+        row = int(self._indices[i])
+        (cell,) = self._rows[row][self._column].to_pylist()
+        cell = cell or {"bytes": None, "path": None}
         try:
-            if cell is None:
-                raise ValueError("missing")
-            image = Image.open(cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"more than 8 bits, mode {image.mode}")
-            image.load()
+            return decoded(cell["bytes"] or self._file(cell["path"]))
         except Exception as error:  # Pillow's plugins raise many types
-            what = f"image {i} ({name})" if name else f"image {i}"
-            raise UserError(
-                f"{self._where}: {what} cannot be read ({error}); replace or remove it."
-            ) from error
-        return image
+            name = f" ({os.path.basename(cell['path'])})" if cell["path"] else ""
+            what = f"{self._where}: image {row}{name} cannot be read"
+            raise UserError(f"{what} ({error}); replace or remove it.") from error
+
+    def _file(self, path: str | None) -> bytes:
+        if path is None:
+            raise ValueError("missing")
+        if not any(Path(os.path.abspath(path)).is_relative_to(root) for root in self._roots):
+            raise ValueError(f"{path} is outside the folder of the data set")
+        return Path(path).read_bytes()
+
+
+def decoded(content: bytes) -> Any:
+    """An image as ``datasets`` decodes it, upright; transparent pixels are on white."""
+    import datasets
+    from PIL import Image
+
+    try:
+        Image.open(io.BytesIO(content), formats=FORMATS)
+    except Image.UnidentifiedImageError as error:
+        raise ValueError(f"damaged, or not one of {', '.join(FORMATS)}") from error
+    image = datasets.Image().decode_example({"bytes": content, "path": None})
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"more than 8 bits, mode {image.mode}")
+    mode = "L" if image.mode in ("1", "L", "LA") else "RGB"
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert(mode)
 
 
 class Examples(NamedTuple):
@@ -86,12 +103,15 @@ class Examples(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """A data set before scaling; ``notes`` are for the reader of the results."""
+    """A data set before scaling, with notes for the reader of the results."""
 
     train: Examples
     test: Examples
     classes: int
     notes: tuple[str, ...] = ()
+    splits: tuple[str, str] = ("train", "test")
+    names: tuple[str, ...] = ()  # of the classes
+    images: bool = False  # uint8, which the training scales
 
 
 def crop(image: Any, size: int, rng: np.random.Generator | None) -> np.ndarray:
@@ -100,24 +120,22 @@ def crop(image: Any, size: int, rng: np.random.Generator | None) -> np.ndarray:
     Random crops are those of Inception (Szegedy et al. 2015): 8 to 100 % of the area, with an
     aspect ratio from 3:4 to 4:3.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
-    width, height = image.size
+    way = Image.Resampling.BILINEAR
     if rng is None:
-        w = h = _CENTRAL * min(width, height)
-        left, top = (width - w) / 2, (height - h) / 2
+        return np.asarray(ImageOps.fit(image, (size, size), way, bleed=(1 - _CENTRAL) / 2))
+    width, height = image.size
+    for _ in range(10):
+        area = rng.uniform(0.08, 1.0) * width * height
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = np.sqrt(area * ratio), np.sqrt(area / ratio)
+        if w <= width and h <= height:
+            break
     else:
-        for _ in range(10):
-            area = rng.uniform(0.08, 1.0) * width * height
-            ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-            w, h = np.sqrt(area * ratio), np.sqrt(area / ratio)
-            if w <= width and h <= height:
-                break
-        else:
-            w, h = float(width), float(height)
-        left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
-    box = (left, top, left + w, top + h)
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+        w, h = float(width), float(height)
+    left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
+    return np.asarray(image.resize((size, size), way, box=(left, top, left + w, top + h)))
 
 
 def statistics(images: np.ndarray | ImageColumn) -> tuple[np.ndarray, np.ndarray]:
@@ -141,17 +159,17 @@ def in_memory(sources: Sequence[ImageColumn]) -> list[np.ndarray] | None:
 
     ``None`` if they differ in size or take too much memory.
     """
-    (first,) = sources[0].decoded(0, 1, map)
+    first = sources[0].original(0)
     shape, colour = (first.height, first.width, 3), False
     if sum(map(len, sources)) * math.prod(shape) > _RESIDENT:
         return None
     found = [np.empty((len(source), *shape), np.uint8) for source in sources]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for x, source in zip(found, sources, strict=True):
-            for start in range(0, len(x), _CHUNK):
-                for i, image in enumerate(source.decoded(start, _CHUNK, pool.map), start):
+            for chunk in np.split(np.arange(len(x)), range(_CHUNK, len(x), _CHUNK)):
+                for i, image in zip(chunk, pool.map(source.original, chunk), strict=True):
                     if image.size != first.size:
                         return None
-                    colour |= image.mode not in ("1", "L", "LA")
+                    colour |= image.mode != "L"
                     x[i] = image.convert("RGB")
     return found if colour else [x[..., :1].copy() for x in found]

@@ -140,9 +140,7 @@ class Task:
     @property
     def example(self) -> jax.Array:
         """Zeros in the place of an example, as the network receives it."""
-        x = self.dataset.train.x
-        tokens = isinstance(x, np.ndarray) and x.dtype.kind == "i"
-        return jnp.zeros((1, *self.dataset.shape), jnp.int32 if tokens else jnp.float32)
+        return jnp.zeros((1, *self.dataset.shape), self.dataset.dtype)
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         """Training steps in an epoch."""

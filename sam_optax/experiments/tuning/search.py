@@ -53,13 +53,7 @@ def held_out(task: Task) -> Task:
             f"--tune: needs all examples in memory, and those of {dataset.name} stay on disk; "
             "leave it out, and give radii, such as --sam.rho 0.05."
         )
-    try:
-        train, rest, *_ = hold_out(dataset.train)
-    except ValueError:
-        n = len(dataset.train.y)
-        order = np.random.default_rng(0).permutation(n)
-        first, last = np.split(order, [n - max(1, n // 5)])
-        train, rest = dataset.train.some(first), dataset.train.some(last)
+    train, rest, *_ = hold_out(dataset.train, by_class=False)
     batch = max(entry.recipe.batch_size for entry in task.entries.values())
     if batch > len(train.y):
         raise UserError(

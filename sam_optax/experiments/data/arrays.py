@@ -1,0 +1,98 @@
+"""Arrays of examples and labels: checks before anything else runs, and scaling."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sam_optax.experiments.errors import UserError
+
+
+def check(names: Sequence[str], arrays: Sequence[np.ndarray], classification: bool = True) -> int:
+    """The number of classes, or of outputs of a regression.
+
+    Arrays and their names are those of training examples, their labels, test examples and theirs.
+    Examples are finite real numbers; labels are 0, …, classes − 1, each present in the training
+    set. A mistake raises a :class:`UserError` that names the array, its value and the remedy.
+    """
+    for i in (0, 2):
+        check_examples(names[i], arrays[i])
+        _check_labels(names[i + 1], arrays[i + 1], len(arrays[i]), classification)
+    x_train, y_train, x_test, y_test = arrays
+    if x_train.shape[1:] != x_test.shape[1:] or y_train.shape[1:] != y_test.shape[1:]:
+        shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(names, arrays, strict=True))
+        raise UserError(f"the shapes are {shapes}; make those of test examples equal.")
+    _check_scales(names, x_train, x_test)
+    if not classification:
+        return y_train.size // len(y_train)
+    present = np.unique(y_train)
+    gaps = np.flatnonzero(present != np.arange(len(present)))
+    if len(gaps):
+        raise UserError(
+            f"{names[1]} contains the label {present[gaps[0]]} but not {gaps[0]}; number the "
+            "classes 0, 1, … without gaps."
+        )
+    if len(present) < 2:
+        raise UserError(f"{names[1]} contains only one class; use at least two.")
+    if y_test.max() >= len(present):
+        raise UserError(
+            f"{names[3]} contains the label {y_test.max()}, but the training set has the classes 0 "
+            f"to {len(present) - 1}; remove those examples or add the class to both."
+        )
+    return len(present)
+
+
+def check_examples(name: str, x: np.ndarray) -> None:
+    """Raises for numbers that cannot be trained on."""
+    if x.ndim < 2 or x.size == 0:
+        raise UserError(
+            f"{name} has shape {x.shape}; use (n, features), or images (n, height, width[, "
+            "channels]), with no dimension of size 0, and labels in the other array."
+        )
+    if x.dtype.kind not in "fiub":
+        raise UserError(f"{name} has dtype {x.dtype}; use real numbers.")
+    with np.errstate(over="ignore"):  # larger values are infinite in float32
+        bad = np.count_nonzero(~np.isfinite(x.astype(np.float32)))
+    if bad:
+        raise UserError(
+            f"{name} has {bad} values that are NaN or not finite in float32; remove them."
+        )
+
+
+def _check_labels(name: str, y: np.ndarray, examples: int, classification: bool) -> None:
+    if y.shape[:1] != (examples,) or y.ndim > 2 - classification:
+        raise UserError(
+            f"{name} has shape {y.shape}; use one label per example, ({examples},), of one-hot "
+            "labels their argmax."
+        )
+    if not classification:
+        check_examples(name, y.reshape(examples, -1))
+    elif y.dtype.kind not in "iu":
+        raise UserError(f"{name} has dtype {y.dtype}; use integer class labels 0, 1, ….")
+    elif y.min() < 0:
+        raise UserError(f"{name} contains the label {y.min()}; use class labels 0, 1, ….")
+
+
+def _check_scales(names: Sequence[str], *parts: np.ndarray) -> None:
+    """Raises if one part has been scaled to [0, 1] or [−1, 1] and the other has not."""
+    ranges = [(float(x.min()), float(x.max())) for x in parts]
+    small, large = sorted((0, 1), key=lambda i: max(-ranges[i][0], ranges[i][1]))
+    sizes = [max(map(abs, ranges[i])) for i in (small, large)]
+    if parts[small].dtype.kind == "f" and 0 < sizes[0] <= 1 and sizes[1] > 100:
+        found = [f"{names[2 * i]} lies in [{a:g}, {b:g}]" for i, (a, b) in enumerate(ranges)]
+        raise UserError(f"{' but '.join(found)}; scale both alike.")
+
+
+def scaled(x_train: np.ndarray, x_test: np.ndarray) -> list[np.ndarray]:
+    """Scales inputs to the order of 1, by the statistics of the training examples.
+
+    Features of vectors have different units, so each is normalized to mean 0 and variance 1. Pixels
+    share one unit: they are divided by the largest magnitude, so that black stays 0.
+    """
+    wide = x_train.astype(np.float64)
+    if wide.ndim == 2:
+        mean, size = wide.mean(axis=0), wide.std(axis=0)
+    else:
+        mean, size = np.zeros(()), np.abs(wide).max()
+    size = np.where(size > 0, size, 1)
+    both = [((x - mean) / size).astype(np.float32) for x in (wide, x_test)]
+    return [x[..., None] if x.ndim == 3 else x for x in both]
