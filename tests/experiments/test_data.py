@@ -225,6 +225,21 @@ def test_of_two_members_of_one_name_none_is_taken(tmp_path, archive):
         load(f"npz:{path}")
 
 
+def test_an_archive_that_does_not_fit_into_memory(archive, monkeypatch):
+    monkeypatch.setattr("sam_optax.experiments.data.npz.load", lambda *_: bytearray(2**62))
+    size = f"{archive.stat().st_size:,}"
+    with pytest.raises(UserError, match=rf"small.npz: it does not fit into memory \({size} bytes"):
+        load(f"npz:{archive}")
+
+
+INPUTS = {
+    "vectors": ((6,), float, np.float32, "6 float64 in [0, 7]"),
+    "images": ((5, 4, 3), np.uint8, np.float32, "5×4×3 uint8 in [0, 7]"),
+    "sequences": ((9, 2), np.float16, np.float32, "9×2 float16 in [0, 7]"),
+    "tokens": ((9,), np.uint16, np.int32, "9 uint16 in [0, 7]"),
+}
+
+
 @pytest.mark.parametrize(("shape", "given", "used", "content"), INPUTS.values(), ids=INPUTS)
 def test_arrays_are_taken_as_they_are(shape, given, used, content):
     x = np.arange(12 * np.prod(shape)).reshape(12, *shape).astype(int) % 8
@@ -236,6 +251,15 @@ def test_arrays_are_taken_as_they_are(shape, given, used, content):
     assert (dataset.shape, dataset.classes) == (shape, 3)
     assert dataset.described == f"train 12, test 6 examples of {content}, 3 classes"
     assert dataset.some(0.5).described.startswith("train 6, test 3 examples")
+
+
+def test_without_test_arrays_a_fifth_is_held_out():
+    x, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+    dataset = from_arrays(train=(x, y))
+    assert sorted([*dataset.train.x[:, 0], *dataset.test.x[:, 0]]) == [*range(0, 40, 2)]
+    assert np.bincount(dataset.test.y).tolist() == [2, 2]
+    targets = from_arrays(train=(x, x), classification=False)
+    assert (len(targets.train.y), len(targets.test.y)) == (16, 4)
 
 
 @pytest.mark.parametrize("outputs", [(), (2,)])

@@ -15,7 +15,6 @@ from flax.traverse_util import unflatten_dict
 
 from sam_optax.__main__ import main
 from sam_optax.experiments.data.dataset import load
-from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.networks.vit import VisionTransformer
