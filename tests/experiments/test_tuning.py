@@ -515,7 +515,8 @@ def test_other_hyperparameters_are_swept_each_with_its_radius(command, trials):
 
 
 def test_a_preset_is_where_the_search_starts(command, trials, tmp_path):
-    more = ("--preset", "asam-cifar10", "--model", "mlp", "--crop", "0", "--flip", "False")
+    more = ("--preset", "asam-cifar10", "--model", "mlp", "--devices", "1", "--crop", "0")
+    more += ("--flip", "False")
     assert command(*more, methods=("--methods", "sam"))[0] == 0
     assert trials.of("sam", "rho")[0] == pytest.approx(0.0125)
     (sam,) = results.from_json(tmp_path / "out" / "results.json")["methods"]
