@@ -132,11 +132,14 @@ def steps(name):
     def loss(params):
         return losses_fn(params, batch).mean(), None
 
-    def train(radius):
+    def train(radius, decay=5e-4):
         variant = known._replace(hyperparameters={**known.hyperparameters, **radius})
-        tx = variant.transformation(
-            Base(lambda rate: optax.sgd(rate, momentum=0.9), optax.constant_schedule(0.1)), key
+        base = Base(
+            lambda rate: optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, 0.9)),
+            optax.constant_schedule(0.1),
+            weight_decay=decay,
         )
+        tx = variant.transformation(base, key)
         of = jax.value_and_grad(loss, has_aux=True)
         given = Step(losses_fn, of, params, batch, key, data, batch)
         state, new = tx.init(params), params
@@ -148,10 +151,11 @@ def steps(name):
 
 
 @slow
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "sgd"])
-def test_the_radius_may_be_traced(name):
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_searched_may_be_traced(name):
     train, radius = steps(name)
-    assert jax.eval_shape(train, radius).shape == (3, 2)
+    decay = (5e-4,) if METHODS[name].decays else ()
+    assert jax.eval_shape(train, radius, *decay).shape == (3, 2)
 
 
 @slow

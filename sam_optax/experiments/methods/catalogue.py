@@ -137,6 +137,7 @@ def sam_polyak(base: Base, rho: float = 0.25, largest: float = 0.3) -> Optimizer
 @method(
     "bSAM",
     {"beta1": "Decay β₁ of the average of gradients.", "beta2": "Decay β₂ of the precision."},
+    decays=False,  # it is the prior's precision, which has to be a number
 )
 def bsam(
     base: Base, rho: float = 0.08, lr: float = 1.0, beta1: float = 0.9, beta2: float = 0.999
