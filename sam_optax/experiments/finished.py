@@ -57,33 +57,24 @@ class Run:
 
 
 class Network(NamedTuple):
-    """A network of a run: that of a method and a seed, after an epoch."""
+    """A network of a run: that of a method and a seed, after an epoch.
+
+    ``title`` is the method, and the run if there are several; ``last`` is whether its training had
+    ended, and ``path`` the file that has it.
+    """
 
     run: Run
     name: str
     seed: int
     epoch: int
+    title: str
+    last: bool
+    path: Path
 
     @property
     def entry(self) -> tasks.Entry:
-        """Its method, with hyperparameters and recipe."""
+        """The method, with hyperparameters and recipe."""
         return self.run.task.entries[self.name]
-
-    @property
-    def title(self) -> str:
-        """The method, and the run if there are several."""
-        return f"{self.run.label}: {self.name}" if self.run.label else self.name
-
-    @property
-    def last(self) -> bool:
-        """Whether its training had ended."""
-        return self.epoch == self.entry.recipe.epochs
-
-    @property
-    def path(self) -> Path:
-        """The file that has it."""
-        name = "params.npz" if self.last else snapshots.file_name(self.epoch)
-        return self.run.directory / name
 
     def load(self) -> PyTree | None:
         """Reads its variables; ``None`` if it has diverged."""
@@ -200,25 +191,23 @@ def _curves(seeds: Sequence[Json]) -> np.ndarray:
 
 def _networks(run: Run, ours: str) -> Iterator[Network]:
     """Those of each method, by epoch and seed; says which snapshots are not the run's."""
-    of_last, seeds = run.directory / "params.npz", run.task.seeds
-    mark = snapshots.mark_of(of_last)
-    if mark not in ("", ours):
+    of_last, left_out = run.directory / "params.npz", dict[Path, str]()
+    if (mark := snapshots.mark_of(of_last)) not in ("", ours):
         raise UserError(f"{of_last}: is of another run than results.json; train again with --out.")
     variables = jax.eval_shape(lambda: tasks.initial_variables(run.task, 0))
     arrays = flax.traverse_util.flatten_dict(variables, sep="/")
-    left_out = dict[Path, str]()
+    every = words.setting(run.results, "save_every", 0)
     for name, entry in run.task.entries.items():
-        every = words.setting(run.results, "save_every", 0)
+        title = f"{run.label}: {name}" if run.label else name
         for epoch in snapshots.epochs(every, entry.recipe.epochs):
-            networks = [Network(run, name, seed, epoch) for seed in seeds]
-            path = networks[0].path
+            last = epoch == entry.recipe.epochs
+            path = of_last if last else run.directory / snapshots.file_name(epoch)
             if (found := snapshots.mark_of(path)) != mark:
                 left_out[path] = "it is missing" if found is None else "it is of another run"
                 continue
-            starts = [f"{name}/{seed}/" for seed in seeds]
-            expected = {start + leaf: like for start in starts for leaf, like in arrays.items()}
-            snapshots.check(path, expected)
-            yield from networks
+            for seed in run.task.seeds:
+                snapshots.check(path, {f"{name}/{seed}/{leaf}": of for leaf, of in arrays.items()})
+                yield Network(run, name, seed, epoch, title, last, path)
     for path, why in left_out.items():
         text = words.printable(f"{path}: {why}, and left out; train again to have it.")
         Console(stderr=True, highlight=False).print(Text(text), soft_wrap=True)

@@ -5,9 +5,9 @@ import csv
 import io
 import json
 import math
-import os
 import re
 import shutil
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -20,25 +20,28 @@ import sam_optax
 from sam_optax import analysis
 from sam_optax.__main__ import main
 from sam_optax.experiments.analyze import command, figures, measures
-from sam_optax.experiments.analyze.options import Analyze
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.finished import Losses, open_run
+from sam_optax.experiments.finished import open_runs
 from sam_optax.experiments.networks.registry import build
 from sam_optax.experiments.reporting.results import load_params
+from sam_optax.experiments.reporting.snapshots import Snapshots
 
 pytestmark = pytest.mark.slow
 
 STEPS = ["--steps", "3", "--lanczos-steps", "8"]
 
 
+def train(archive, out, *more, noise="0.4"):
+    arguments = ["--dataset", f"npz:{archive}", "--methods", "sgd", "sam", "--batch-size", "12"]
+    return main(["compare", *arguments, "--label-noise", noise, *more, "--out", str(out)])
+
+
 @pytest.fixture(scope="module")
 def run_dir(archive, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "out"
-    arguments = ["--dataset", f"npz:{archive}", "--methods", "sgd", "sam", "--epochs", "2"]
-    arguments += ["--seeds", "2", "--batch-size", "12", "--label-noise", "0.25"]
-    assert main(["compare", *arguments, "--out", str(out)]) == 0
+    assert train(archive, out, "--epochs", "2", "--seeds", "2", noise="0.25") == 0
     return out
 
 
@@ -48,15 +51,15 @@ def analyzed(run_dir):
     return json.loads((run_dir / "analysis.json").read_text())
 
 
-def loss_and_params(archive, run_dir, name, seed):
+def loss_and_params(archive, run_dir, name, seed, noise=0.25, file="params.npz"):
     dataset = load(f"npz:{archive}")
     model = build("mlp", dataset.shape, dataset.classes, jnp.float32)
-    y = corrupt(dataset.train.y, 0.25, 3, np.random.default_rng([seed, 0]))
-    variables = load_params(run_dir / "params.npz")[name][seed]
+    y = corrupt(dataset.train.y, noise, 3, np.random.default_rng([seed, 0]))
+    variables = load_params(run_dir / file)[name][seed]
 
-    def loss(params):
-        logits = model.apply({"params": params}, dataset.train.x, train=False)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+    def loss(params, examples=...):
+        logits = model.apply({"params": params}, dataset.train.x[examples], train=False)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y[examples]).mean()
 
     return loss, jax.tree.map(jnp.asarray, variables["params"])
 
@@ -98,58 +101,123 @@ def test_files_and_table(run_dir, analyzed, capsys):
 def kept(archive, tmp_path_factory):
     """A run with snapshots, from one seed."""
     out = tmp_path_factory.mktemp("kept") / "out"
-    arguments = ["--dataset", f"npz:{archive}", "--methods", "sgd", "sam", "--epochs", "5"]
-    arguments += ["--seeds", "1", "--batch-size", "12", "--save-every", "2", "--out", str(out)]
-    assert main(["compare", *arguments]) == 0
+    assert train(archive, out, "--epochs", "5", "--seeds", "1", "--save-every", "2") == 0
     return out
 
 
-def test_snapshots_are_measured_over_epochs(kept, capsys):
+def test_snapshots_are_measured_over_epochs(kept, archive, capsys):
+    """The networks of the snapshots are those that the curves of the results saw."""
     assert main(["analyze", str(kept), *STEPS]) == 0
     printed = capsys.readouterr().out
     assert (kept / "epochs.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((kept / "analysis.json").read_text())
     results = json.loads((kept / "results.json").read_text())
-    assert results["settings"]["save_every"]["value"] == 2
     for method in results["methods"]:
-        name, accuracies = method["name"], method["seeds"][0]["curves"]["test_accuracy"]
+        name, curves = method["name"], method["seeds"][0]["curves"]
         sharpness = {epoch: of(found, name, 0, epoch)["sharpness"] for epoch in (2, 4, 5)}
         assert len({*sharpness.values()}) == 3
         for epoch, value in sharpness.items():
-            shown = f"{100 * accuracies[epoch - 1]:.2f}"
+            shown = f"{100 * curves['test_accuracy'][epoch - 1]:.2f}"
             assert re.search(rf"{name} +{epoch} +{shown} +{value:.3f}", printed)
+            file = "params.npz" if epoch == 5 else f"params_epoch_{epoch}.npz"
+            loss, params = loss_and_params(archive, kept, name, 0, 0.4, file)
+            assert float(loss(params)) == pytest.approx(curves["train_loss"][epoch - 1], rel=1e-5)
     assert len(found["networks"]) == 6
-
-
-def test_a_snapshot_is_the_network_that_the_results_saw(kept, archive):
-    """Its loss on the labels trained on is that of the curve at its epoch."""
-    results = json.loads((kept / "results.json").read_text())
-    curve = results["methods"][1]["seeds"][0]["curves"]["train_loss"]
-    dataset = load(f"npz:{archive}")
-    model = build("mlp", dataset.shape, dataset.classes, jnp.float32)
-    y = corrupt(dataset.train.y, 0.4, 3, np.random.default_rng([0, 0]))
-    for name, epoch in {"params_epoch_2": 2, "params_epoch_4": 4, "params": 5}.items():
-        variables = load_params(kept / f"{name}.npz")["sam"][0]
-        logits = model.apply(variables, dataset.train.x, train=False)
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-        assert float(loss) == pytest.approx(curve[epoch - 1], rel=1e-5)
-    assert len(set(curve)) == 5
     assert len([*kept.glob("params*.npz")]) == 3
 
 
-def test_a_missing_snapshot(kept, tmp_path, capsys):
-    shutil.copytree(kept, tmp_path / "run")
-    (tmp_path / "run" / "params_epoch_4.npz").unlink()
-    assert main(["analyze", str(tmp_path / "run"), *STEPS]) == 2
-    assert "params_epoch_4.npz: is damaged ([Errno 2] No such file" in capsys.readouterr().err
+@pytest.fixture
+def copy(kept, tmp_path):
+    return shutil.copytree(kept, tmp_path / "run")
 
 
+def test_snapshots_of_another_run_are_left_out(kept, copy, archive, capsys, monkeypatch):
+    """Files of a run that was killed in the directory of a finished one, and a missing file."""
+
+    def killed(self, epoch, variables, save=Snapshots.save):
+        save(self, epoch, variables)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Snapshots, "save", killed)
+    assert train(archive, copy, "--epochs", "9", "--seeds", "1", "--save-every", "2") == 130
+    changed = (copy / "params_epoch_2.npz").read_bytes()
+    assert changed != (kept / "params_epoch_2.npz").read_bytes()
+    (copy / "params_epoch_4.npz").unlink()
+    capsys.readouterr()
+    assert main(["analyze", str(copy), "--measures", "slices"]) == 0
+    said = capsys.readouterr().err
+    assert f"{copy}/params_epoch_2.npz: it is of another run, and left out; " in said
+    assert f"{copy}/params_epoch_4.npz: it is missing, and left out; " in said
+    found = json.loads((copy / "analysis.json").read_text())["networks"]
+    assert [(n["method"], n["epoch"]) for n in found] == [("sgd", 5), ("sam", 5)]
+    (copy / "params.npz").write_bytes(changed)
+    assert main(["analyze", str(copy)]) == 2
+    assert "params.npz: is of another run than results.json" in capsys.readouterr().err
+
+
+NAME = "sam/0/params/Dense_1/bias"
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (None, f"params.npz: has no array {NAME};"),
+        (np.zeros((7, 3), np.float32), f"params.npz: {NAME} is float32[7, 3], but float32["),
+        (np.array("text"), f"params.npz: {NAME} is <U4[], but float32["),
+        (b"no array", "params.npz: is damaged (the magic string is not correct"),
+    ],
+)
+def test_params_that_are_not_the_run_s(array, message, copy, capsys):
+    with zipfile.ZipFile(copy / "params.npz") as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    del members[f"{NAME}.npy"]
+    if array is not None:
+        file = io.BytesIO()
+        file.write(array) if isinstance(array, bytes) else np.save(file, array)
+        members[f"{NAME}.npy"] = file.getvalue()
+    with zipfile.ZipFile(copy / "params.npz", "w") as new:
+        new.comment = old.comment
+        for name, content in members.items():
+            new.writestr(name, content)
+    assert main(["analyze", str(copy)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["params.npz", "params_epoch_2.npz"])
 @pytest.mark.parametrize("content", [b"", b"{}", b"PK\3\4"])
-def test_damaged_params(content, run_dir, tmp_path, capsys):
-    shutil.copytree(run_dir, tmp_path / "run")
-    (tmp_path / "run" / "params.npz").write_bytes(content)
-    assert main(["analyze", str(tmp_path / "run"), *STEPS]) == 2
-    assert "params.npz: is damaged" in capsys.readouterr().err
+def test_damaged_params(content, name, copy, capsys):
+    (copy / name).write_bytes(content)
+    assert main(["analyze", str(copy)]) == 2
+    assert f"{name}: is damaged" in capsys.readouterr().err
+
+
+FIELDS = {
+    "settings": "settings",
+    "settings dtype": "dtype",
+    "settings lr": "lr",
+    "dataset name": "name",
+    "dataset sha256": "sha256",
+    "seeds": "seeds",
+    "methods 0 method": "method",
+    "methods 0 seeds 0 curves test_accuracy": "test_accuracy",
+}
+
+
+@pytest.mark.parametrize(("place", "field"), FIELDS.items())
+def test_results_without_a_field(place, field, copy, capsys):
+    found = json.loads((copy / "results.json").read_text())
+    *outer, last = place.split()
+    inner = found
+    for key in outer:
+        inner = inner[int(key) if key.isdigit() else key]
+    del inner[last]
+    (copy / "results.json").write_text(json.dumps(found))
+    assert main(["analyze", str(copy)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(rf"results.json: describes no run of this version \(.*'{field}'", error)
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("name", "seed"), [("sgd", 0), ("sam", 1)])
@@ -197,18 +265,9 @@ def numbers(studied, run_dir, name):
 
 
 def test_grids_of_m_sharpness_are_the_library_s(studied, run_dir, archive):
-    _, params = loss_and_params(archive, run_dir, "sam", 0)
-    dataset = load(f"npz:{archive}")
-    y = corrupt(dataset.train.y, 0.25, 3, np.random.default_rng([0, 0]))
-    model = build("mlp", dataset.shape, dataset.classes, jnp.float32)
+    of_examples, params = loss_and_params(archive, run_dir, "sam", 0)
     order = np.random.default_rng(0).permutation(40)
-
-    def loss_fn(params, batch):
-        logits = model.apply({"params": params}, batch[0], train=False)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
-
-    data = dataset.train.x[order], y[order]
-    loss = analysis.DatasetLoss.from_examples(loss_fn, data, 40)
+    loss = analysis.DatasetLoss.from_examples(of_examples, jnp.asarray(order), 40)
     found = numbers(studied, run_dir, "sam")
     of_measure = {
         ("sharpness", 0.1): analysis.sharpness,
@@ -264,9 +323,9 @@ def test_figures_of_studies(studied, kept, monkeypatch):
         assert (studied[0] / name).read_bytes().startswith(b"\x89PNG")
     drawn = {}
     monkeypatch.setattr(figures, "png", lambda figure, title="": drawn.setdefault(title, figure))
-    networks = [n for n in open_run(kept).networks if n.name == "sam"]
-    first = [measures.Measured("", network, {}) for network in networks]
-    files = figures.slices(Losses(), first)
+    (opened,) = open_runs([kept])
+    networks = [network for network in opened.networks if network.name == "sam"]
+    files = figures.slices(networks)
     panels = files["slices.png"].axes
     assert [axes.get_title() for axes in panels] == ["epoch 2", "epoch 4", "last epoch"]
     assert len({axes.get_ylim() for axes in panels}) == 1
@@ -275,15 +334,14 @@ def test_figures_of_studies(studied, kept, monkeypatch):
     np.testing.assert_allclose(lows, [curve["train_loss"][e - 1] for e in (2, 4, 5)], rtol=1e-4)
     assert any("2 of 2 snapshots, evenly chosen" in title for title in drawn)
     monkeypatch.setattr(figures, "SNAPSHOTS", 1)
-    panels = figures.slices(Losses(), first)["slices.png"].axes
+    panels = figures.slices(networks)["slices.png"].axes
     assert [axes.get_title() for axes in panels] == ["epoch 2", "last epoch"]
 
 
 def test_networks_that_diverged_are_said_to_have(archive, tmp_path, capsys):
     out = tmp_path / "out"
-    arguments = ["--dataset", f"npz:{archive}", "--methods", "sgd", "--lr", "1e30"]
-    arguments += ["--epochs", "2", "--seeds", "1", "--batch-size", "12", "--out", str(out)]
-    assert main(["compare", *arguments]) == 2  # the results are there
+    more = "--methods", "sgd", "--lr", "1e30", "--epochs", "2", "--seeds", "1"
+    assert train(archive, out, *more) == 2  # the results are there
     capsys.readouterr()
     assert main(["analyze", str(out), *STEPS]) == 0
     printed = capsys.readouterr().out
@@ -311,7 +369,7 @@ def test_networks_that_diverged_are_said_to_have(archive, tmp_path, capsys):
 )
 def test_options_out_of_range(run_dir, change, message):
     with pytest.raises(UserError, match=message):
-        command.run(Analyze((run_dir,), **change))
+        command.run(command.Analyze((run_dir,), **change))
 
 
 def test_runs_that_cannot_be_measured_together(run_dir, kept, tmp_path, capsys):
@@ -325,21 +383,19 @@ def test_runs_that_cannot_be_measured_together(run_dir, kept, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_data_that_changed(run_dir, tmp_path, archive):
-    found = json.loads((run_dir / "results.json").read_text())
-    found["dataset"]["sha256"] = "0"
-    (tmp_path / "results.json").write_text(json.dumps(found))
-    (tmp_path / "params.npz").write_bytes((run_dir / "params.npz").read_bytes())
+def test_data_that_changed(copy):
+    text = (copy / "results.json").read_text()
+    (copy / "results.json").write_text(re.sub('"sha256": "[0-9a-f]+"', '"sha256": "0"', text))
     with pytest.raises(UserError, match="contents have changed"):
-        command.run(Analyze((tmp_path,)))
+        open_runs([copy])
 
 
 def test_batch_norm_is_measured_with_its_running_statistics(tmp_path, monkeypatch):
     """The loss alone: to compile the Hessian of a convolutional network takes minutes here."""
 
-    def measure(network, losses, options):
+    def measure(network, options):
         variables = network.load()
-        value = float(losses(network)(network.labels(), variables)(variables["params"]))
+        value = float(network.loss(variables)(variables["params"]))
         return dict.fromkeys(measures.quantities(options), value)
 
     monkeypatch.setattr(command, "measure", measure)
@@ -365,8 +421,9 @@ def test_batch_norm_is_measured_with_its_running_statistics(tmp_path, monkeypatc
     found = json.loads((out / "analysis.json").read_text())
     assert of(found, "sgd", 0, 1)["sharpness"] == pytest.approx(float(losses.mean()), rel=1e-5)
     assert (out / "planes.png").is_file()
-    (network,) = open_run(out).networks  # for stability: as in training, but each example once
-    loss = Losses()(network, group=9, train=True)(network.labels(), variables)
+    ((network,),) = (opened.networks for opened in open_runs([out]))
+    # For stability: as in training, but each example once.
+    loss = network.loss(variables, group=9, train=True)
     order, expected = np.random.default_rng(0).permutation(24), []
     for batch in order[:9], order[9:18], np.r_[order[18:], order[:3]]:
         logits, _ = model.apply(

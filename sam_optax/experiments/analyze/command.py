@@ -10,7 +10,14 @@ from rich.console import Console
 from rich.text import Text
 
 from sam_optax.experiments.analyze import figures
-from sam_optax.experiments.analyze.measures import KINDS, Analyze, Numbers, Quantity, measure
+from sam_optax.experiments.analyze.measures import (
+    ADAPTIVE,
+    KINDS,
+    Analyze,
+    Numbers,
+    Quantity,
+    measure,
+)
 from sam_optax.experiments.analyze.table import print_tables
 from sam_optax.experiments.finished import Network, Run, measured, open_runs
 from sam_optax.experiments.reporting.output import OutputDirectory
@@ -23,12 +30,8 @@ __all__ = ["Analyze", "run"]
 def run(options: Analyze) -> None:
     """Measures the networks, writes the files and prints the tables."""
     runs = open_runs(options.run_dirs)
-    networks = [
-        network
-        for opened in runs
-        for network in opened.networks
-        if network.seed in opened.task.seeds[: options.seeds]
-    ]
+    every = [network for opened in runs for network in opened.networks]
+    networks = [of for of in every if of.seed in of.run.task.seeds[: options.seeds]]
     with OutputDirectory(options.out or options.run_dirs[0]) as out:
         found = measured(networks, "measuring", lambda network: measure(network, options))
         try:
@@ -46,35 +49,28 @@ def files(
     runs: Sequence[Run], options: Analyze, found: Mapping[Network, Numbers]
 ) -> dict[str, bytes]:
     """``analysis.json`` and ``analysis.csv``, with a line for each number."""
+    names = ("run", "method", "seed", "epoch")
     content = {
-        "format": "sam_optax.analyze",
-        "format_version": 3,
+        **{"format": "sam_optax.analyze", "format_version": 3},
         "runs": [
             {
-                "directory": run.directory,
-                "settings": run.results["settings"],
-                "sha256": run.results["dataset"]["sha256"],
+                **{"directory": run.directory, "settings": run.results["settings"]},
+                "sha256": run.task.dataset.sha256,
             }
             for run in runs
         ],
         "options": dataclasses.asdict(options),
-        "adaptive_sharpness": {
-            **{"normalization": "elementwise", "eta": 0.0},
-            "biases": "not normalized",
-        },
+        "adaptive_sharpness": {**ADAPTIVE, "biases": "not normalized"},
         "units": {
             name: f"{kind.unit}, {kind.meaning}".removeprefix(", ") for name, kind in KINDS.items()
         },
         "versions": versions(),
         "networks": [
             {
-                "run": network.run.directory,
-                "method": network.name,
-                "seed": network.seed,
-                "epoch": network.epoch,
+                **dict(zip(names, (of.run.directory, of.name, of.seed, of.epoch), strict=True)),
                 "measured": [{**what._asdict(), "value": x} for what, x in numbers.items()],
             }
-            for network, numbers in found.items()
+            for of, numbers in found.items()
         ],
     }
     # JSON has no infinity: it is a text, as paths are.
@@ -82,7 +78,7 @@ def files(
     plain = json.loads(text, parse_constant={"Infinity": "inf"}.__getitem__)
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["run", "method", "seed", "epoch", *Quantity._fields, "value"])
+    writer.writerow([*names, *Quantity._fields, "value"])
     for network in plain["networks"]:
         *of, rows = network.values()
         writer.writerows([*of, *row.values()] for row in rows)

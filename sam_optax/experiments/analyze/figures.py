@@ -110,15 +110,14 @@ def _stability(
     rhos, curves = options.stability_radii, dict[str, analysis.GradientStability]()
     for title, of in grouped(last, "title").items():
         fine = [last[network] for network in of if None not in last[network].values()]
-
-        def values(measure: str, rhos: Sequence[float | None], fine: Any = fine) -> jax.Array:
-            asked = [[Quantity(measure, None, rho, g) for rho in rhos] for g in options.gamma]
-            return jnp.array([[[seed[what] for what in row] for seed in fine] for row in asked])
-
+        rows = [[x for what, x in seed.items() if what.gamma is not None] for seed in fine]
         if fine and len(curves) < PANELS:
-            parts = values("cosine", rhos), values("perturbed_loss", rhos)
-            grid, start = (jnp.array(rhos), jnp.array(options.gamma)), values("start_loss", [None])
-            curves[title] = analysis.GradientStability(*grid, *parts, start[..., 0])
+            # In the order of quantities(): of each γ the loss at the start, then both curves.
+            values = np.array(rows, np.float32).reshape(len(fine), len(options.gamma), -1)
+            parts = np.split(values.swapaxes(0, 1), [1, 1 + len(rhos)], axis=-1)
+            start, cosine, loss = map(jnp.asarray, parts)
+            grid = jnp.array(rhos), jnp.array(options.gamma)
+            curves[title] = analysis.GradientStability(*grid, cosine, loss, start[..., 0])
     return curves
 
 

@@ -21,6 +21,8 @@ from sam_optax.experiments.options.declare import COUNT, Allowed, one_of, option
 from sam_optax.experiments.reporting.results import number
 from sam_optax.experiments.reporting.words import plain
 
+ADAPTIVE: dict[str, Any] = {"normalization": "elementwise", "eta": 0.0}
+"""As ASAM trains, biases not normalized, but for η: not invariant if hidden biases are rescaled."""
 MEASURES = ("sharpness", "adaptive_sharpness", "eigenvalues", "stability", "slices")
 
 
@@ -73,12 +75,11 @@ class Analyze:
     def __post_init__(self) -> None:
         """Raises :class:`UserError` for a value out of range, before anything is loaded."""
         declare.check(self)
-        alone = () if "stability" in self.measures else ("gamma", "noise_scale", "draws")
-        for name in alone:
+        for name in () if "stability" in self.measures else ("gamma", "noise_scale", "draws"):
             if (value := getattr(self, name)) != getattr(Analyze, name):
                 raise UserError(
-                    f"{declare.flag(name)} {plain(value)}: is of stability, which is not measured; add it "
-                    "to --measures, or leave the option out."
+                    f"{declare.flag(name)} {plain(value)}: is of stability, which is not measured; "
+                    "add it to --measures, or leave the option out."
                 )
         if len(self.run_dirs) > 1 and self.out is None:
             raise UserError("RUN_DIR: there are several; give --out DIR for the files.")
@@ -200,7 +201,7 @@ def measure(network: Network, options: Analyze) -> Numbers:
 
 
 def rise(loss: Any, params: optax.Params, what: Quantity, **how: Any) -> jax.Array:
-    """Sharpness or adaptive sharpness; element-wise, η = 0, biases not normalized, as in ASAM."""
+    """Sharpness or adaptive sharpness; with ``grouped`` m-sharpness, a group for each batch."""
     return _rise(loss, params, what.rho, name=what.measure, p=what.p, **how)
 
 
@@ -208,14 +209,13 @@ def rise(loss: Any, params: optax.Params, what: Quantity, **how: Any) -> jax.Arr
 def _rise(
     loss: Any, params: optax.Params, rho: Any, *, name: str, grouped: bool = False, **how: Any
 ) -> jax.Array:
-    """With ``grouped`` m-sharpness, where each batch of the loss is a group.
+    how |= ADAPTIVE if name == "adaptive_sharpness" else {}
 
-    (``group_size`` of the measures needs batches without padding and statistics of BatchNorm.)
-    """
-    of = getattr(analysis, name)
+    def of(loss: Any) -> jax.Array:
+        return getattr(analysis, name)(loss, params, rho, **how).value
+
     if not grouped:
-        return of(loss, params, rho, **how).value
-    values = jax.lax.map(
-        lambda batch: of(lambda w: loss.loss_fn(w, batch), params, rho, **how).value, loss.batches
-    )
+        return of(loss)
+    # The measures' group_size needs batches without padding and statistics of BatchNorm.
+    values = jax.lax.map(lambda batch: of(lambda w: loss.loss_fn(w, batch)), loss.batches)
     return jnp.average(values, weights=loss.weights)
