@@ -147,7 +147,8 @@ class _Run(NamedTuple):
         with Progress(_console(stderr=True), pieces, epochs=epochs) as progress:
             snapshots = None
             if out and options.save_every:
-                snapshots = Snapshots(out, options.save_every, task.seeds)
+                of_run = identity.of(self.description)
+                snapshots = Snapshots(out, options.save_every, task.seeds, of_run)
             training = Training(task, self.place, timed, watch=options.out is not None)
             outcomes = training.run(progress, checkpoints, live, snapshots)
         variables = next(iter(outcomes.values())).variables["params"]
@@ -225,7 +226,7 @@ def _finished(run: _Run, out: Path) -> Result | None:
 def _files(task: Task, found: Json, outcomes: Mapping[str, Outcome]) -> dict[str, bytes]:
     variables = {name: of.variables for name, of in outcomes.items()}
     return {
-        "params.npz": to_npz(variables, task.seeds),
+        "params.npz": to_npz(variables, task.seeds, identity.of(found)),
         "results.csv": results.to_csv(found),
         "results.json": results.to_json(found),
     }

@@ -1,39 +1,36 @@
-# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
+# ruff: noqa: RUF001, RUF009 (the papers' Greek letters and mathematical signs, in what is printed)
 """``python -m sam_optax ranks DIR ...``: table 1 of the ASAM paper, for any runs."""
 
 import dataclasses
 import functools
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 
 from sam_optax import analysis
-from sam_optax.experiments.data.labels import corrupt
+from sam_optax.experiments.analyze.measures import Quantity, rise, short
+from sam_optax.experiments.analyze.table import Column, print_columns
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.finished import Losses, Network, open_runs
+from sam_optax.experiments.finished import Network, RunDirs, measured, open_runs
 from sam_optax.experiments.options.declare import COUNT, check, declared, option
 from sam_optax.experiments.reporting import output
-from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import number, versions
-from sam_optax.experiments.reporting.table import ruled
 from sam_optax.experiments.reporting.words import counted, data_name, named, plain
 from sam_optax.experiments.training.task import values
-from sam_optax.experiments.types import Function, Json, Record
+from sam_optax.experiments.types import Record
 
 BOOTSTRAPS = 400
-MEASURES: dict[str, tuple[Function, float, tuple[float, ...]]] = {
-    "sharpness, p = 2": (analysis.sharpness, 2, (0.01, 0.1, 0.5)),
-    "adaptive sharpness, p = 2": (analysis.adaptive_sharpness, 2, (0.01, 0.1, 1.0)),
-    "sharpness, p = ∞": (analysis.sharpness, np.inf, (0.0003, 0.003, 0.01)),
-    "adaptive sharpness, p = ∞": (analysis.adaptive_sharpness, np.inf, (0.001, 0.01, 0.1)),
+RADII = {
+    ("sharpness", 2.0): (0.01, 0.1, 0.5),
+    ("adaptive_sharpness", 2.0): (0.01, 0.1, 1.0),
+    ("sharpness", np.inf): (0.0003, 0.003, 0.01),
+    ("adaptive_sharpness", np.inf): (0.001, 0.01, 0.1),
 }
-"""Measure, norm p, and radii, of which the one with the largest τ counts, as in the paper."""
-GAP, LOSS = ("gap", 0.0), ("training loss", 0.0)
+"""Radii of each measure and norm, of which the one with the largest τ counts, as in the paper."""
+GAP, LOSS = Quantity("gap"), Quantity("training_loss")
 
 LEGEND = """
 gap: test loss minus training loss, with as many wrong test labels as training labels
@@ -54,15 +51,9 @@ class Ranks:
     coefficient of each setting in which the networks differ.
     """
 
-    run_dirs: Annotated[
-        tuple[Path, ...],
-        tyro.conf.Positional,
-        tyro.conf.arg(help="Directories of --out of finished runs.", metavar="RUN_DIR ..."),
-    ]
-    ascent_steps: int = option(5, COUNT)
-    """Number of ascent steps of the sharpness measures."""
-    out: Path | None = None
-    """JSON file to write all numbers to."""
+    run_dirs: RunDirs
+    ascent_steps: int = option(5, "Number of ascent steps of the sharpness measures.", COUNT)
+    out: Path | None = option(None, "JSON file to write all numbers to.", metavar="FILE")
 
     def __post_init__(self) -> None:
         check(self)
@@ -74,13 +65,14 @@ def run(options: Ranks) -> None:
     runs = open_runs(options.run_dirs)
     networks = [network for opened in runs for network in opened.networks]
     columns = settings(networks)
-    found = measure(networks, options.ascent_steps)
-    fine = np.isfinite([*found.values()]).all(axis=0)
+    of_each = measured(networks, "ranks:", lambda of: measure(of, options.ascent_steps))
+    every = {what: np.array([of[what] for of in of_each.values()]) for what in of_each[networks[0]]}
+    fine = np.isfinite([*every.values()]).all(axis=0)
     if fine.sum() < 2:
         raise UserError("fewer than two networks have not diverged: there is nothing to rank.")
     columns = {name: [*np.array(column, object)[fine]] for name, column in columns.items()}
-    found = {key: of_all[fine] for key, of_all in found.items()}
-    gap = found.pop(GAP)
+    found = {what: of_all[fine] for what, of_all in every.items()}
+    gap, loss = found.pop(GAP), found[LOSS]
     rows = table(found, gap, columns)
     if options.out is not None:
         content = {
@@ -89,16 +81,19 @@ def run(options: Ranks) -> None:
             "sha256": runs[0].task.dataset.sha256,
             "versions": versions(),
             "diverged": int((~fine).sum()),
-            "networks": {**columns, "training loss": found[LOSS].tolist(), "gap": gap.tolist()},
+            "networks": {**columns, "training loss": loss.tolist(), "gap": gap.tolist()},
             "measures": rows,
         }
         output.write_json(options.out, content)
-    ranges = [f"{x.min():.3g} to {x.max():.3g}" for x in (found[LOSS], gap)]
+    ranges = [f"{x.min():.3g} to {x.max():.3g}" for x in (loss, gap)]
     heading = (
         f"{data_name(runs[0].results)}: {len(gap)} networks ({(~fine).sum()} diverged) of "
         f"{counted(len(runs), 'run')}\ntraining loss {ranges[0]}, gap {ranges[1]} nats\n"
     )
-    _print(heading, rows)
+    console = Console(highlight=False, markup=False)
+    console.print(heading, soft_wrap=True)
+    print_columns(console, shown(rows))
+    console.print(LEGEND, style="dim", soft_wrap=True)
 
 
 def settings(networks: Sequence[Network]) -> dict[str, list[Any]]:
@@ -107,15 +102,14 @@ def settings(networks: Sequence[Network]) -> dict[str, list[Any]]:
     A method with other hyperparameters counts as another method here. Without snapshots there is no
     epoch: it would be the same as the setting ``epochs``.
     """
-    snapshots = not all(network.last for network in networks)
-    rows = []
-    for opened, name, seed, epoch in networks:
-        entry, shared = opened.task.entries[name], values(opened.results["settings"])
+    snapshots, rows = not all(network.last for network in networks), []
+    for network in networks:
+        entry, shared = network.entry, values(network.run.results["settings"])
         hyperparameters = (f"{k} {plain(v)}" for k, v in entry.variant.hyperparameters.items())
         row = {"method": " ".join([entry.method, *hyperparameters])}
         row |= {key: shared[key] for key in ("model", "dtype", "label_noise", "scale")}
         row |= {**dataclasses.asdict(entry.recipe), "m": f"batch size / {entry.recipe.groups}"}
-        rows.append(row | ({"epoch": epoch} if snapshots else {}) | {"seed": seed})
+        rows.append(row | ({"epoch": network.epoch} if snapshots else {}) | {"seed": network.seed})
     columns = {key: [row[key] for row in rows] for key in rows[0]}
     differing = {k: c for k, c in columns.items() if len(set(c)) > 1 or k == "seed"}
     if len(differing) == 1:
@@ -127,49 +121,34 @@ def settings(networks: Sequence[Network]) -> dict[str, list[Any]]:
     return differing
 
 
-def measure(networks: Sequence[Network], steps: int) -> dict[tuple[str, float], np.ndarray]:
-    """Gap, training loss and every measure at every radius, (networks,); NaN where diverged."""
-    radii = [(name, rho) for name, (*_, radii) in MEASURES.items() for rho in radii]
-    found = {key: np.full(len(networks), np.nan) for key in (GAP, LOSS, *radii)}
-    losses = Losses()
-    work = {"measuring": (1.0, len(networks))}
-    with Progress(Console(stderr=True, highlight=False), work, "ranks:") as progress:
-        for i, network in enumerate(networks):
-            start, task, variables = time.perf_counter(), network.run.task, network.load()
-            # Test labels get the same noise as training labels, so that both follow one
-            # distribution.
-            rng = np.random.default_rng(0)
-            noisy = corrupt(task.dataset.test.y, task.label_noise, task.dataset.classes, rng)
-            train = losses(network)(network.labels(), variables)
-            test = losses(network, "test")(noisy, variables)
-            found[LOSS][i] = train(variables["params"])
-            found[GAP][i] = test(variables["params"]) - found[LOSS][i]
-            for name, rho in radii if np.isfinite(found[LOSS][i]) else ():
-                of, p, _ = MEASURES[name]
-                rise = of(train, variables["params"], rho, steps=steps, restarts=0, p=p)
-                found[name, rho][i] = rise.value
-            progress.done("measuring", time.perf_counter() - start)
-    return found
+def measure(network: Network, steps: int) -> dict[Quantity, float]:
+    """Gap, training loss, and each measure at each radius; NaN where the network has diverged."""
+    asked = [Quantity(*of, rho) for of, radii in RADII.items() for rho in radii]
+    if (variables := network.load()) is None:
+        return dict.fromkeys([GAP, LOSS, *asked], np.nan)
+    params, loss = variables["params"], network.loss(variables)
+    train, test = float(loss(params)), float(network.loss(variables, "test")(params))
+    rises = {what: float(rise(loss, params, what, steps=steps, restarts=0)) for what in asked}
+    return {GAP: test - train, LOSS: train, **rises}
 
 
 def table(
-    found: Mapping[tuple[str, float], np.ndarray],
-    gap: np.ndarray,
-    columns: Mapping[str, Sequence[Any]],
+    found: Mapping[Quantity, np.ndarray], gap: np.ndarray, columns: Mapping[str, Sequence[Any]]
 ) -> list[Record]:
     """The rank statistics of each measure, and the advantage of adaptive sharpness."""
     names = [name for name in columns if name != "seed"]
     settings = list(zip(*(columns[name] for name in names), strict=True))
-    rows: list[Record] = []
-    for (name, rho), of_all in found.items():
+    rows, best = list[Record](), dict[str, np.ndarray]()
+    tau = functools.partial(analysis.kendall_tau, gap=gap)
+    for what, of_all in found.items():
+        name = named(what.measure) + (f", p = {short(what.p)}" if what.p else "")
+        best[name] = max(best.get(name, of_all), of_all, key=tau)
         ranks = analysis.rank_statistics(of_all, gap, columns, hold=("seed",))
-        row: Record = {"measure": name, "rho": rho or None, "tau": number(ranks.tau)}
+        row: Record = {"measure": name, "rho": what.rho, "tau": number(ranks.tau)}
         row |= {"interval": interval(of_all, gap, settings)}
         row |= {name: number(ranks.psi[name]) for name in names}
         rows.append(row | {"average": number(ranks.average)})
-    tau = functools.partial(analysis.kendall_tau, gap=gap)
-    best = {m: max((v for (n, _), v in found.items() if n == m), key=tau) for m in MEASURES}
-    for name in (name for name in MEASURES if name.startswith("sharpness")):
+    for name in (name for name in best if name.startswith("sharpness")):
         plain, adaptive = best[name], best[f"adaptive {name}"]
         row = {"measure": f"adaptive − {name}", "tau": number(tau(adaptive) - tau(plain))}
         row |= {"interval": interval(adaptive, gap, settings, plain)}
@@ -184,30 +163,26 @@ def interval(
 
     ``None`` where a draw of too few settings has no τ.
     """
-    rng = np.random.default_rng(0)
     members = [np.flatnonzero([g == group for g in groups]) for group in dict.fromkeys(groups)]
-    taus = []
-    for _ in range(BOOTSTRAPS):
-        runs = np.concatenate([members[i] for i in rng.integers(len(members), size=len(members))])
-        tau = analysis.kendall_tau(of_all[runs], gap[runs])
-        taus.append(tau if other is None else tau - analysis.kendall_tau(other[runs], gap[runs]))
+    draws = np.random.default_rng(0).integers(len(members), size=(BOOTSTRAPS, len(members)))
+    runs, tau = [np.concatenate([members[i] for i in draw]) for draw in draws], analysis.kendall_tau
+    taus = np.array([tau(of_all[i], gap[i]) for i in runs])
+    if other is not None:
+        taus -= [tau(other[i], gap[i]) for i in runs]
     return None if np.isnan(taus).any() else np.quantile(taus, [0.025, 0.975]).tolist()
 
 
-def _print(heading: str, rows: Sequence[Json]) -> None:
-    shown = ruled()
-    shown.add_column("measure")
-    # A setting that never differs alone has no coefficient.
+def shown(rows: Sequence[Record]) -> list[Column]:
+    """The columns of the printed table; a setting that never differs alone has no coefficient."""
+
+    def column(heading: str, key: str, form: str, place: int = 0) -> Column:
+        cells = ["–" if (x := row[key]) is None else form.format(x) for row in rows]
+        return Column(heading, cells, place)
+
     names = [n for n in [*rows[0]][4:-1] if any(row[n] is not None for row in rows)]
-    for name in ("ρ", "τ", "95 %", *(named(name).replace(" ", "\n") for name in names), "Ψ"):
-        shown.add_column(name, justify="right")
-    for row in rows:
-        numbers = (row[name] for name in ("tau", *names, "average"))
-        tau, *rest = ("–" if x is None else f"{x:.3f}" for x in numbers)
-        radius = "–" if row["rho"] is None else f"{row['rho']:g}"
-        range_ = "{:.2f} to {:.2f}".format(*row["interval"]) if row["interval"] else "–"
-        shown.add_row(row["measure"], radius, tau, range_, *rest)
-    console = Console(highlight=False, markup=False)
-    console.print(heading, soft_wrap=True)
-    console.print(shown)
-    console.print(LEGEND, style="dim", soft_wrap=True)
+    return [
+        *(column("measure", "measure", "{}"), column("ρ", "rho", "{:g}")),
+        *(column("τ", "tau", "{:.3f}"), column("95 %", "interval", "{0[0]:.2f} to {0[1]:.2f}")),
+        *(column(named(name).replace(" ", "\n"), name, "{:.3f}", 1) for name in names),
+        column("Ψ", "average", "{:.3f}"),
+    ]

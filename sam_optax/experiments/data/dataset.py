@@ -132,7 +132,7 @@ def from_arrays(
     Raises:
       UserError: an array cannot be trained on; the message names it, its value and the remedy.
     """
-    found: list[np.ndarray] = []
+    found: list[Any] = []
     for part, pair in {"train": train, "test": train if test is None else test}.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise UserError(f"{part} is of type {type(pair).__name__}; pass a pair (x, y).")

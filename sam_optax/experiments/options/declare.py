@@ -2,15 +2,17 @@
 
 import dataclasses
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import tyro
 
 from sam_optax.experiments.errors import UserError
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+Class = TypeVar("Class", bound=type)
 
 
 class Allowed(NamedTuple):
@@ -70,6 +72,18 @@ def setting(
     kinds = {bool: "True|False", int: "INT", float: "FLOAT"}
     metavar = metavar or kinds.get(type(default), "NAME")
     return option(None, help, allowed, metavar, otherwise=default, **more)
+
+
+def declared(options: Class) -> Class:
+    """Tells tyro the help and the metavar of each field, before a class becomes a dataclass."""
+    hints = inspect.get_annotations(options)
+    for name, field in vars(options).items():
+        if isinstance(field, dataclasses.Field) and "help" in field.metadata:
+            of = field.metadata
+            arg = tyro.conf.arg(help=of["help"], metavar=of["metavar"] or None)
+            hints[name] = Annotated[hints[name], arg]
+    options.__annotations__ = hints
+    return options
 
 
 def flag(name: str) -> str:

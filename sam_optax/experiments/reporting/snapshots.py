@@ -1,13 +1,26 @@
-"""The networks of a run before its end, in files like ``params.npz``."""
+"""Networks in files: ``params.npz``, and those before the end of a run, which are named alike.
 
+The comment of each archive is the digest of the run's identity, so that files which a later run
+has left in the same directory are recognized.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import results
 from sam_optax.experiments.reporting.output import OutputDirectory
-from sam_optax.experiments.types import PyTree
+from sam_optax.experiments.types import Json, PyTree
 
 
 def file_name(epoch: int) -> str:
@@ -31,9 +44,55 @@ def by_seed(
     }
 
 
-def to_npz(variables: Mapping[str, PyTree], seeds: tuple[int, ...]) -> bytes:
+def mark(identity: Json) -> str:
+    """What the files of a run are marked with: the SHA-256 of its identity."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def to_npz(variables: Mapping[str, PyTree], seeds: tuple[int, ...], identity: Json) -> bytes:
     """The file of the variables of each method, which have an axis of seeds in front."""
-    return results.params_to_npz(by_seed(variables, seeds))
+    file = io.BytesIO(results.params_to_npz(by_seed(variables, seeds)))
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.comment = mark(identity).encode()
+    return file.getvalue()
+
+
+def mark_of(path: Path) -> str | None:
+    """The mark of a file; "" if a version without marks has written it, ``None`` without a file."""
+    if not path.is_file():
+        return None
+    with _opened(path) as archive:
+        return archive.comment.decode(errors="replace")
+
+
+def check(path: Path, expected: Mapping[str, Any]) -> None:
+    """Checks names, shapes and dtypes of the arrays of a file, without reading these.
+
+    Raises:
+      UserError: the file is damaged, or an array is missing or another one.
+    """
+    with _opened(path) as archive:
+        members = {*archive.namelist()}
+        for name, like in expected.items():
+            if f"{name}.npy" not in members:
+                raise UserError(f"{path}: has no array {name}; train again with --out.")
+            with archive.open(f"{name}.npy") as member:
+                np.lib.format.read_magic(member)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+            if (shape, dtype) != (like.shape, like.dtype):
+                raise UserError(
+                    f"{path}: {name} is {dtype}{[*shape]}, but {like.dtype}{[*like.shape]} in the "
+                    "network that results.json describes; train again with --out."
+                )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path}: is damaged ({error}); train again with --out.") from error
 
 
 class Snapshots(NamedTuple):
@@ -42,7 +101,8 @@ class Snapshots(NamedTuple):
     out: OutputDirectory
     every: int
     seeds: tuple[int, ...]
+    identity: Json
 
     def save(self, epoch: int, variables: Mapping[str, PyTree]) -> None:
         """Writes the variables of each method, an axis of seeds in front of every leaf."""
-        self.out.write({file_name(epoch): to_npz(variables, self.seeds)})
+        self.out.write({file_name(epoch): to_npz(variables, self.seeds, self.identity)})
