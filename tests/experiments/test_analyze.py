@@ -201,7 +201,7 @@ WRONG = {
     "params.npz: is damaged (the magic string": array(b"not an array"),
     f"params.npz: has no array {NAME};": array(),
     f"{NAME} is float32[7, 3], but float32[": array(npy(np.zeros((7, 3), np.float32))),
-    f"{NAME} is <U4[], but float32[": array(npy(np.array("text"))),
+    f"{NAME} is <U4[256], but float32[256]": array(npy(np.full(256, "text"))),
     "holds no results.json and params": lambda run: (run / "results.json").write_text('{"a": 1}'),
     "(KeyError: 'settings')": without("settings"),
     "(KeyError: 'dtype')": without("settings", "dtype"),
