@@ -75,8 +75,10 @@ def test_neighbours_of_a_choice_that_were_not_tried_are_told():
     assert f"(--sam.rho {chosen['rho']:g} --weight-decay 0.01)" in note
 
 
-def test_of_equal_values_the_smallest_is_chosen():
-    assert choice.choose(searched(lambda a: 0.5 if a > -2 else 0.4, 1, 5))["chosen"] == {"rho": 1.0}
+def test_of_equal_values_the_nearest_to_the_start_is_chosen():
+    level = lambda a: 0.5 if a < -1 else 0.4
+    assert choice.choose(searched(level, 1, 5))["chosen"] == {"rho": 0.25}
+    assert choice.choose(searched(lambda a: 0.5, 1, 5))["chosen"] == {"rho": 1.0}
 
 
 def test_a_lower_score_is_better_where_that_is_said():

@@ -97,15 +97,16 @@ def mean_curve(found: Trial) -> np.ndarray:
 
 
 def ranked(trials: Sequence[Trial], higher: bool = True) -> list[Trial]:
-    """The best after the last epoch first; of equal ones, that with the smallest values.
+    """The best after the last epoch first; of equal ones, the nearest to where the search starts.
 
     What has broken down counts less than everything else.
     """
     sign = -1 if higher else 1
 
-    def place(found: Trial) -> tuple[bool, float, list[int]]:
-        broken = found["broken_down"]
-        return broken, 0.0 if broken else sign * mean_curve(found)[-1], found["exponents"]
+    def place(found: Trial) -> tuple[bool, float, int, list[int]]:
+        broken, exponents = found["broken_down"], found["exponents"]
+        score = 0.0 if broken else sign * round(float(mean_curve(found)[-1]), 6)
+        return broken, score, sum(map(abs, exponents)), exponents
 
     return sorted(trials, key=place)
 
