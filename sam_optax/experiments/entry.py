@@ -68,11 +68,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
             os._exit(code)
         return code
+    except (MemoryError, RuntimeError) as error:
+        if (reason := _of_the_machine(error)) is None:
+            raise
+        return _fail(reason)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRA:
             raise
         return _fail(f'{missing} is not installed; run: pip install "sam_optax[experiments]"')
+
+
+def _of_the_machine(error: Exception) -> str | None:
+    """What to say of an error that is neither the user's nor ours, if it is one."""
+    text = str(error)
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
+        what = (text.splitlines() or ["no more is free"])[0][:200]
+        return f"out of memory ({what}); use fewer examples, a smaller --batch-size or network."
+    import jax
+
+    if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+        from sam_optax.experiments.training.devices import LOST
+
+        return LOST
+    return None
 
 
 def _run(name: str, arguments: list[str]) -> int:

@@ -1,6 +1,7 @@
 """Two processes over loopback train to the params of one process with the whole batch."""
 
 import os
+import re
 import pathlib
 import socket
 import subprocess
@@ -86,8 +87,8 @@ def archive(tmp_path):
 
 
 def command(archive, out, *more):
-    options = ["--method", "rsam", "--batch-size", "20", "--epochs", "3", "--out", str(out)]
-    return ["train", "--dataset", f"npz:{archive}", *options, *more]
+    options = ["--methods", "rsam", "--seeds", "1", "--batch-size", "20", "--epochs", "3"]
+    return ["compare", "--dataset", f"npz:{archive}", *options, "--out", str(out), *more]
 
 
 def start(arguments, program=("-m", "sam_optax"), other=("-m", "sam_optax")):
@@ -120,11 +121,15 @@ def test_a_run_of_two_processes_is_killed_and_goes_on_to_the_params_of_one(archi
     first, second = start(arguments, ("-c", DIES))
     try:
         errors = first.communicate(timeout=150)[1]
+        lost = second.communicate(timeout=60)[1]  # it ends by itself, within a minute
     finally:
         first.kill()
         second.kill()
-        second.communicate()
     assert first.returncode == -9, errors
+    assert second.returncode != 0
+    assert re.search(r"^sam_optax: .*--resume", lost, re.M)
+    # Of one that could say nothing, another process does.
+    assert "sam_optax: another process of the run was lost; start all of them again" in errors
     assert (tmp_path / "two" / "checkpoint" / "1").is_dir()
 
     processes = start(arguments)

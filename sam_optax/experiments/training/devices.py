@@ -1,7 +1,11 @@
 """The devices that share the batches, and the placement of arrays and seeds on them."""
 
+import atexit
 import dataclasses
+import inspect
 import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -45,19 +49,35 @@ class Devices:
 
 
 def connect() -> None:
-    """Connects to the other processes; must run before any other use of JAX."""
+    """Connects to the other processes; must run before any other use of JAX.
+
+    If one of them is lost, JAX ends this process within a minute; a process beside it then says how
+    to go on.
+    """
+    soon = {"heartbeat_timeout_seconds": _SECONDS}
+    if not soon.keys() <= inspect.signature(jax.distributed.initialize).parameters.keys():
+        soon = {}  # of older versions of JAX
     try:
         # JAX reads only the address from the environment.
         number, count = (
             int(os.environ[name]) if name in os.environ else None
             for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
         )
-        jax.distributed.initialize(num_processes=count, process_id=number)
+        jax.distributed.initialize(num_processes=count, process_id=number, **soon)
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"--distributed: the other processes were not found ({error}); outside of TPU pods and "
             "SLURM set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         ) from error
+    # Its input ends with this process: empty if that did not end by itself.
+    command = [sys.executable, "-c", _WATCH, LOST]
+    watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    atexit.register(watch.communicate, b"ended")
+
+
+LOST = "another process of the run was lost; start all of them again with --resume."
+_SECONDS = 30
+_WATCH = "import sys; sys.stdin.read() or print('sam_optax:', sys.argv[1], file=sys.stderr)"
 
 
 def choose(count: int | None) -> Devices:
