@@ -1,8 +1,8 @@
 """Two processes over loopback train to the params of one process with the whole batch."""
 
 import os
-import re
 import pathlib
+import re
 import socket
 import subprocess
 import sys
