@@ -6,7 +6,7 @@ from typing import Any
 
 import jinja2
 
-from sam_optax.experiments.reporting import figures, table, words
+from sam_optax.experiments.reporting import figures, results, table, words
 from sam_optax.experiments.types import Json
 
 _COST = {"name": "method", "epochs": "epochs", "steps_per_epoch": "steps\nper epoch"}
@@ -15,67 +15,71 @@ _COST |= {"epoch_seconds": "seconds\nper epoch", "examples_per_second": "example
 _COST |= {"compile_seconds": "seconds of\ncompilation"}
 
 
-def html_page(results: Json, drawn: Mapping[str, bytes]) -> bytes:
+def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
     """The page, with figures from :func:`~sam_optax.experiments.reporting.figures.all_figures`."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sam_optax.experiments.reporting"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
-        finalize=_printable,
+        finalize=lambda x: words.printable(x, "\n") if type(x) is str else x,
     )
     environment.filters["plain"] = words.plain
-    methods, data = results["methods"], {"data, SHA-256": results["dataset"]["sha256"]}
-    images = [(figures.CAPTIONS[n], base64.b64encode(png).decode()) for n, png in drawn.items()]
+    methods, data = found["methods"], {"data, SHA-256": found["dataset"]["sha256"]}
+    every = words.settings(found)
+    headings = ["method", "setting", "value", "where the value is from"]
+    shared = [row for method, *row in every if not method and not _unused(found, *row)]
+    cost = [[method[key] for key in _COST] for method in methods]
+    origin = {"seeds": found["seeds"]} | found["versions"] | data
+    sections = {  # heading: header, rows, number of columns of text
+        "Settings": (headings[1:], shared, 3),
+        "Methods": (headings, [row for row in every if row[0]], 4),
+        "Cost": (list(_COST.values()), cost, 1),
+        "Data and software": (["", ""], list(origin.items()), 2),
+    }
     page = environment.get_template("report.html").render(
-        results=results,
-        title=_title(results),
-        headline=_headline(results),
-        heading=words.heading(results),
-        table=table.summarize(results),
-        figures=images,
-        shared=[
-            [words.named(name), s["value"], s["source"]] for name, s in results["settings"].items()
-        ],
-        own=[[m["name"], *row] for m in methods for row in _own_settings(m)],
-        cost=[[method[key] for key in _COST] for method in methods],
-        cost_of=_COST.values(),
-        origin=({"seeds": results["seeds"]} | results["versions"] | data).items(),
+        results=found,
+        title=_title(found),
+        headline=headline(found),
+        heading=words.heading(found),
+        table=table.summarize(found),
+        figures=[(figures.CAPTIONS[n], base64.b64encode(png).decode()) for n, png in drawn.items()],
+        sections=sections,
     )
     return page.encode()
 
 
-def _printable(value: Any) -> Any:
-    """The text of a cell, which may have several lines, without unprintable characters."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return "\n".join(map(words.printable, value.split("\n")))
-
-
-def _title(results: Json) -> str:
-    methods = results["methods"]
-    what = methods[0]["title"] if len(methods) == 1 else f"{len(methods)} methods"
-    if words.setting(results, "frontier"):
-        what = "Accuracy against cost"
-    return f"{what}: {words.setting(results, 'model')} on {words.data_name(results)}"
-
-
-def _headline(results: Json) -> str:
-    """The outcome in a sentence."""
-    known = [m for m in results["methods"] if m["summary"]["test_accuracy"]["mean"] is not None]
-    if not known:
+def headline(found: Json) -> str:
+    """The outcome in a sentence, which names a winner only where the difference is certain."""
+    known = [m for m in found["methods"] if m["summary"]["test_accuracy"]["mean"] is not None]
+    ranked = sorted(known, key=lambda method: -method["summary"]["test_accuracy"]["mean"])
+    if not ranked:
         return "Every run diverged."
-    best = max(known, key=lambda method: method["summary"]["test_accuracy"]["mean"])
-    shown = [best, *(m for m in known if m["method"] == "sgd" and m is not best)]
-    texts = [f"{m['name']} {words.percent(m['summary']['test_accuracy'])} %" for m in shown]
-    seeds = words.counted(len(results["seeds"]), "seed")
-    return f"Test accuracy after the last epoch: {', '.join(texts)} ({seeds})."
+    text, seeds = f"Test accuracy after the last epoch: {_accuracy(ranked[0])}", found["seeds"]
+    if len(ranked) == 1:
+        return f"{text} ({words.counted(len(seeds), 'seed')})."
+    gain = results.gain(*ranked[:2])
+    points = f"{words.percent(gain, 'interval', '+')} points, seed by seed"
+    if gain["mean"] and gain["interval"] is not None and gain["mean"] > gain["interval"]:
+        return f"{text}, above {_accuracy(ranked[1])} by {points} (95 % interval)."
+    why = f"{points}; 95 % interval" if gain["interval"] is not None else "too few seeds to tell"
+    return f"{text} and {_accuracy(ranked[1])} are not told apart ({why})."
 
 
-def _own_settings(method: Json) -> list[list[Any]]:
-    """The settings of a method: name, value and source."""
-    values, sources = method["hyperparameters"].items(), method["sources"]
-    rows = [[words.symbol(name), value, sources.get(name)] for name, value in values]
-    return rows + [
-        [words.named(name), s["value"], s["source"]] for name, s in method["settings"].items()
-    ]
+def _accuracy(method: Json) -> str:
+    return f"{method['name']} {words.percent(method['summary']['test_accuracy'])} %"
+
+
+def _title(found: Json) -> str:
+    methods = found["methods"]
+    what = methods[0]["title"] if len(methods) == 1 else f"{len(methods)} methods"
+    if words.setting(found, "frontier"):
+        what = "Accuracy against cost"
+    return f"{what}: {words.setting(found, 'model')} on {words.data_name(found)}"
+
+
+def _unused(found: Json, name: str, value: Any, source: str) -> bool:
+    """Whether a shared setting has no effect in this run."""
+    adam = words.setting(found, "optimizer", "adam").startswith("adam")
+    other = {"beta2": adam, "image size": found["dataset"]["name"].startswith("hf:")}
+    return source == "default" and not (value and other.get(name, True))

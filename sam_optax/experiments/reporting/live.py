@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting.results import number
-from sam_optax.experiments.types import Json, Record
+from sam_optax.experiments.types import Json
 
 
 class Live:
@@ -25,12 +25,14 @@ class Live:
 
     def __enter__(self) -> Self:
         with self._writable():
-            kept = [point for point in self._read() if point["epoch"] <= self._epochs]
+            before = self._path.read_bytes().splitlines() if self._path.exists() else []
             self._path.write_bytes(b"")
             for old in self._logs.glob("*/*/events.out.tfevents.*") if self._logs else ():
                 old.unlink()
-            for point in kept:
-                self._write(point)
+            for line in before:
+                with contextlib.suppress(ValueError):  # the last one may be incomplete after a kill
+                    if (point := json.loads(line))["epoch"] <= self._epochs:
+                        self._write(point)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -45,12 +47,6 @@ class Live:
         with self._writable():
             self._write({"method": method, "seed": seed, "epoch": epoch, **numbers})
 
-    def _read(self) -> Iterator[Record]:
-        """The lines of an earlier process; the last one may be incomplete after a kill."""
-        for line in self._path.read_bytes().splitlines() if self._path.exists() else ():
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)
-
     def _write(self, point: Json) -> None:
         with self._path.open("ab") as file:
             file.write(json.dumps(point).encode() + b"\n")
@@ -58,13 +54,13 @@ class Live:
             return
         from tensorboardX import SummaryWriter  # only on request
 
-        key = point["method"], point["seed"]
-        if key not in self._writers:
-            self._writers[key] = SummaryWriter(str(self._logs / key[0] / f"seed_{key[1]}"))
-        for name, value in point.items():
-            if name not in ("method", "seed", "epoch") and value is not None:
-                self._writers[key].add_scalar(name, value, point["epoch"])
-        self._writers[key].flush()
+        (_, method), (_, seed), (_, epoch), *numbers = point.items()
+        if (method, seed) not in self._writers:
+            self._writers[method, seed] = SummaryWriter(str(self._logs / method / f"seed_{seed}"))
+        for name, value in numbers:
+            if value is not None:
+                self._writers[method, seed].add_scalar(name, value, epoch)
+        self._writers[method, seed].flush()
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.units import UNITS
+from sam_optax.experiments.reporting.schema import UNITS, Results, checked
 from sam_optax.experiments.types import Json, PyTree, Record
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ FORMAT_VERSION = 2
 CONFIDENCE = 0.95
 BASES = ("sgd", "sam")
 """Methods with which the others are compared, seed by seed."""
-ACCURACIES = ("test_accuracy", "test_top5_accuracy")
+GOAL_SHARE, GOAL_COST = 0.95, 1.15
+"""The share of SAM's gain to keep, and the maximum cost of a step, in steps of SGD."""
+_ACCURACIES = ("test_accuracy", "test_top5_accuracy")
+_GAINS = ("test_accuracy", "best_test_accuracy", "tuned_test_accuracy")
 
 
 def versions() -> dict[str, str]:
@@ -69,31 +72,43 @@ def summary(values: np.ndarray) -> dict[str, float | None]:
     return {"mean": number(wide.mean()), "std": number(std), "interval": number(half)}
 
 
+def gain(ours: Json, theirs: Json, key: str = "test_accuracy") -> dict[str, float | None]:
+    """What a method gains over another, in the seeds in which neither diverged."""
+    pairs = [
+        (a[key], b[key])
+        for a, b in zip(ours["seeds"], theirs["seeds"], strict=True)
+        if not (a["diverged"] or b["diverged"])
+    ]
+    return summary(np.array([a - b for a, b in pairs]))
+
+
 def differences(method: Json, methods: Sequence[Json]) -> Record:
-    """The gain of a method over each of ``BASES``, in the seeds in which neither diverged.
+    """The gain of a method over each of ``BASES``.
 
     Of a base that is trained at several radii, the one with the best mean test accuracy counts.
     """
-    found = {}
+    found: Record = {}
     for base in BASES:
         rows = [row for row in methods if row["method"] == base != method["method"]]
-        if not rows:
-            continue
-        best = max(rows, key=lambda row: row["summary"]["test_accuracy"]["mean"] or 0.0)
-        pairs = [
-            (ours, theirs)
-            for ours, theirs in zip(method["seeds"], best["seeds"], strict=True)
-            if not (ours["diverged"] or theirs["diverged"])
-        ]
-        found[base] = {
-            "to": best["name"],
-            **{
-                key: summary(np.array([ours[key] - theirs[key] for ours, theirs in pairs]))
-                for key in ("test_accuracy", "best_test_accuracy", "tuned_test_accuracy")
-                if key in best["seeds"][0]
-            },
-        }
+        if rows:
+            best = max(rows, key=lambda row: row["summary"]["test_accuracy"]["mean"] or 0.0)
+            known = [key for key in _GAINS if key in best["seeds"][0]]
+            gains = {key: gain(method, best, key) for key in known}
+            found[base] = {"to": best["name"], **gains}
     return found
+
+
+def gain_kept(results: Json) -> dict[str, float]:
+    """The share of the gain of the best SAM over SGD that each method keeps, NaN if not known."""
+    means = {m["name"]: m["summary"]["test_accuracy"]["mean"] for m in results["methods"]}
+    base, best = (
+        max((means[m["name"]] or 0.0 for m in results["methods"] if m["method"] == name), default=0)
+        for name in BASES
+    )
+    known = best > base > 0
+    return {
+        name: (x - base) / (best - base) if known and x else np.nan for name, x in means.items()
+    }
 
 
 def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"]) -> Record:
@@ -119,7 +134,7 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
 
 def _of_method(method: Json, seeds: list[int], outcome: "Outcome") -> Record:
     accuracy = outcome.curves["test_accuracy"]
-    known = {name: outcome.curves[name] for name in ACCURACIES if name in outcome.curves}
+    known = {name: outcome.curves[name] for name in _ACCURACIES if name in outcome.curves}
     finals = {
         **{name: curve[-1] for name, curve in known.items()},
         **{f"best_{name}": np.nanmax(curve, axis=0) for name, curve in known.items()},
@@ -162,7 +177,11 @@ def to_json(results: Json) -> bytes:
 
 
 def from_json(path: Path) -> Record | None:
-    """Reads the output of :func:`to_json`, if any; another version raises :class:`UserError`."""
+    """Reads the output of :func:`to_json`, if any; fields that older runs lack get defaults.
+
+    Raises:
+      UserError: the file is of another version, or a field is not what it should be.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -171,7 +190,9 @@ def from_json(path: Path) -> Record | None:
         return None
     kind, version = found.get("format"), found.get("format_version")
     if (kind, version) == (FORMAT, FORMAT_VERSION):
-        return found
+        known = checked(path, found, Results)
+        pairs = zip(known["methods"], found["methods"], strict=True)
+        return {**known, **found, "methods": [{**ours, **theirs} for ours, theirs in pairs]}
     if kind == FORMAT or kind == "sam_optax.compare" or {"identity", "points"} <= found.keys():
         raise UserError(
             f"{path}: has format {kind or 'sam_optax.train'} {version or 1} of another version of "
@@ -188,7 +209,7 @@ def to_csv(results: Json) -> bytes:
     writer.writerow(["method", "seed", *measures, "diverged", "step_cost"])
     for method in results["methods"]:
         for seed in method["seeds"]:
-            numbers = [seed[key] for key in measures]
+            numbers = [seed.get(key) for key in measures]
             diverged = int(seed["diverged"])
             writer.writerow([method["name"], seed["seed"], *numbers, diverged, method["step_cost"]])
     return file.getvalue().encode()
@@ -198,14 +219,10 @@ def params_to_npz(params: Mapping[str, Mapping[int, PyTree]]) -> bytes:
     """Trained variables, by method and seed: arrays named ``method/seed/collection/path``."""
     import flax.traverse_util
 
-    arrays = {
-        f"{name}/{seed}/{path}": np.asarray(leaf)
-        for name, runs in params.items()
-        for seed, variables in runs.items()
-        for path, leaf in flax.traverse_util.flatten_dict(variables, sep="/").items()
-    }
+    flat = flax.traverse_util.flatten_dict(dict(params)).items()
+    arrays: Record = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat}
     file = io.BytesIO()
-    np.savez(file, **arrays)  # type: ignore[arg-type]  # the other keywords have no slash
+    np.savez(file, **arrays)
     return file.getvalue()
 
 
@@ -216,17 +233,12 @@ def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, PyTree
     """
     import flax.traverse_util
 
-    methods: dict[str, dict[int, dict[str, np.ndarray]]] = {}
+    flat = {}
     try:
         with open(path, "rb") as file, np.load(file) as archive:
             for key in (key for key in archive.files if key.startswith(start)):
-                name, seed, leaf = key.split("/", 2)
-                methods.setdefault(name, {}).setdefault(int(seed), {})[leaf] = archive[key]
+                name, seed, *leaf = key.split("/")
+                flat[name, int(seed), *leaf] = archive[key]
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: is damaged ({error}); train again with --out.") from error
-    return {
-        name: {
-            seed: flax.traverse_util.unflatten_dict(flat, sep="/") for seed, flat in runs.items()
-        }
-        for name, runs in methods.items()
-    }
+    return flax.traverse_util.unflatten_dict(flat)

@@ -5,16 +5,22 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sam_optax.experiments.reporting.stream import printable
 from sam_optax.experiments.types import Json
 
+__all__ = ["printable"]
 SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
 SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ", "theta": "θ"}
-_OPTIMIZERS = {"sgd": "SGD", "rmsprop": "RMSProp", "adam": "Adam", "adamw": "AdamW"}
-
-
-def printable(text: str) -> str:
-    """The text without unprintable characters: control characters, undecodable bytes of paths."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+_OPTIMIZER: tuple[str, ...] = (
+    "lr",
+    "schedule",
+    "warmup_steps",
+    "momentum",
+    "nesterov",
+    "beta2",
+    "weight_decay",
+)
+_OPTIMIZER += ("clip",)
 
 
 def counted(number: int, what: str) -> str:
@@ -90,6 +96,24 @@ def task(results: Json) -> str:
     return f"{data_name(results)}, {labels}, {model}"
 
 
+def title(results: Json, spread: str = "95 % confidence interval") -> str:
+    """The task, and what is drawn of the seeds."""
+    seeds = counted(len(results["seeds"]), "seed")
+    of = f"mean and {spread} of {seeds}" if len(results["seeds"]) > 1 else seeds
+    return f"{task(results)}; {of}"
+
+
+def settings(description: Json) -> list[list[Any]]:
+    """Method ("" for all), name, value and source of each setting and hyperparameter."""
+    rows = [["", named(k), of["value"], of["source"]] for k, of in description["settings"].items()]
+    for method in description["methods"]:
+        sources, own = method["sources"], method["settings"].items()
+        rows += [[method["name"], named(k), of["value"], of["source"]] for k, of in own]
+        values = method["hyperparameters"].items()
+        rows += [[method["name"], named(k), x, sources.get(k, "")] for k, x in values]
+    return rows
+
+
 def heading(results: Json) -> list[str]:
     """Data, duration and base optimizer of the training, one line each."""
     dataset, noise = results["dataset"], setting(results, "label_noise", 0)
@@ -98,15 +122,14 @@ def heading(results: Json) -> list[str]:
     if dataset.get("text"):
         most = "at most " if dataset["name"].startswith("pairs:") else ""
         labels, kind = "", f"{most}{dataset['example_shape'][0]} bytes each"
-    lines = [
+    lines = [f"preset {preset}"] if (preset := setting(results, "preset")) else []
+    lines += [
         f"{printable(dataset['name'])}: {dataset['train_examples']} training and "
         f"{dataset['test_examples']} test examples, {kind}",
         f"{labels}{counted(len(results['seeds']), 'seed')}",
         f"{setting(results, 'model')}; {_extent(results)}",
         _optimizer(results),
     ]
-    if preset := setting(results, "preset"):
-        lines.insert(0, f"preset {preset}")
     if (scale := setting(results, "scale", 1)) != 1:
         lines.append(f"scaled down (--scale {scale:g}): not to be compared with full runs")
     return lines
@@ -122,18 +145,12 @@ def _extent(results: Json) -> str:
 
 
 def _optimizer(results: Json) -> str:
-    kind = setting(results, "optimizer", "sgd")
-    adam = kind in ("adam", "adamw")
-    momentum = "Nesterov momentum" if setting(results, "nesterov") else "momentum"
-    texts = {"lr": "learning rate", "momentum": "β₁" if adam else momentum}
-    texts |= {"beta2": "β₂"} if adam else {}
-    texts |= {"weight_decay": "weight decay", "clip": "gradient norm at most"}
-    values = {name: setting(results, name) for name in texts}  # None where methods differ
-    values["clip"] = values["clip"] or None
-    pieces = {name: f"{texts[name]} {x:g}" for name, x in values.items() if x is not None}
-    if "lr" in pieces:
-        schedule = setting(results, "schedule", "cosine").replace("cosine", "cosine to 0")
-        warmup = setting(results, "warmup_steps", 0)
-        after = f" after {counted(warmup, 'step')} of warm-up" if warmup else ""
-        pieces["lr"] += f" ({schedule}{after})"
-    return f"{_OPTIMIZERS[kind]}: {', '.join(pieces.values())}"
+    """The base optimizer with the settings that all methods share, those without effect left out.
+
+    They have the names of their options.
+    """
+    optimizer = setting(results, "optimizer", "sgd")
+    values = {name: setting(results, name) for name in _OPTIMIZER}
+    values["beta2"] = values["beta2"] if optimizer.startswith("adam") else None
+    texts = [f"{named(name)} {plain(value)}" for name, value in values.items() if value]
+    return f"{optimizer}: {', '.join(texts)}"
