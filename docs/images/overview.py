@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from sam_optax.experiments.reporting.palette import styled
+from sam_optax.experiments.reporting.axes import styled
 
 NAMES = {
     "sgd": "SGD",

@@ -21,9 +21,8 @@ from sam_optax.experiments.analyze.options import Analyze
 from sam_optax.experiments.analyze.table import headings, short
 from sam_optax.experiments.finished import Losses
 from sam_optax.experiments.reporting import words
-from sam_optax.experiments.reporting.axes import legend, png, tidy
+from sam_optax.experiments.reporting.axes import Style, legend, png, styles, tidy
 from sam_optax.experiments.reporting.figures import over_epochs
-from sam_optax.experiments.reporting.palette import Style, styles
 
 SNAPSHOTS, PANELS = 3, 6
 """How many snapshots there are slices of besides the last networks, and panels of methods."""

@@ -2,7 +2,6 @@
 """The figures of a run, as PNG files, drawn only from the contents of ``results.json``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,8 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sam_optax.experiments.reporting import sweeps, words
-from sam_optax.experiments.reporting.axes import column, legend, png, tidy
-from sam_optax.experiments.reporting.palette import Style, styled
+from sam_optax.experiments.reporting.axes import Style, column, legend, png, styled, tidy
 from sam_optax.experiments.types import Json
 
 CAPTIONS = {
@@ -53,23 +51,27 @@ def all_figures(results: Json) -> dict[str, bytes]:
 
 def bars(results: Json) -> bytes:
     """Final test accuracy, sharpness and step cost, one below the other; dots are the seeds."""
-    measures = {
-        "test_accuracy": ("test accuracy (%)", ".1f"),
-        "sharpness": (
-            f"sharpness L(w + ε) − L(w), ρ = {words.setting(results, 'sharpness_rho'):g} (nats)",
-            ".3f",
-        ),
-        "step_cost": ("step cost (time relative to SGD)", ".2f"),
-    }
-    methods = results["methods"]
-    figure, panels = column(len(measures), 0.9 + 0.27 * len(methods))
-    for axes, (key, (label, digits)) in zip(panels, measures.items(), strict=True):
+    methods, rho = results["methods"], words.setting(results, "sharpness_rho")
+    figure, panels = column(3, 0.9 + 0.27 * len(methods))
+    panels[0].set_xlabel("test accuracy (%)")
+    panels[1].set_xlabel(f"sharpness L(w + ε) − L(w), ρ = {rho:g} (nats)")
+    panels[2].set_xlabel("step cost (time relative to SGD)")
+    for axes, key in zip(panels, ("test_accuracy", "sharpness", "step_cost"), strict=True):
         for i, (method, look) in enumerate(styled(methods)):
-            _bar(axes, i, look, method, key, digits)
+            # The step cost is a single number, not one per seed.
+            runs = [run[key] for run in method["seeds"] if key in run and not run["diverged"]]
+            known = [x for x in runs or [method.get(key)] if x is not None]
+            values = np.array(known, float) * _scale(key)
+            if not len(values):
+                why = "diverged" if method["diverged"] else "not measured"
+                axes.annotate(why, (0, i), xytext=(4, 0), textcoords="offset points", va="center")
+                continue
+            spread = values.std(ddof=1) if len(values) > 1 else None
+            axes.barh(i, values.mean(), xerr=spread, capsize=4, color=look.color, height=0.7)
+            heights = i + np.linspace(-0.25, 0.25, 2 + len(values))[1:-1]  # none hides another
+            axes.plot(values, heights, "o", markersize=3, color="white", markeredgecolor="black")
         axes.set_yticks(range(len(methods)), [method["name"] for method in methods])
         axes.invert_yaxis()
-        axes.set_xlabel(label)
-        axes.margins(x=0.15)
         tidy(axes, "x")
     return png(figure, words.title(results, "standard deviation"))
 
@@ -107,21 +109,6 @@ def _curve(axes: Axes, name: str, values: np.ndarray, look: Style, i: int) -> No
     if len(values) > 1:
         std = finite.std(0, ddof=1).filled(0)[epochs]
         axes.fill_between(epochs + 1, mean - std, mean + std, color=look.color, alpha=0.15)
-
-
-def _bar(axes: Axes, i: int, look: Style, method: Json, key: str, digits: str) -> None:
-    """A bar of a measure; the step cost is a single number, not one per seed."""
-    summary = method["summary"].get(key, {"mean": method.get(key)})
-    runs = [run.get(key) for run in method["seeds"] if not run["diverged"]]
-    dots = [_scale(key) * value for value in runs if value is not None]
-    mean, deviation = (_scale(key) * (summary.get(name) or 0) for name in ("mean", "std"))
-    axes.barh(i, mean, xerr=deviation or None, capsize=4, color=look.color, height=0.7)
-    spread = np.linspace(-0.25, 0.25, len(dots)) if len(dots) > 1 else np.zeros(len(dots))
-    axes.scatter(dots, i + spread, s=9, color="white", edgecolor="black", linewidth=0.7, zorder=3)
-    why = "diverged" if method["diverged"] else "not measured"
-    text = why if summary["mean"] is None else f"{mean:{digits}}"
-    beside: Any = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-    axes.annotate(text, (max([0, mean + deviation, *dots]), i), fontsize="small", **beside)
 
 
 def _scale(key: str) -> int:

@@ -9,10 +9,8 @@ import jinja2
 from sam_optax.experiments.reporting import figures, results, table, words
 from sam_optax.experiments.types import Json
 
-_COST = {"name": "method", "epochs": "epochs", "steps_per_epoch": "steps\nper epoch"}
-_COST |= {"batch_size": "batch\nsize", "gradients": "gradients\nper step"}
-_COST |= {"epoch_seconds": "seconds\nper epoch", "examples_per_second": "examples\nper second"}
-_COST |= {"compile_seconds": "seconds of\ncompilation"}
+_COST: tuple[str, ...] = ("name", "epochs", "steps_per_epoch", "batch_size", "gradients")
+_COST += ("epoch_seconds", "examples_per_second", "compile_seconds")
 
 
 def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
@@ -25,28 +23,32 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
         finalize=lambda x: words.printable(x, "\n") if type(x) is str else x,
     )
     environment.filters["plain"] = words.plain
-    methods, data = found["methods"], {"data, SHA-256": found["dataset"]["sha256"]}
+    data = {"data, SHA-256": found["dataset"]["sha256"]}
     every = words.settings(found)
     headings = ["method", "setting", "value", "where the value is from"]
     shared = [row for method, *row in every if not method and not _unused(found, *row)]
-    cost = [[method[key] for key in _COST] for method in methods]
+    cost = [[method[key] for key in _COST] for method in found["methods"]]
     origin = {"seeds": found["seeds"]} | found["versions"] | data
     sections = {  # heading: header, rows, number of columns of text
         "Settings": (headings[1:], shared, 3),
         "Methods": (headings, [row for row in every if row[0]], 4),
-        "Cost": (list(_COST.values()), cost, 1),
+        "Cost": ([words.named(key) for key in _COST], cost, 1),
         "Data and software": (["", ""], list(origin.items()), 2),
     }
-    page = environment.get_template("report.html").render(
-        results=found,
+    template = environment.get_template("report.html")
+    images = [(figures.CAPTIONS[n], base64.b64encode(png).decode()) for n, png in drawn.items()]
+    shown, legend = table.summarize(found)
+    rows = [*zip(*(column.cells for column in shown.columns), strict=True)]
+    return template.render(
         title=_title(found),
         headline=headline(found),
-        heading=words.heading(found),
-        table=table.summarize(found),
-        figures=[(figures.CAPTIONS[n], base64.b64encode(png).decode()) for n, png in drawn.items()],
+        heading=[*words.heading(found), f"{found['parameters']:,} params"],
+        notes=found["notes"],
+        table=([column.header for column in shown.columns], rows, 2),
+        legend=legend,
+        figures=images,
         sections=sections,
-    )
-    return page.encode()
+    ).encode()
 
 
 def headline(found: Json) -> str:

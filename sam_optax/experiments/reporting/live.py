@@ -2,11 +2,10 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting.output import writable
 from sam_optax.experiments.reporting.results import number
 from sam_optax.experiments.types import Json
 
@@ -24,7 +23,7 @@ class Live:
         self._writers: dict[tuple[str, int], Any] = {}
 
     def __enter__(self) -> Self:
-        with self._writable():
+        with writable(self._path):
             before = self._path.read_bytes().splitlines() if self._path.exists() else []
             self._path.write_bytes(b"")
             for old in self._logs.glob("*/*/events.out.tfevents.*") if self._logs else ():
@@ -44,7 +43,7 @@ class Live:
     def add(self, method: str, seed: int, epoch: int, metrics: Json) -> None:
         """Writes the numbers of an epoch (counted from 1), with null for non-finite values."""
         numbers = {name: number(value) for name, value in metrics.items()}
-        with self._writable():
+        with writable(self._path):
             self._write({"method": method, "seed": seed, "epoch": epoch, **numbers})
 
     def _write(self, point: Json) -> None:
@@ -61,14 +60,3 @@ class Live:
             if value is not None:
                 self._writers[method, seed].add_scalar(name, value, epoch)
         self._writers[method, seed].flush()
-
-    @contextlib.contextmanager
-    def _writable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UserError(
-                f"--out: {self._path} cannot be written ({reason}); fix the cause, or choose "
-                "another directory."
-            ) from error

@@ -26,7 +26,7 @@ class OutputDirectory:
         self._lock = filelock.FileLock(path / ".lock", timeout=0)
 
     def __enter__(self) -> Self:
-        with _writable(self.path, self.__exit__):
+        with writable(self.path, self.__exit__):
             self._created = [of for of in (self.path, *self.path.parents) if not of.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             _write(_partial(self.path / "probe"), b"")
@@ -47,7 +47,7 @@ class OutputDirectory:
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Writes files as :func:`replace_files` does."""
-        with _writable(self.path):
+        with writable(self.path):
             replace_files({self.path / name: content for name, content in files.items()})
 
     def _acquire(self) -> None:
@@ -65,7 +65,7 @@ class OutputDirectory:
 
 
 @contextlib.contextmanager
-def _writable(path: Path, failed: Any = lambda error: None) -> Iterator[None]:
+def writable(path: Path, failed: Any = lambda error: None) -> Iterator[None]:
     """Turns an error of the file system into one of the user's option."""
     try:
         yield
@@ -88,7 +88,7 @@ def check_file(path: Path | None) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Writes a file of ``--out`` atomically: an interrupt leaves the old or the new one."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    with _writable(path):
+    with writable(path):
         replace_files({path: text.encode()})
 
 

@@ -2,17 +2,14 @@
 
 import importlib.util
 import math
-import os
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Self
 
 import rich.console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
+import rich.progress
 from rich.text import Text
-
-from sam_optax.experiments.reporting.words import duration
 
 Work = Mapping[str, tuple[float, int]]
 """Kind -> (cost of a piece, in any unit; number of pieces)."""
@@ -38,17 +35,16 @@ class Progress:
     ) -> None:
         self._console, self._work, self._main, self._epochs = console, dict(work), phase, epochs
         self._finished = dict.fromkeys(work, 0.0)  # pieces, including those of an earlier process
-        self._bar = Bar(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.percentage:3.0f} %"),
-            TextColumn("{task.fields[left]}"),
+        texts = "{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"
+        columns = [rich.progress.TextColumn(text, markup=False) for text in texts]
+        self._bar = rich.progress.Progress(
+            *(columns[0], rich.progress.BarColumn(), *columns[1:]),
             console=console,
             disable=not can_draw(console),
             speed_estimate_period=math.inf,  # a piece may take hours
         )
-        total = sum(cost * count for cost, count in work.values())
-        self._task = self._bar.add_task("starting", total=total, left="")
+        self._bar.add_task("starting", total=sum(cost * n for cost, n in work.values()), left="")
+        self._task = self._bar.tasks[0]
         self._before, self._phases, self._tenth, self._printed = 0.0, {""}, 0, -math.inf
 
     def __enter__(self) -> Self:
@@ -66,13 +62,13 @@ class Progress:
         """Adds pieces of work."""
         cost, before = self._work[kind]
         self._work[kind] = cost, before + count
-        self._bar.update(self._task, total=(self._bar.tasks[0].total or 0) + cost * count)
+        self._bar.update(self._task.id, total=(self._task.total or 0) + cost * count)
 
     def resumed(self, pieces: Mapping[str, int]) -> None:
         """Records the pieces of each kind that an earlier process has done."""
         for kind, count in pieces.items():
             self._add(kind, count)
-        self._before = self._bar.tasks[0].completed
+        self._before = self._task.completed
         self._show("resuming", f" after {self._position()}")
 
     def done(self, kind: str, seconds: float, share: float = 1.0) -> None:
@@ -86,22 +82,21 @@ class Progress:
 
     def _add(self, kind: str, pieces: float) -> None:
         self._finished[kind] += pieces
-        self._bar.advance(self._task, self._work[kind][0] * pieces)
+        self._bar.advance(self._task.id, self._work[kind][0] * pieces)
 
     def _position(self) -> str:
+        # Shares of a piece add up except for rounding.
         if self._epochs is None:
-            total = sum(count for _, count in self._work.values())
-            return f"{_whole(sum(self._finished.values()))} of {total}"
+            count = math.ceil(sum(self._finished.values()) - 1e-6)
+            return f"{count} of {sum(count for _, count in self._work.values())}"
         epochs = max(n for kind, n in self._finished.items() if kind != "sharpness")
-        return f"epoch {min(_whole(epochs), self._epochs)} of {self._epochs}"
+        return f"epoch {min(math.ceil(epochs - 1e-6), self._epochs)} of {self._epochs}"
 
     def _show(self, phase: str, details: str = "") -> None:
-        task, left = self._bar.tasks[0], ""
-        total = task.total or 0.0
-        known = task.completed - self._before >= _KNOWN * (total - self._before)
-        if known and (seconds := task.time_remaining) is not None:
-            left = f"{duration(seconds)} left"
-        self._bar.update(self._task, description=phase + details, left=left)
+        task, seconds = self._task, self._task.time_remaining
+        known = task.completed - self._before >= _KNOWN * ((task.total or 0) - self._before)
+        left = f"{timedelta(seconds=seconds)} left" if known and seconds is not None else ""
+        self._bar.update(task.id, description=phase + details, left=left)
         now, tenth = time.monotonic(), int(task.percentage / 10)
         later = tenth > self._tenth and now - self._printed >= _LINE_EVERY
         if self._bar.disable and (phase not in self._phases or later):
@@ -115,10 +110,4 @@ def can_draw(console: rich.console.Console) -> bool:
     """Whether the cursor can be moved: with ``FORCE_COLOR``, rich treats files as terminals."""
     if console.is_jupyter:  # rich uses widgets there
         return importlib.util.find_spec("ipywidgets") is not None
-    dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-    return console.is_terminal and console.file.isatty() and not dumb
-
-
-def _whole(pieces: float) -> int:
-    """The number of the current piece; shares add up except for rounding."""
-    return math.ceil(pieces - 1e-6)
+    return console.is_terminal and console.file.isatty() and not console.is_dumb_terminal

@@ -42,13 +42,9 @@ def versions() -> dict[str, str]:
 
     import sam_optax
 
-    libraries = {name: metadata.version(name) for name in ("jax", "optax", "flax", "numpy")}
-    return {
-        "sam_optax": sam_optax.__version__,
-        **libraries,
-        "python": platform.python_version(),
-        "device": jax.devices()[0].device_kind,
-    }
+    found = {"sam_optax": sam_optax.__version__}
+    found |= {name: metadata.version(name) for name in ("jax", "optax", "flax", "numpy")}
+    return found | {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
 
 
 def number(value: object) -> float | None:
@@ -98,17 +94,14 @@ def differences(method: Json, methods: Sequence[Json]) -> Record:
     return found
 
 
-def gain_kept(results: Json) -> dict[str, float]:
-    """The share of the gain of the best SAM over SGD that each method keeps, NaN if not known."""
-    means = {m["name"]: m["summary"]["test_accuracy"]["mean"] for m in results["methods"]}
-    base, best = (
-        max((means[m["name"]] or 0.0 for m in results["methods"] if m["method"] == name), default=0)
-        for name in BASES
+def gain_kept(method: Json, results: Json) -> float | None:
+    """The share that a method keeps of the gain over SGD of the best SAM; ``None`` if not known."""
+    ours, *sam = (
+        row["differences"].get("sgd", {}).get("test_accuracy", {}).get("mean")
+        for row in (method, *(row for row in results["methods"] if row["method"] == "sam"))
     )
-    known = best > base > 0
-    return {
-        name: (x - base) / (best - base) if known and x else np.nan for name, x in means.items()
-    }
+    best = max((gained for gained in sam if gained is not None), default=0.0)
+    return ours / best if best > 0 and ours is not None else None
 
 
 def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"]) -> Record:
@@ -188,17 +181,17 @@ def from_json(path: Path) -> Record | None:
         return None
     if not isinstance(found, dict):
         return None
-    kind, version = found.get("format"), found.get("format_version")
-    if (kind, version) == (FORMAT, FORMAT_VERSION):
-        known = checked(path, found, Results)
-        pairs = zip(known["methods"], found["methods"], strict=True)
-        return {**known, **found, "methods": [{**ours, **theirs} for ours, theirs in pairs]}
-    if kind == FORMAT or kind == "sam_optax.compare" or {"identity", "points"} <= found.keys():
+    kind, version = found.get("format"), found.get("format_version", 1)
+    if kind not in (FORMAT, "sam_optax.compare"):
+        return None
+    if (kind, version) != (FORMAT, FORMAT_VERSION):
         raise UserError(
-            f"{path}: has format {kind or 'sam_optax.train'} {version or 1} of another version of "
-            f"sam_optax, not {FORMAT} {FORMAT_VERSION}; use that version, or train again."
+            f"{path}: has format {kind} {version} of another version of sam_optax, not {FORMAT} "
+            f"{FORMAT_VERSION}; use that version, or train again."
         )
-    return None
+    known = checked(path, found, Results)
+    pairs = zip(known["methods"], found["methods"], strict=True)
+    return {**known, **found, "methods": [{**ours, **theirs} for ours, theirs in pairs]}
 
 
 def to_csv(results: Json) -> bytes:

@@ -13,7 +13,7 @@ UNITS = {
     "test_top5_accuracy": "share of them whose label is among the five likeliest (> 10 classes)",
     "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
     "held_out_accuracy": "share of the held-out examples, with labels as trained on, by seed",
-    "best_test_accuracy": "the highest test accuracy after an epoch",
+    "best_test_accuracy": "the highest after an epoch, chosen on the test examples: optimistic",
     "best_test_top5_accuracy": "the highest top-5 accuracy after an epoch",
     "interval": "half the width of a mean's 95 % confidence interval, Student's t",
     "differences": "to sgd, and to the sam with the best mean test accuracy, seed by seed",
@@ -32,17 +32,6 @@ UNITS = {
 }
 
 
-class _Setting(msgspec.Struct):
-    value: Any
-    source: str = ""
-
-
-class _Summary(msgspec.Struct):
-    mean: float | None
-    std: float | None = None
-    interval: float | None = None
-
-
 class _Seed(msgspec.Struct):
     seed: int
     diverged: bool
@@ -57,11 +46,11 @@ class _Method(msgspec.Struct):
     steps_per_epoch: int
     hyperparameters: dict[str, Any]
     seeds: list[_Seed]
-    summary: dict[str, _Summary]
+    summary: dict[str, dict[str, float | None]]
     title: str = ""
     diverged: int = 0
     sources: dict[str, str] = {}
-    settings: dict[str, _Setting] = {}
+    settings: dict[str, dict[str, Any]] = {}
     differences: dict[str, dict[str, Any]] = {}
     gradients: float | None = None
     step_cost: float | None = None
@@ -82,7 +71,7 @@ class _Dataset(msgspec.Struct):
 class Results(msgspec.Struct):
     """The fields that readers use; those with a default may be missing in older files."""
 
-    settings: dict[str, _Setting]
+    settings: dict[str, dict[str, Any]]
     dataset: _Dataset
     seeds: Annotated[list[int], msgspec.Meta(min_length=1)]
     methods: Annotated[list[_Method], msgspec.Meta(min_length=1)]
@@ -92,15 +81,11 @@ class Results(msgspec.Struct):
     versions: dict[str, str] = {}
 
 
-class _Trial(msgspec.Struct):
-    values: dict[str, float]
-
-
 class Search(msgspec.Struct):
     """The fields of ``tune.json``: the identity of its run, and trials by method."""
 
     identity: dict[str, Any]
-    trials: dict[str, list[_Trial]]
+    trials: dict[str, list[dict[str, Any]]]
 
 
 def checked(path: Path, content: object, kind: type) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from sam_optax.experiments.reporting import words
-from sam_optax.experiments.reporting.axes import column, errorbars, legend, png, tidy
-from sam_optax.experiments.reporting.palette import Style, styled
+from sam_optax.experiments.reporting.axes import Style, column, errorbars, legend, png, styled, tidy
 from sam_optax.experiments.reporting.results import GOAL_COST, GOAL_SHARE
 from sam_optax.experiments.types import Json
 
@@ -94,18 +93,15 @@ def frontier(results: Json) -> bytes:
     swept = not words.setting(results, "tune")  # else tune.png shows the radii
     figure, panels = column(1 + swept, 4.2)
     rows, cost, absent = styled(results["methods"]), panels[0], []
-    best: dict[str, Json] = {}
-    for row, _ in rows:
-        if _mean(row) >= _mean(best.get(row["method"], row)):
-            best[row["method"]] = row
+    best = {row["method"]: row for row, _ in sorted(rows, key=lambda of: _mean(of[0]))}
     for row, look in rows:
         if row is not best[row["method"]]:
             continue
-        if row["step_cost"] is None or row["summary"]["test_accuracy"]["mean"] is None:
+        if row["step_cost"] is None or not _mean(row):
             absent.append(f"{row['name']} ({'diverged' if row['diverged'] else 'not timed'})")
             continue
-        half, shown = row["summary"]["test_accuracy"]["interval"], look._asdict()
-        shown |= {"label": row["method"], "linestyle": "none", "markersize": 9}
+        half = row["summary"]["test_accuracy"]["interval"]
+        shown = look._asdict() | {"linestyle": "none", "markersize": 9, "label": row["method"]}
         errorbars(cost, [row["step_cost"]], [_mean(row)], [half], **shown)
     if {"sgd", "sam"} <= best.keys() and _mean(best["sam"]) > (base := _mean(best["sgd"])) > 0:
         goal = base + GOAL_SHARE * (_mean(best["sam"]) - base)

@@ -3,9 +3,8 @@
 
 from collections.abc import Iterator, Sequence
 from textwrap import TextWrapper
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.jupyter import JupyterMixin
@@ -25,23 +24,23 @@ _ACCURACIES = {  # heading: key, heading of the interval
     "best top-5": ("best_test_top5_accuracy", "best top-5 95 %"),
     "BLEU": ("bleu", "BLEU 95 %"),
 }
-_ON_TEST = ("best epoch", "best 95 %", "best top-5", "best top-5 95 %")
+_NUMBERS = {"train loss": ("train_loss", 3), "sharpness": ("sharpness", 4)}
+_UNITS = {"method": "", "with": "", "goal": "", "train loss": "nats", "sharpness": "nats"}
+_UNITS |= {"cost": "× SGD"}
+_LEGEND = {name: UNITS[key] for name, (key, _) in {**_ACCURACIES, **_NUMBERS}.items()} | {
+    "± 95 %": "confidence interval of the mean, by Student's t",
+    "over SGD": "accuracy minus SGD's, seed by seed; mean ± 95 % confidence interval",
+    "over SAM": "accuracy minus SAM's, likewise; of several radii, that of the best one",
+    "gain kept": "share of the gain over SGD that SAM has at its best radius here",
+    "cost": UNITS["step_cost"],
+    "goal": f"{100 * GOAL_SHARE:g} % of the gain at {GOAL_COST:g} × the cost of SGD",
+}
+_ON_TEST = ["best epoch", "best 95 %", "best top-5", "best top-5 95 %"]
 """Chosen on test examples, which --tune avoids."""
-_IN_FULL: tuple[str, ...] = ("best 95 %", "chosen 95 %", "top-5", "top-5 95 %", *_ON_TEST[2:])
-_IN_FULL += ("BLEU 95 %", "train loss")
-"""Columns only for the page, as a terminal is not wide enough."""
+_IN_FULL = ["chosen 95 %", "top-5", "top-5 95 %", "BLEU 95 %", "train loss", *_ON_TEST[1:]]
+"""Only on the page, as a terminal is not wide enough."""
 _NARROW = ("sharpness", "± 95 %", "best epoch", "chosen epoch", "over SAM", "cost", "over SGD")
 """Columns that a narrow terminal omits, in this order."""
-_UNITS = dict.fromkeys(("method", "with", "goal"), "")
-_UNITS |= {"train loss": "nats", "sharpness": "nats", "cost": "× SGD"}
-
-
-class Summary(NamedTuple):
-    """One line per method; the first two columns are text, the others numbers."""
-
-    columns: dict[str, str]  # heading -> unit
-    rows: list[list[str]]
-    legend: dict[str, str]  # heading -> what it is
 
 
 class ResultsTable(JupyterMixin):
@@ -57,63 +56,64 @@ class ResultsTable(JupyterMixin):
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         yield Text("\n" + "\n".join(words.heading(self._results)) + "\n", overflow="fold")
-        summary, left_out = summarize(self._results, _IN_FULL), []
+        (table, legend), left_out = summarize(self._results, _IN_FULL), []
         for name in _NARROW:
-            if name in summary.columns and _width(console, _table(summary)) > options.max_width:
+            shown = [str(column.header).split("\n")[0] for column in table.columns]
+            wide = console.measure(table, options=options.update(max_width=1000)).minimum
+            if name in shown and wide > options.max_width:
                 left_out.append(name)
-                summary = summarize(self._results, [*_IN_FULL, *left_out])
-        yield _table(summary)
+                table, legend = summarize(self._results, [*_IN_FULL, *left_out])
+        yield table
         if left_out:
             text = f"{', '.join(left_out)}, for lack of width; see the report of --out"
-            summary.legend["not shown"] = text
-        lines = [f"{name + ':':12} {text}" for name, text in summary.legend.items()]
+            legend["not shown"] = text
+        lines = [f"{name + ':':12} {text}" for name, text in legend.items()]
         wrap = TextWrapper(options.max_width, subsequent_indent=" " * 13)
         yield Text("\n" + "\n".join(map(wrap.fill, lines)), style="dim")
 
 
-def summarize(results: Json, without: Sequence[str] = ()) -> Summary:
-    """The table of a run, without some columns and without those that have no known value."""
-    seeds, methods = len(results["seeds"]), results["methods"]
+def summarize(results: Json, without: Sequence[str] = ()) -> tuple[Table, dict[str, str]]:
+    """A line per method, without some columns and those without known values, and a legend.
+
+    The first two columns are text, the others numbers.
+    """
+    methods = results["methods"]
     if words.setting(results, "tune"):
         without = [*without, *_ON_TEST]
     if words.setting(results, "frontier"):
         without = [*without, *_ON_TEST, "chosen epoch", "over SAM", "sharpness"]
-    kept = gain_kept(results) if words.setting(results, "frontier") else {}
-    cells = [_cells(method, kept.get(method["name"], np.nan)) for method in methods]
-    names = [n for n in cells[0] if n not in without and any(row[n] != "–" for row in cells)]
-    rows = [[row[name] for name in names] for row in cells]
-    rho, tuned = words.setting(results, "sharpness_rho"), words.setting(results, "tune")
-    spread = "; mean ± standard deviation of seeds" if seeds > 1 else "; of one seed"
-    legend = {name: UNITS[key] for name, (key, _) in _ACCURACIES.items()}
-    legend["accuracy"] += spread
-    legend["best epoch"] += ", chosen on the test examples: optimistic"
-    legend |= {
-        "± 95 %": "confidence interval of the mean, by Student's t",
-        "over SGD": "accuracy minus SGD's, seed by seed; mean ± 95 % confidence interval",
-        "over SAM": "accuracy minus SAM's, likewise; of several radii, that of the best one",
-        "train loss": UNITS["train_loss"],
-        "sharpness": f"L(w + ε) − L(w) on training examples, ε of SAM with ρ {rho:g} for all",
-        "gain kept": "share of the gain over SGD that SAM has at its best radius here",
-        "cost": UNITS["step_cost"],
-        "goal": f"{100 * GOAL_SHARE:g} % of the gain at {GOAL_COST:g} × the cost of SGD",
-    }
-    legend = {name: legend[name] for name in names if name in legend}
-    if tuned:
-        legend = {"with": "radius (of sgd weight decay) chosen on held-out examples"} | legend
+    found = [_cells(method, results) for method in methods]
+    names = [n for n in found[0] if n not in without and any(row[n] != "–" for row in found)]
+    rows = [[row[name] for name in names] for row in found]
+    legend = {name: _LEGEND[name] for name in names if name in _LEGEND}
+    if len(results["seeds"]) > 1:
+        legend["accuracy"] += "; mean ± standard deviation of seeds"
+    if "sharpness" in legend:
+        legend["sharpness"] += f", {words.setting(results, 'sharpness_rho'):g}"
+    if words.setting(results, "tune"):
+        legend["with"] = "radius (of sgd weight decay) chosen on held-out examples"
     if any("± 0.00" in cell for row in rows for cell in row):
         legend["± 0.00"] = "all seeds are equal, to this precision"
     if any(method["diverged"] for method in methods):
         legend["diverged"] = "training loss not finite; the numbers are of the other seeds"
-    return Summary({name: _UNITS.get(name, "%") for name in names}, rows, legend)
+    table = ruled()
+    for i, (name, cells) in enumerate(zip(names, zip(*rows, strict=True), strict=True)):
+        heading = f"{name}\n{unit}" if (unit := _UNITS.get(name, "%")) else name
+        longest = max(map(len, "\n".join([heading, *cells]).split("\n")))
+        width = min(longest, 17) if name == "with" else longest  # numbers are not wrapped
+        table.add_column(heading, justify="left" if i < 2 else "right", min_width=width)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table, legend
 
 
-def _cells(method: Json, kept: float) -> dict[str, str]:
+def _cells(method: Json, results: Json) -> dict[str, str]:
     """The row of a method, by heading."""
     summary, none, seeds = method["summary"], {"mean": None, "interval": None}, method["seeds"]
     row = {"method": method["method"], "with": words.trained_with(method)}
     for name, (key, interval) in _ACCURACIES.items():
         row[name] = words.percent(summary[key]) if key in summary else "–"
-        width = summary.get(key, none).get("interval")
+        width = summary.get(key, none)["interval"]
         row[interval] = "–" if width is None else f"± {100 * width:.2f}"
     if "tune" in method:
         row["chosen epoch"] = f"{method['tune']['epoch']}: {row['chosen epoch']}"
@@ -123,33 +123,18 @@ def _cells(method: Json, kept: float) -> dict[str, str]:
         gain = method["differences"].get(base, {}).get("test_accuracy", none)
         known = gain["mean"] is not None
         row[f"over {base.upper()}"] = words.percent(gain, "interval", "+") if known else "–"
-    row["train loss"] = _fixed(summary["train_loss"]["mean"], 3)
-    row["sharpness"] = _fixed(summary["sharpness"]["mean"], 4)
-    row["gain kept"] = _fixed(None if np.isnan(kept) else 100 * kept, 0)
-    cost = method["step_cost"]
-    reached = cost is not None and kept >= GOAL_SHARE and cost <= GOAL_COST
-    return row | {"cost": _fixed(cost, 2), "goal": "reached" if reached else "–"}
+    for name, (key, digits) in _NUMBERS.items():
+        row[name] = _fixed(summary.get(key, none)["mean"], digits)
+    row["cost"] = _fixed(cost := method["step_cost"], 2)
+    if words.setting(results, "frontier"):
+        kept = gain_kept(method, results)
+        reached = kept and cost and kept >= GOAL_SHARE and cost <= GOAL_COST
+        row |= {"gain kept": _fixed(kept and 100 * kept, 0), "goal": "reached" if reached else "–"}
+    return row
 
 
 def _fixed(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _table(summary: Summary) -> Table:
-    """Long hyperparameters are wrapped; numbers are not."""
-    table = ruled()
-    for i, (name, unit) in enumerate(summary.columns.items()):
-        heading = f"{name}\n{unit}" if unit else name
-        cells = "\n".join([heading, *(row[i] for row in summary.rows)]).split("\n")
-        width = min(max(map(len, cells)), 17 if name == "with" else 100)
-        table.add_column(heading, justify="left" if i < 2 else "right", min_width=width)
-    for row in summary.rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _width(console: Console, table: Table) -> int:
-    return console.measure(table, options=console.options.update(max_width=1000)).minimum
 
 
 def print_results(console: Console, results: Json) -> None:

@@ -11,16 +11,9 @@ from sam_optax.experiments.types import Json
 __all__ = ["printable"]
 SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
 SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ", "theta": "θ"}
-_OPTIMIZER: tuple[str, ...] = (
-    "lr",
-    "schedule",
-    "warmup_steps",
-    "momentum",
-    "nesterov",
-    "beta2",
-    "weight_decay",
-)
-_OPTIMIZER += ("clip",)
+_EXTENT = ("epochs", "steps_per_epoch", "batch_size")
+_RECIPE: tuple[str, ...] = ("lr", "schedule", "warmup_steps", "momentum", "nesterov", "beta2")
+_RECIPE += ("weight_decay", "clip")
 
 
 def counted(number: int, what: str) -> str:
@@ -40,13 +33,6 @@ def percent(summary: Mapping[str, float | None], width: str = "std", sign: str =
     """The mean of a share in percent, with its standard deviation where it is known."""
     mean, around = (math.nan if (x := summary[key]) is None else 100 * x for key in ("mean", width))
     return variation(mean, around, sign=sign)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def plain(value: Any) -> str:
@@ -122,35 +108,20 @@ def heading(results: Json) -> list[str]:
     if dataset.get("text"):
         most = "at most " if dataset["name"].startswith("pairs:") else ""
         labels, kind = "", f"{most}{dataset['example_shape'][0]} bytes each"
-    lines = [f"preset {preset}"] if (preset := setting(results, "preset")) else []
-    lines += [
+    values = {key: {row[key] for row in results["methods"]} for key in _EXTENT}
+    extent = [f"{named(key)} {' or '.join(map(str, sorted(of)))}" for key, of in values.items()]
+    optimizer, scale = setting(results, "optimizer", "sgd"), setting(results, "scale", 1)
+    recipe = {name: setting(results, name) for name in _RECIPE}  # None where methods differ
+    if not optimizer.startswith("adam"):
+        del recipe["beta2"]
+    preset = setting(results, "preset")
+    texts = [f"{named(name)} {plain(value)}" for name, value in recipe.items() if value]
+    return [
+        *([f"preset {preset}"] if preset else []),
         f"{printable(dataset['name'])}: {dataset['train_examples']} training and "
         f"{dataset['test_examples']} test examples, {kind}",
         f"{labels}{counted(len(results['seeds']), 'seed')}",
-        f"{setting(results, 'model')}; {_extent(results)}",
-        _optimizer(results),
+        f"{setting(results, 'model')}; {', '.join(extent)}",
+        f"{optimizer}: {', '.join(texts)}",
+        *([f"scaled down (--scale {scale:g}): not to be compared with full runs"] * (scale != 1)),
     ]
-    if (scale := setting(results, "scale", 1)) != 1:
-        lines.append(f"scaled down (--scale {scale:g}): not to be compared with full runs")
-    return lines
-
-
-def _extent(results: Json) -> str:
-    kinds = ("epochs", "steps_per_epoch", "batch_size")
-    epochs, steps, batch = ({method[kind] for method in results["methods"]} for kind in kinds)
-    text = counted(epochs.pop(), "epoch") if len(epochs) == 1 else "epochs as below"
-    if len(steps) == 1:
-        text += f" of {counted(steps.pop(), 'step')}"
-    return f"{text} with batches of {batch.pop()}" if len(batch) == 1 else text
-
-
-def _optimizer(results: Json) -> str:
-    """The base optimizer with the settings that all methods share, those without effect left out.
-
-    They have the names of their options.
-    """
-    optimizer = setting(results, "optimizer", "sgd")
-    values = {name: setting(results, name) for name in _OPTIMIZER}
-    values["beta2"] = values["beta2"] if optimizer.startswith("adam") else None
-    texts = [f"{named(name)} {plain(value)}" for name, value in values.items() if value]
-    return f"{optimizer}: {', '.join(texts)}"
