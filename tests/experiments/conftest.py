@@ -40,6 +40,12 @@ def compile_fast():
     jax.config.update("jax_disable_most_optimizations", before)
 
 
+@pytest.fixture(autouse=True)
+def _width(monkeypatch):
+    """Output has the width of a file, though pytest's workers set that of a terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 class Trainer:
     """In the place of the trainer: it is done at once, or saves a checkpoint and is interrupted.
 

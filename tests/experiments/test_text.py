@@ -223,8 +223,8 @@ def test_compare_trains_on_pairs_and_scores_their_translations(capsys, pairs, tm
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "36 training and 4 test examples, at most 21 bytes each" in printed
-    assert "Adam: learning rate 0.03 (cosine to 0), β₁ 0.9, β₂ 0.999" in printed
-    assert "share of the test bytes predicted after the last epoch; mean" in printed
+    assert "adam: lr 0.03, schedule cosine, momentum 0.9, beta2 0.999" in printed
+    assert "share of the test examples (of text bytes)" in printed
     assert "BLEU" in printed
     found = results.from_json(tmp_path / "results.json")
     assert found["settings"]["model"] == {"value": "transformer", "source": "default"}

@@ -2,6 +2,7 @@
 """The figures of a run, as PNG files, drawn only from the contents of ``results.json``."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -62,14 +63,17 @@ def bars(results: Json) -> bytes:
             runs = [run[key] for run in method["seeds"] if key in run and not run["diverged"]]
             known = [x for x in runs or [method.get(key)] if x is not None]
             values = np.array(known, float) * _scale(key)
-            if not len(values):
-                why = "diverged" if method["diverged"] else "not measured"
-                axes.annotate(why, (0, i), xytext=(4, 0), textcoords="offset points", va="center")
-                continue
-            spread = values.std(ddof=1) if len(values) > 1 else None
-            axes.barh(i, values.mean(), xerr=spread, capsize=4, color=look.color, height=0.7)
+            text, end = "diverged" if method["diverged"] else "not measured", 0.0
+            if len(values):
+                spread = values.std(ddof=1) if len(values) > 1 else 0.0
+                text, end = f"{values.mean():.4g}", max(values.mean() + spread, *values)
+                look_of: Any = {"color": look.color, "height": 0.7, "capsize": 4}
+                axes.barh(i, values.mean(), xerr=spread or None, **look_of)
             heights = i + np.linspace(-0.25, 0.25, 2 + len(values))[1:-1]  # none hides another
             axes.plot(values, heights, "o", markersize=3, color="white", markeredgecolor="black")
+            beside: Any = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(text, (end, i), fontsize="small", **beside)
+        axes.margins(x=0.12)
         axes.set_yticks(range(len(methods)), [method["name"] for method in methods])
         axes.invert_yaxis()
         tidy(axes, "x")

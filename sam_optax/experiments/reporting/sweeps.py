@@ -54,7 +54,7 @@ def over(axes: Axes, rows: Rows, option: str) -> None:
             axes.axhspan(mean - width, mean + width, color=look.color, alpha=0.15, linewidth=0)
         elif option in several and _is_number(values[option]):
             text = [f"{words.symbol(o)} {words.plain(values[o])}" for o in rest]
-            label = ", ".join([row["method"], *text])
+            label = ", ".join(filter(None, [row["method"], *text]))
             looks.setdefault(label, look.again(len(looks) if text else 0))
             lines.setdefault(label, []).append((values[option], accuracy))
         else:
@@ -94,14 +94,14 @@ def frontier(results: Json) -> bytes:
     figure, panels = column(1 + swept, 4.2)
     rows, cost, absent = styled(results["methods"]), panels[0], []
     best = {row["method"]: row for row, _ in sorted(rows, key=lambda of: _mean(of[0]))}
-    for row, look in rows:
-        if row is not best[row["method"]]:
-            continue
+    looks = {row["method"]: look for row, look in reversed(rows)}  # that of its first radius
+    for row in best.values():
         if row["step_cost"] is None or not _mean(row):
             absent.append(f"{row['name']} ({'diverged' if row['diverged'] else 'not timed'})")
             continue
         half = row["summary"]["test_accuracy"]["interval"]
-        shown = look._asdict() | {"linestyle": "none", "markersize": 9, "label": row["method"]}
+        shown = {**looks[row["method"]]._asdict(), "label": row["method"]}
+        shown |= {"linestyle": "none", "markersize": 9}
         errorbars(cost, [row["step_cost"]], [_mean(row)], [half], **shown)
     if {"sgd", "sam"} <= best.keys() and _mean(best["sam"]) > (base := _mean(best["sgd"])) > 0:
         goal = base + GOAL_SHARE * (_mean(best["sam"]) - base)
@@ -157,6 +157,8 @@ def landscape(
             if shown:
                 axes.plot(at, 100 * mean, marker, markersize=14, color=colour, zorder=3)
     over(axes, rows, x)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize="small", frameon=False)
 
 
 def _mean(row: Json) -> float:

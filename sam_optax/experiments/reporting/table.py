@@ -55,7 +55,8 @@ class ResultsTable(JupyterMixin):
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        yield Text("\n" + "\n".join(words.heading(self._results)) + "\n", overflow="fold")
+        wrap = TextWrapper(options.max_width, break_long_words=False, break_on_hyphens=False)
+        yield Text("\n" + "\n".join(map(wrap.fill, words.heading(self._results))) + "\n")
         (table, legend), left_out = summarize(self._results, _IN_FULL), []
         for name in _NARROW:
             shown = [str(column.header).split("\n")[0] for column in table.columns]
@@ -67,8 +68,8 @@ class ResultsTable(JupyterMixin):
         if left_out:
             text = f"{', '.join(left_out)}, for lack of width; see the report of --out"
             legend["not shown"] = text
-        lines = [f"{name + ':':12} {text}" for name, text in legend.items()]
-        wrap = TextWrapper(options.max_width, subsequent_indent=" " * 13)
+        lines = [f"{name + ':':13} {text}" for name, text in legend.items()]
+        wrap.subsequent_indent = " " * 14
         yield Text("\n" + "\n".join(map(wrap.fill, lines)), style="dim")
 
 
@@ -139,7 +140,7 @@ def _fixed(value: float | None, digits: int) -> str:
 
 def print_results(console: Console, results: Json) -> None:
     """Prints the task, one line per method, and the meaning of the columns."""
-    console.print(ResultsTable(results))
+    console.print(ResultsTable(results), soft_wrap=True)  # paths are kept on one line
 
 
 def print_settings(console: Console, description: Json) -> None:
