@@ -57,6 +57,9 @@ def run(file, clock, work, *pieces, resumed=None, seconds=60.0, **options):
 
 
 def test_a_file_gets_few_lines_and_no_time_before_a_twentieth_is_done(clock):
+    bar = run(Terminal(), clock, {"sgd": (1.0, 100)}, *[("sgd", 1)] * 4)
+    assert "4 of 100" in bar
+    assert "left" not in bar
     work = {"sgd": (1.0, 50), "sam": (2.0, 50), "sharpness": (2.0, 1)}
     pieces = [(kind, 1) for _ in range(50) for kind in ("sgd", "sam")]
     lines = run(io.StringIO(), clock, work, *pieces, ("sharpness", 1), epochs=50).splitlines()
@@ -68,11 +71,12 @@ def test_a_file_gets_few_lines_and_no_time_before_a_twentieth_is_done(clock):
 
 def test_the_remaining_time_is_measured_and_a_resumed_run_starts_at_its_own(clock):
     work = {"sgd": (1.0, 80)}
-    pieces = [("sgd", 1)] * 20
-    lines = run(io.StringIO(), clock, work, *pieces, resumed={"sgd": 60}, epochs=80).splitlines()
-    assert lines[:2] == [
-        "resuming after epoch 60 of 80: 75 % done",  # nothing of this process yet
-        "training, epoch 61 of 80: 76 % done, 0:19:00 left",
+    pieces = [("sgd", 1)] * 40
+    lines = run(io.StringIO(), clock, work, *pieces, resumed={"sgd": 40}, epochs=80).splitlines()
+    assert lines[:3] == [
+        "resuming after epoch 40 of 80: 50 % done",
+        "training, epoch 41 of 80: 51 % done",  # a fortieth of the work of this process
+        "training, epoch 48 of 80: 60 % done, 0:32:00 left",
     ]
     assert lines[-1] == "training, epoch 80 of 80: 100 % done, 0:00:00 left"
 
@@ -132,8 +136,9 @@ def test_the_work_goes_on_where_nothing_can_be_written(clock, left, terminal):
 
 
 def test_a_closed_stream_and_letters_it_lacks_are_no_errors(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stderr", None)
-    say("nobody reads this")
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{name}", None)
+        say("nobody reads this", stderr=name == "stderr")
     raw = io.BytesIO()
     stream = Stream(io.TextIOWrapper(raw, encoding="ascii"))
     print("ρ ± 1", file=stream, flush=True)

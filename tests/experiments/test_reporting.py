@@ -15,94 +15,39 @@ from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.reporting import axes, figures, html, results, sweeps, table
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.live import Live
+from sam_optax.experiments.training.train import Outcome
 
 SEEDS = (5, 6, 7)
 EPOCHS = 4
 HOSTILE = "npz:/tmp/sales_$2020_$2021 [bold]\udcff\n</td><script>.npz"
 
 
-def of_method(name, loss, hyperparameters=None, accuracy=(0.5, 0.75, 1.0)):
-    """What became of a method; the loss of a seed that diverged is None."""
-    kept = [i for i, value in enumerate(loss) if value is not None]
-    watched = {"cosine": [1.0] * EPOCHS, "loss_rise": [None] * EPOCHS}
-    watched |= {"ascent_norm": [0.5] * EPOCHS, "sharp_norm": [0.6] * EPOCHS}
-    sharpness = (0.1, 0.2, 0.3)[: len(loss)]
-    measures = {
-        "test_accuracy": accuracy,
-        "best_test_accuracy": accuracy,
-        "train_loss": loss,
-        "sharpness": sharpness,
-    }
-    return {
-        "name": name,
-        "method": name.split()[0],
-        "title": METHODS[name.split()[0]].title,
-        "hyperparameters": hyperparameters or {},
-        "sources": dict.fromkeys(hyperparameters or {}, "default"),
-        "settings": {},
-        "epochs": EPOCHS,
-        "steps_per_epoch": 4,
-        "batch_size": 10,
-        "gradients": 2.0,
-        "step_cost": 1.875,
-        "epoch_seconds": 2.0,
-        "compile_seconds": 1.0,
-        "examples_per_second": 60.0,
-        "diverged": len(loss) - len(kept),
-        "summary": {
-            key: results.summary(np.array([values[i] for i in kept], float))
-            for key, values in measures.items()
-        },
-        "seeds": [
-            {
-                "seed": SEEDS[i],
-                "diverged": i not in kept,
-                **{key: values[i] for key, values in measures.items()},
-                "best_epoch": EPOCHS,
-                "curves": {
-                    "test_accuracy": [accuracy[i]] * EPOCHS,
-                    "train_loss": [loss[i]] * EPOCHS,
-                    **(watched if hyperparameters else {}),
-                },
-            }
-            for i in range(len(loss))
-        ],
-    }
+def of_method(name, loss, values=None, accuracy=(0.5, 0.75, 1.0), cost=1.875, **more):
+    """A method and what became of it; the loss of a seed that diverged is None."""
+    kind, values = name.split()[0], values or {}
+    method = {"name": name, "method": kind, "title": METHODS[kind].title, "settings": {}}
+    method |= {"hyperparameters": values, "sources": dict.fromkeys(values, "default")}
+    method |= {"epochs": EPOCHS, "steps_per_epoch": 4, "batch_size": 10, "gradients": 2.0}
+    curves = {"test_accuracy": accuracy, "train_loss": loss}
+    if values:
+        curves |= {"cosine": [1] * 3, "loss_rise": [None] * 3, "sharp_norm": [0.6] * 3}
+    curves = {key: np.array([of[: len(loss)]] * EPOCHS, float) for key, of in curves.items()}
+    sharpness = np.array((0.1, 0.2, 0.3)[: len(loss)])
+    return method | more, Outcome(None, None, curves, sharpness, [2.0], 1.0, cost)
 
 
 def of_run(*methods, name="npz:small.npz", **settings):
-    given = {
-        "model": "mlp",
-        "label_noise": 0.25,
-        "optimizer": "sgd",
-        "lr": 0.1,
-        "schedule": "cosine",
-        "momentum": 0.9,
-        "weight_decay": 0.0005,
-        "sharpness_rho": 0.5,
-        **settings,
-    }
-    for row in methods:
-        row["differences"] = results.differences(row, methods)
-    return {
-        "format": results.FORMAT,
-        "format_version": results.FORMAT_VERSION,
+    given = {"model": "mlp", "label_noise": 0.25, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
+    given |= {"schedule": "cosine", "weight_decay": 0.0005, "sharpness_rho": 0.5, **settings}
+    data = {"name": name, "train_examples": 40, "test_examples": 13, "example_shape": [6]}
+    description = {
         "settings": {key: {"value": x, "source": "default"} for key, x in given.items()},
-        "dataset": {
-            "name": name,
-            "train_examples": 40,
-            "test_examples": 13,
-            "example_shape": [6],
-            "classes": 3,
-            "sha256": "0" * 64,
-        },
-        "parameters": 1234,
-        "seeds": list(SEEDS[: len(methods[0]["seeds"])]),
+        "dataset": data | {"classes": 3, "sha256": "0" * 64},
+        "seeds": list(SEEDS[: methods[0][1].curves["train_loss"].shape[1]]),
         "notes": [],
-        "units": results.UNITS,
-        "versions": results.versions(),
-        "methods": list(methods),
+        "methods": [method for method, _ in methods],
     }
+    return results.collect(description, 1234, {of["name"]: outcome for of, outcome in methods})
 
 
 @pytest.fixture
@@ -147,20 +92,6 @@ def test_json_is_strict_and_comes_back(found, tmp_path):
     assert results.from_json(path) is None
 
 
-@pytest.mark.parametrize(
-    "older",
-    [
-        {"format": "sam_optax.compare", "format_version": 1},
-        {"format": results.FORMAT, "format_version": results.FORMAT_VERSION + 1},
-    ],
-)
-def test_results_of_another_version_are_refused_by_name(older, tmp_path):
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps(older))
-    with pytest.raises(UserError, match=rf"{path}: has format \S+ \d of another version"):
-        results.from_json(path)
-
-
 def test_results_without_newer_fields_are_read_and_shown(found, tmp_path):
     for name in ("step_cost", "compile_seconds", "differences", "title", "sources"):
         for method in found["methods"]:
@@ -179,6 +110,8 @@ def test_results_without_newer_fields_are_read_and_shown(found, tmp_path):
     ("spoil", "field"),
     [
         (lambda found: found["methods"][1].update(epochs="4"), "Expected `int`, got .*epochs"),
+        (lambda found: found.update(format="sam_optax.compare"), "has format sam_optax.compare 2"),
+        (lambda found: found.update(format_version=3), "has format .* 3 of another version"),
         (lambda found: found.update(methods=[]), r"length >= 1 - at `\$.methods`"),
         (lambda found: found["methods"][0].pop("name"), "missing required field `name`"),
         (lambda found: found.pop("settings"), "missing required field `settings`"),
@@ -189,45 +122,37 @@ def test_wrong_results_are_refused_by_file_and_field(found, tmp_path, spoil, fie
     spoil(found)
     path = tmp_path / "results.json"
     path.write_bytes(results.to_json(found))
-    with pytest.raises(UserError, match=rf"^{path}: .*{field}[^\n]*; restore the file[^\n]*$"):
+    with pytest.raises(UserError, match=rf"^{path}: .*{field}[^\n]*(restore|use)[^\n]*$"):
         results.from_json(path)
 
 
-def test_numbers_are_the_shortest_of_their_float32():
-    assert results.number(np.float32(0.1)) == 0.1
-    assert results.number(np.float32("nan")) is None
-    low, high = stats.t.interval(0.95, 2, loc=0.75, scale=stats.sem([0.5, 0.75, 1.0]))
-    several = results.summary(np.array([0.5, 0.75, 1.0]))
-    assert several == {"mean": 0.75, "std": 0.25, "interval": pytest.approx((high - low) / 2)}
-    assert results.summary(np.array([0.5])) == {"mean": 0.5, "std": None, "interval": None}
-    assert results.summary(np.array([])) == {"mean": None, "std": None, "interval": None}
-
-
-def test_differences_are_seed_by_seed_and_to_the_best_sam():
+def test_summaries_and_differences_are_those_of_scipy():
     found = of_run(
         of_method("sgd", [1.0] * 3, accuracy=(0.5, 0.6, 0.7)),
         of_method("sam 1", [1.0] * 3, {"rho": 0.1}, accuracy=(0.6, 0.6, 0.6)),
         of_method("sam 2", [1.0, 1.0, None], {"rho": 0.2}, accuracy=(0.7, 0.8, 0.1)),
         of_method("asam", [1.0, 1.0, 1.0], {"rho": 2.0}, accuracy=(0.8, 0.8, 0.8)),
     )
-    sgd, first, second, asam = (method["differences"] for method in found["methods"])
-    assert (list(sgd), list(first), list(second)) == (["sam"], ["sgd"], ["sgd"])
-    gain = asam["sgd"]["test_accuracy"]
+    of = found["methods"][0]["summary"]["test_accuracy"]
+    ends = stats.t.interval(0.95, 2, loc=0.6, scale=stats.sem([0.5, 0.6, 0.7]))
+    assert (of["mean"] - of["interval"], of["mean"] + of["interval"]) == pytest.approx(ends)
+    gain = found["methods"][3]["differences"]["sgd"]["test_accuracy"]
     ends = stats.ttest_rel([0.8] * 3, [0.5, 0.6, 0.7]).confidence_interval(0.95)
-    assert gain["mean"] - gain["interval"] == pytest.approx(ends.low)
-    assert gain["mean"] + gain["interval"] == pytest.approx(ends.high)
-    assert asam["sam"]["to"] == "sam 2"
-    assert asam["sam"]["test_accuracy"]["mean"] == pytest.approx(0.05)  # of two seeds
+    assert (gain["mean"] - gain["interval"], gain["mean"] + gain["interval"]) == pytest.approx(ends)
+    best = found["methods"][3]["differences"]["sam"]
+    assert (best["to"], best["test_accuracy"]["mean"]) == ("sam 2", pytest.approx(0.05))  # of two
     assert "+20.00 ± 24.84" in rows(printed(found))["asam"]
+    assert results.number(np.float32(0.1)) == 0.1  # the shortest decimal
+    assert results.summary(np.array([])) == {"mean": None, "std": None, "interval": None}
 
 
 def test_csv_has_a_line_for_every_run(found):
     lines = list(csv.DictReader(io.StringIO(results.to_csv(found).decode())))
     names = [(line["method"], line["seed"]) for line in lines]
     assert names == [(name, str(seed)) for name in ("sgd", "sam", "asam") for seed in SEEDS]
-    first = ["sgd", "5", "0.5", "0.5", "1.0", "0.1", "4", "0", "1.875"]
     columns = "method seed test_accuracy best_test_accuracy train_loss sharpness best_epoch"
-    assert lines[0] == dict(zip([*columns.split(), "diverged", "step_cost"], first, strict=True))
+    assert [*lines[0]] == [*columns.split(), "diverged", "step_cost"]
+    assert [*lines[0].values()] == ["sgd", "5", "0.5", "0.5", "1.0", "0.1", "1", "0", "1.875"]
     assert (lines[4]["train_loss"], lines[4]["diverged"]) == ("", "1")
 
 
@@ -292,8 +217,9 @@ def test_one_seed_has_no_spread(drawn):
 
 
 def test_settings_that_differ_are_with_the_method():
-    sgd, adam = of_method("sgd", [1.0]), of_method("sam", [1.0], {"rho": 0.1})
-    sgd |= {"epochs": 8, "settings": {"epochs": {"value": 8, "source": "the paper"}}}
+    own = {"epochs": {"value": 8, "source": "the paper"}}
+    sgd = of_method("sgd", [1.0], epochs=8, settings=own)
+    adam = of_method("sam", [1.0], {"rho": 0.1})
     clean = {"label_noise": 0.0, "momentum": None, "optimizer": "adamw", "warmup_steps": 9}
     text = printed(of_run(sgd, adam, **clean, preset="asam-cifar10", scale=0.1))
     for part in (
@@ -307,23 +233,16 @@ def test_settings_that_differ_are_with_the_method():
     assert "epochs 8" in rows(text)["sgd"]
 
 
-ACCURACIES = {
-    "sgd": (0.5, 0.52),
-    "sam 0.5": (0.9, 0.92),
-    "sam 0.7": (0.8, 0.82),
-    "part 1": (0.89, 0.91),
-    "msam 2": (0.4, 0.42),
-}
-COSTS = {"sgd": 1.0, "sam 0.5": 2.0, "sam 0.7": 2.0, "part 1": 1.1, "msam 2": 1.01}
+POINTS = {"sgd": (0.5, 1.0), "sam 0.5": (0.9, 2.0), "sam 0.7": (0.8, 2.0), "part 1": (0.89, 1.1)}
+POINTS |= {"msam 2": (0.4, 1.01)}
 
 
-def of_frontier(accuracies=ACCURACIES, diverged=(), timed=True):
+def of_frontier(diverged=(), timed=True):
     methods = []
-    for name, values in accuracies.items():
+    for name, (mean, cost) in POINTS.items():
         rho = {"rho": float(name.split()[1])} if " " in name else {}
-        loss = [None if name in diverged else 1.0] * len(values)
-        cost = COSTS[name] if timed else None
-        methods.append({**of_method(name, loss, rho, values), "step_cost": cost})
+        loss, accuracy = [None if name in diverged else 1.0] * 2, (mean, mean + 0.02)
+        methods.append(of_method(name, loss, rho, accuracy, cost if timed else np.nan))
     return of_run(*methods, frontier=True)
 
 
@@ -337,15 +256,15 @@ def test_a_frontier_tells_the_gain_that_is_kept_and_its_cost():
     assert "reached" not in printed(of_frontier(timed=False))
 
 
-@pytest.mark.parametrize("diverged", [(), ("part 1",), ("sgd",), tuple(ACCURACIES)])
+@pytest.mark.parametrize("diverged", [(), ("part 1",), ("sgd",), tuple(POINTS)])
 def test_a_frontier_is_drawn_even_where_runs_diverged(diverged, drawn):
     found = of_frontier(diverged=diverged)
     assert list(figures.all_figures(found)) == ["frontier.png"]
-    names = drawn[0].axes[0].get_legend_handles_labels()[1]
-    shown = {"sgd", "sam", "part", "msam"} - {name.split()[0] for name in diverged}
-    assert set(names) >= shown
-    missing = drawn[0].axes[0].get_title("left")
-    assert all(name in missing for name in diverged if name.split()[0] not in shown | {"sam"})
+    cost = drawn[0].axes[0]
+    names = cost.get_legend_handles_labels()[1]
+    for method in ("sgd", "sam", "part", "msam"):
+        gone = method in {name.split()[0] for name in diverged}
+        assert gone == (method not in names) == (method in cost.get_title("left"))
     assert b"<h1>Accuracy against cost: mlp on" in html.html_page(found, {})
 
 
@@ -355,14 +274,10 @@ def test_figures_suit_the_run_and_say_what_they_do_not_show(found, drawn):
     assert steps.axes[0].get_title("left") == "not drawn: sgd (has none)"
     assert "asam (not known)" in curves.axes[1].get_title("left")
     assert "diverged" in [text.get_text() for text in bars.axes[0].texts]
-    assert [x for x in curves.axes[0].get_xticks() if x % 1] == []
+    ticks = curves.axes[0].xaxis.get_major_locator().tick_values(1, 60)
+    assert {x % 10 for x in ticks} == {0}
     for i, names in ((0, ["curves.png"]), (2, ["curves.png", "steps.png"])):
         assert list(figures.all_figures({**found, "methods": found["methods"][i : i + 1]})) == names
-
-
-def test_figures_are_files(found):
-    drawn = figures.all_figures(found)
-    assert all(of.startswith(b"\x89PNG") and len(of) > 20_000 for of in drawn.values())
 
 
 def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(drawn):
@@ -450,11 +365,12 @@ def test_the_headline_names_a_winner_only_where_the_difference_is_certain():
 def test_text_from_outside_is_never_markup(found):
     found["dataset"]["name"] = HOSTILE
     assert "sales_$2020_$2021 [bold]??</td><script>.npz" in printed(found)
-    assert figures.all_figures(found)["curves.png"].startswith(b"\x89PNG")
+    drawn = figures.all_figures(found)
+    assert all(of.startswith(b"\x89PNG") and len(of) > 20_000 for of in drawn.values())
     page = html.html_page(found, {}).decode()
     assert "sales_$2020_$2021 [bold]??&lt;/td&gt;&lt;script&gt;.npz" in page
     found["dataset"]["name"] = "数据" * 100
-    assert figures.all_figures(found)["curves.png"].startswith(b"\x89PNG")
+    assert figures.bars(found).startswith(b"\x89PNG")
 
 
 def lines_of(path):
@@ -472,11 +388,7 @@ def test_metrics_are_appended_and_rewound(tmp_path):
         file.write('{"method": "sam')  # killed meanwhile
     with Live(tmp_path, epochs=2) as live:
         live.add("sam 0.5", 7, 3, {"train_loss": 0.5})
-    assert [(of["epoch"], of["train_loss"]) for of in lines_of(tmp_path)] == [
-        (1, 0.1),
-        (2, 0.1),
-        (3, 0.5),
-    ]
+    assert [of["train_loss"] for of in lines_of(tmp_path)] == [0.1, 0.1, 0.5]
     with Live(tmp_path):
         assert lines_of(tmp_path) == []
     assert not (tmp_path / "metrics.jsonl").exists()  # as if it had not begun

@@ -22,7 +22,8 @@ class Stream:
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream or io.StringIO()  # Python has None for a closed descriptor
+        # Python has None for a closed descriptor.
+        self._stream = stream or io.TextIOWrapper(io.BytesIO(), "utf-8")
         self.error = None if stream else OSError("closed")
 
     def write(self, text: str) -> int:
