@@ -17,8 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from sam_optax.experiments.reporting.frontier import points
-from sam_optax.experiments.reporting.palette import style
+from sam_optax.experiments.reporting.axes import styled
 
 NAMES = {
     "sgd": "SGD",
@@ -39,22 +38,24 @@ def main(compare, frontier, out):
     """Draws both panels and writes the figure."""
     figure = Figure(figsize=(10, 4.1), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for method in _results(compare)["methods"]:
+    for method, look in styled(_results(compare)["methods"]):
         runs = 100 * np.array([run["curves"]["test_accuracy"] for run in method["seeds"]])
         epochs, mean, deviation = 1 + np.arange(runs.shape[1]), runs.mean(0), runs.std(0)
-        look = style(method["method"])
         line = {"color": look.color, "linestyle": look.linestyle}
         left.plot(epochs, mean, label=NAMES[method["method"]], **line)
         left.fill_between(epochs, mean - deviation, mean + deviation, color=look.color, alpha=0.15)
-    found = points(_results(frontier))
-    for name in dict.fromkeys(point.method for point in found):
-        best = max((p for p in found if p.method == name), key=lambda p: p.accuracy)
-        look = {"color": style(name).color, "marker": style(name).marker}
-        y, width = 100 * best.accuracy, 100 * best.interval
-        label = NAMES[name] + (f", ρ = {best.hyperparameters['rho']:g}" if name != "sgd" else "")
-        right.errorbar(
-            best.cost, y, width, markersize=8, capsize=3, linestyle="none", label=label, **look
-        )
+    best = {}
+    for row, look in styled(_results(frontier)["methods"]):
+        accuracy, (other, _) = row["summary"]["test_accuracy"], best.get(row["method"], (row, None))
+        if accuracy["mean"] >= other["summary"]["test_accuracy"]["mean"]:
+            best[row["method"]] = row, look
+    for name, (row, look) in best.items():
+        accuracy = row["summary"]["test_accuracy"]
+        y, width = 100 * accuracy["mean"], 100 * (accuracy["interval"] or 0)
+        label = NAMES[name] + (f", ρ = {row['hyperparameters']['rho']:g}" if name != "sgd" else "")
+        shown = {"markersize": 8, "capsize": 3, "linestyle": "none", "label": label}
+        shown |= {"color": look.color, "marker": look.marker}
+        right.errorbar(row["step_cost"], y, width, **shown)
     left.set(xlabel="epoch", ylabel="test accuracy (%)", ylim=(60, 100), xlim=(0, None))
     left.set_title("40 % of the training labels are wrong", fontsize="medium")
     right.set(xlabel="time of a training step, relative to SGD", xlim=(0.9, None))

@@ -1,21 +1,19 @@
 """The command ``compare``: trains methods on the same data and compares them."""
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
-from rich.console import Console
-from rich.text import Text
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.describe import describe, planned, shared_settings
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.reporting import results, table
+from sam_optax.experiments.reporting.console import Console, say
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
@@ -187,7 +185,7 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> Result:
         checkpoints.finish()
     if out:
         (out.path / search.FILE).unlink(missing_ok=True)
-        _print(f"\nThe results are in {out.path}.")
+        _print(f"\nThe results are in {out.path}. Open {out.path / 'report.html'}.")
     if all(method["diverged"] == len(found["seeds"]) for method in found["methods"]):
         raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
     variables = {name: of.variables for name, of in outcomes.items()}
@@ -240,12 +238,11 @@ def _draw(out: OutputDirectory, found: Json) -> None:
 
 
 def _console(stderr: bool = False) -> Console:
-    width = None if stderr or sys.stdout.isatty() else 100  # of a file; rich would take 80
-    return Console(stderr=stderr, highlight=False, quiet=bool(jax.process_index()), width=width)
+    return Console(stderr, quiet=bool(jax.process_index()))
 
 
 def _print(message: str, stderr: bool = False) -> None:
-    _console(stderr).print(Text(message), soft_wrap=True)
+    say(message, stderr, quiet=bool(jax.process_index()))
 
 
 def _say(message: str) -> None:

@@ -1,17 +1,19 @@
 """The command line: subcommands, exit codes, and errors in one line."""
 
 import contextlib
-import errno
 import importlib
 import io
 import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
+
+from sam_optax.experiments.reporting.stream import Stream, printable
 
 _PROG = "python -m sam_optax"
 # Packages of the extra "experiments".
-_EXTRA = {"filelock", "flax", "jinja2", "matfree", "matplotlib", "mlxtend"}
+_EXTRA = {"filelock", "flax", "jinja2", "matfree", "matplotlib", "mlxtend", "msgspec"}
 _EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX", "tyro"}
 _COMMANDS = {
     "compare": "train SGD and sharpness-aware methods on the same data and compare them",
@@ -22,23 +24,33 @@ _COMMANDS = {
 }
 # Modules of sam_optax.experiments whose names differ from the command's. Each is imported only when
 # its command runs; `run(options)` takes the dataclass named after the command, such as `Compare`.
-_MODULES = {
-    "compare": "comparison",
-    "train": "comparison",
-    "analyze": "analyze.command",
-    "bench": "bench.command",
-}
+_MODULES = {"compare": "comparison", "analyze": "analyze.command", "bench": "bench.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the subcommand that ``argv`` names (default: the arguments of the process).
 
-    The exit code is 0, 2 after a user error, or 130 after an interrupt.
+    The exit code is 0, 2 after a user error or where standard output cannot be written, 1 where its
+    reader has left, or 130 after an interrupt. What cannot be printed does not stop the work.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without ρ and ± must not fail
-            stream.reconfigure(errors="replace")
+    out: Any = Stream(sys.stdout)
+    err: Any = Stream(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        if code == 130 and argv is None:
+            # A computation may still be running. If the interpreter shut down meanwhile, it would
+            # free the memory in use and crash.
+            os._exit(code)
+        if out.error is None or code:
+            return code
+        if isinstance(out.error, BrokenPipeError):
+            return 1
+        reason = (out.error.strerror or str(out.error)).lower()
+        return _fail(f"standard output cannot be written ({reason}).")
+
+
+def _main(given: list[str]) -> int:
     if not given or given[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -51,23 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(name, arguments)
     except UserError as error:
         return _fail(str(error))
-    except BrokenPipeError:  # the reader has closed the pipe
-        _silence()
-        return 1
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        _silence()
-        return _fail("standard output cannot be written (no space left on device).")
     except KeyboardInterrupt:
-        code = _fail("interrupted.", code=130)
-        if argv is None:
-            # A computation may still be running. If the interpreter shut down meanwhile, it would
-            # free the memory in use and crash.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        return code
+        return _fail("interrupted.", code=130)
     except (MemoryError, RuntimeError) as error:
         if (reason := _of_the_machine(error)) is None:
             raise
@@ -148,15 +145,8 @@ def _mistake(box: str) -> str:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    from sam_optax.experiments.reporting.words import printable
-
     print(f"sam_optax: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
-
-
-def _silence() -> None:
-    """Redirects standard output to the null device, so that the interpreter does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _help() -> str:

@@ -174,7 +174,8 @@ def _open(directory: Path, label: str, programs: dict[Any, Function]) -> Run:
         task = tasks.task_of(results, dataset)
         labels = tasks.noisy_labels(task, task.seeds)
         about = words.data_name(results) if label else words.task(results)
-        accuracy = {method["name"]: _curves(method["seeds"]) for method in results["methods"]}
+        key = words.Score.of(results).key
+        accuracy = {method["name"]: _curves(method["seeds"], key) for method in results["methods"]}
         run = Run(results, task, directory, label, about, programs, labels, accuracy)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
@@ -185,8 +186,8 @@ def _open(directory: Path, label: str, programs: dict[Any, Function]) -> Run:
     return run
 
 
-def _curves(seeds: Sequence[Json]) -> np.ndarray:
-    return np.array([s["curves"]["test_accuracy"] for s in seeds if not s["diverged"]], float)
+def _curves(seeds: Sequence[Json], key: str) -> np.ndarray:
+    return np.array([s["curves"][key] for s in seeds if not s["diverged"]], float)
 
 
 def _networks(run: Run, ours: str) -> Iterator[Network]:

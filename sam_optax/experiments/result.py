@@ -2,11 +2,9 @@
 
 import dataclasses
 import functools
-import io
+from typing import Any
 
-from rich.console import Console
-
-from sam_optax.experiments.reporting import table
+from sam_optax.experiments.reporting import console, table
 from sam_optax.experiments.types import Json, PyTree
 
 
@@ -31,10 +29,10 @@ class Result:
 
     def print(self) -> None:
         """Prints the table."""
-        table.print_results(Console(highlight=False), self.results)
+        console.Console().print(self)
 
-    def _repr_html_(self) -> str:
-        console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
-        table.print_results(console, self.results)
-        form = '<pre style="font-family:monospace;line-height:1.3">{code}</pre>'
-        return console.export_html(inline_styles=True, code_format=form)
+    def __rich__(self) -> table.ResultsTable:
+        return table.ResultsTable(self.results)
+
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        return table.ResultsTable(self.results)._repr_mimebundle_(*args, **kwargs)

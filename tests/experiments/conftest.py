@@ -1,5 +1,7 @@
 """Small data for the experiments' tests."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,13 @@ def compile_fast():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _width():
+    """Output has the width of a file; readline, which pytest loads, sets that of a terminal."""
+    os.environ.pop("COLUMNS", None)
+    os.unsetenv("COLUMNS")  # for other processes too
 
 
 class Trainer:

@@ -14,13 +14,6 @@ def contents(path):
     return {of.name: of.read_text() for of in path.iterdir()}
 
 
-def test_files_are_written_and_replaced(tmp_path):
-    (tmp_path / "a").write_text("old")
-    with OutputDirectory(tmp_path) as out:
-        out.write({"a": b"new", "b": b"more"})
-    assert contents(tmp_path) == {"a": "new", "b": "more"}
-
-
 @pytest.mark.parametrize("others", [(), ("notes",)])
 def test_what_was_created_is_taken_away_after_a_failure(tmp_path, others):
     path = tmp_path / "some" / "where"
@@ -74,14 +67,6 @@ def test_a_read_only_directory_is_refused(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_killed_processes_left_is_taken_away(tmp_path):
-    for name in (".results.csv.17.partial", ".probe.42.partial", ".mine.partial", ".lock"):
-        (tmp_path / name).write_text("")
-    with OutputDirectory(tmp_path):
-        pass
-    assert set(contents(tmp_path)) == {".mine.partial"}
-
-
 def test_a_directory_is_for_one_process_at_a_time(tmp_path):
     partial = tmp_path / ".a.1.partial"
     with OutputDirectory(tmp_path) as out:
@@ -96,12 +81,17 @@ def test_a_directory_is_for_one_process_at_a_time(tmp_path):
     assert contents(tmp_path) == {"a": "new"}
 
 
-@pytest.mark.parametrize("failure", [OSError(37, "No locks available"), NotImplementedError()])
-def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch, failure):
-    def fail(*args, **kwargs):
+@pytest.mark.parametrize(
+    "failure", [None, OSError(37, "No locks available"), NotImplementedError()]
+)
+def test_what_killed_processes_left_is_taken_away(tmp_path, monkeypatch, failure):
+    def fail(*args, **kwargs):  # of a file system without locks
         raise failure
 
-    monkeypatch.setattr(filelock.FileLock, "acquire", fail)
+    if failure:
+        monkeypatch.setattr(filelock.FileLock, "acquire", fail)
+    for name in (".results.csv.17.partial", ".probe.42.partial", ".mine.partial", ".lock", "a"):
+        (tmp_path / name).write_text("")
     with OutputDirectory(tmp_path) as out:
-        out.write({"a": b"new"})
-    assert contents(tmp_path) == {"a": "new"}
+        out.write({"a": b"new", "b": b"more"})
+    assert contents(tmp_path) == {".mine.partial": "", "a": "new", "b": "more"}

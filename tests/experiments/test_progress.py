@@ -1,13 +1,18 @@
-"""The remaining time, and how it is shown on terminals, in files and in notebooks."""
+"""Progress and other output: on terminals, in files, in notebooks, and where nobody can read it."""
 
 import io
+import os
 import re
 
 import pytest
-from rich.console import Console
+import rich.console
 
 from sam_optax.experiments.reporting import progress
-from sam_optax.experiments.reporting.progress import Estimate, Progress
+from sam_optax.experiments.reporting.console import Console, say
+from sam_optax.experiments.reporting.progress import Progress
+from sam_optax.experiments.reporting.stream import Stream
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Terminal(io.StringIO):
@@ -15,124 +20,140 @@ class Terminal(io.StringIO):
         return True
 
 
+class Broken(io.StringIO):
+    """Takes so many writes."""
+
+    left = 0
+
+    def write(self, text):
+        self.left -= 1
+        if self.left < 0:
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
+
+
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch):
+def clock(monkeypatch):
+    """Seconds, which tests advance."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
 
 
-def test_kinds_not_measured_yet_cost_their_prior():
-    estimate = Estimate({"sgd": (1.0, 3), "sam": (2.0, 3)})
-    assert (estimate.remaining, estimate.fraction) == (None, 0)
-    estimate.done("sgd", 5.0)
-    assert estimate.remaining == pytest.approx(2 * 5 + 3 * 10)
-    assert estimate.fraction == pytest.approx(1 / 9)
-    estimate.done("sam", 7.0)
-    assert estimate.remaining == pytest.approx(2 * 5 + 2 * 7)
-    estimate.done("sam", 9.0)
-    assert estimate.remaining == pytest.approx(2 * 5 + 8)
-
-
-def test_the_estimate_follows_a_changing_load():
-    estimate = Estimate({"sgd": (1.0, 100)})
-    for seconds in [1.0] * 50 + [3.0] * 20:
-        estimate.done("sgd", seconds)
-    assert estimate.remaining == pytest.approx(30 * 3)
-
-
-def test_shares_of_pieces_add_up():
-    estimate = Estimate({"sam": (2.0, 2)})
-    for _ in range(5):
-        estimate.done("sam", 1.0, 0.1)
-    assert estimate.remaining == pytest.approx(15)
-    assert estimate.fraction == pytest.approx(0.25)
-    for _ in range(15):
-        estimate.done("sam", 1.0, 0.1)
-    assert estimate.remaining == pytest.approx(0)
-    assert estimate.fraction == pytest.approx(1)
-
-
-def run(file, **console):
-    work = {"sgd": (1.0, 2), "sharpness": (1.0, 1)}
-    with Progress(Console(file=file, width=100, **console), work, epochs=2) as shown:
-        shown.compiling("sgd", 1, 1)
-        for kind, share in (("sgd", 0.5), ("sgd", 0.5), ("sgd", 1), ("sharpness", 1)):
-            shown.done(kind, 65.0 * share, share)
+def run(file, clock, work, *pieces, resumed=None, seconds=60.0, **options):
+    console = Console(file=file, width=100)
+    console.get_time = lambda: clock[0]
+    with Progress(console, work, **options) as shown:
+        if resumed:
+            shown.resumed(resumed)
+        else:
+            shown.compiling("sgd", 1, 1)
+        for kind, share in pieces:
+            clock[0] += seconds * share
+            shown.done(kind, seconds * share, share)
     return file.getvalue()
 
 
-def test_a_file_gets_lines_without_control_characters(monkeypatch):
-    monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)
-    assert run(io.StringIO()).splitlines() == [
-        "compiling sgd (1 of 1): 0 % done, time left not known yet",
-        "training, epoch 1 of 2: 17 % done, 2:42 left",
-        "training, epoch 1 of 2: 33 % done, 2:10 left",
-        "training, epoch 2 of 2: 67 % done, 1:05 left",
-        "measuring sharpness: 100 % done, 0:00 left",
+def test_a_file_gets_few_lines_and_no_time_before_a_twentieth_is_done(clock):
+    bar = run(Terminal(), clock, {"sgd": (1.0, 100)}, *[("sgd", 1)] * 4)
+    assert "4 of 100" in bar
+    assert "left" not in bar
+    work = {"sgd": (1.0, 50), "sam": (2.0, 50), "sharpness": (2.0, 1)}
+    pieces = [(kind, 1) for _ in range(50) for kind in ("sgd", "sam")]
+    lines = run(io.StringIO(), clock, work, *pieces, ("sharpness", 1), epochs=50).splitlines()
+    assert lines[:2] == ["compiling sgd (1 of 1): 0 % done", "training, epoch 1 of 50: 1 % done"]
+    assert re.fullmatch(r"training, epoch 6 of 50: 1\d % done, 1:\d\d:\d\d left", lines[2])
+    assert lines[-1] == "measuring sharpness: 100 % done, 0:00:00 left"
+    assert len(lines) <= 13
+
+
+def test_the_remaining_time_is_measured_and_a_resumed_run_starts_at_its_own(clock):
+    work = {"sgd": (1.0, 80)}
+    pieces = [("sgd", 1)] * 40
+    lines = run(io.StringIO(), clock, work, *pieces, resumed={"sgd": 40}, epochs=80).splitlines()
+    assert lines[:3] == [
+        "resuming after epoch 40 of 80: 50 % done",
+        "training, epoch 41 of 80: 51 % done",  # a fortieth of the work of this process
+        "training, epoch 48 of 80: 60 % done, 0:32:00 left",
     ]
+    assert lines[-1] == "training, epoch 80 of 80: 100 % done, 0:00:00 left"
 
 
-def test_a_resumed_run_counts_what_was_done_before(monkeypatch):
-    monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)
-    file = io.StringIO()
-    work = {"sgd": (1.0, 8), "checkpoint": (0.5, 4)}
-    with Progress(Console(file=file, width=100), work, epochs=8) as shown:
-        shown.resumed({"sgd": 6, "checkpoint": 3})
-        for kind in ("sgd", "sgd", "checkpoint"):
-            shown.done(kind, 3600.0)
-    assert file.getvalue().splitlines() == [
-        "resuming after epoch 6 of 8: 75 % done, time left not known yet",
-        "training, epoch 7 of 8: 85 % done, 1:30:00 left",
-        "training, epoch 8 of 8: 95 % done, 30:00 left",
-        "training, epoch 8 of 8: 100 % done, 0:00 left",
-    ]
+def test_other_commands_name_the_kind_and_may_get_more_work(clock):
+    shown = Progress(Console(file=(file := io.StringIO())), {"sam [x]": (1.0, 1)}, "measuring")
+    shown.more("sam [x]", 1)
+    shown.done("sam [x]", 2.0)
+    assert file.getvalue() == "measuring sam [x], 1 of 2: 50 % done\n"
 
 
-def test_other_commands_name_the_kind(monkeypatch):
-    monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)
-    file = io.StringIO()
-    work = {"sam [x]": (1.0, 1), "sgd": (1.0, 1)}
-    with Progress(Console(file=file, width=100), work, "measuring") as shown:
-        shown.done("sam [x]", 2.0)
-        shown.done("sgd", 1.0)
-    assert file.getvalue().splitlines() == [
-        "measuring sam [x], 1 of 2: 50 % done, 0:02 left",
-        "measuring sgd, 2 of 2: 100 % done, 0:00 left",
-    ]
-
-
-def test_a_terminal_gets_a_bar():
-    text = run(Terminal())
-    assert "\x1b[" in text
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
-    assert "measuring sharpness" in text
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal_gets_a_bar(clock, monkeypatch, colour):
+    if not colour:
+        monkeypatch.setenv("NO_COLOR", "1")
+    text = run(Terminal(), clock, {"sgd": (1.0, 2)}, ("sgd", 0.5), ("sgd", 0.5), ("sgd", 1))
+    assert bool(re.search(r"\x1b\[[0-9;]*[39][0-9]", text)) == colour
+    text = ESCAPES.sub("", text)
+    assert "training sgd, 2 of 2" in text
     assert "100 %" in text
 
 
 @pytest.mark.parametrize(
-    ("file", "environment", "console"),
+    ("file", "environment"),
     [
-        (io.StringIO, {}, {}),
-        (io.StringIO, {"FORCE_COLOR": "1"}, {}),
-        (io.StringIO, {}, {"force_terminal": True}),
-        (Terminal, {"TERM": "dumb"}, {}),
-        (Terminal, {"TERM": "unknown", "FORCE_COLOR": "1"}, {}),
+        (io.StringIO, {"FORCE_COLOR": "1"}),
+        (Terminal, {"TERM": "dumb"}),
+        (Terminal, {"TERM": "unknown", "FORCE_COLOR": "1"}),
     ],
 )
-def test_elsewhere_there_are_few_lines_and_no_cursor_movements(
-    file, environment, console, monkeypatch
-):
+def test_elsewhere_there_are_no_cursor_movements(file, environment, clock, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    text = run(file(), **console)
+    text = run(file(), clock, {"sgd": (1.0, 2)}, ("sgd", 1), ("sgd", 1), seconds=1)
     assert not re.search(r"\x1b\[[0-9;?]*[A-HJKSTf-hlsu]", text)
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    phases = [line.split()[0].strip(",") for line in plain.splitlines()]
-    assert phases == ["compiling", "training", "measuring"]
+    phases = [line.split()[0].strip(",") for line in ESCAPES.sub("", text).splitlines()]
+    assert phases == ["compiling", "training"]
 
 
 def test_notebooks_get_a_bar_where_widgets_can_be_shown(monkeypatch):
-    console = Console(file=io.StringIO(), force_jupyter=True)
+    console = rich.console.Console(file=io.StringIO(), force_jupyter=True)
     for found in (None, object()):
         monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name, f=found: f)
         assert progress.can_draw(console) == (found is not None)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_work_goes_on_where_nothing_can_be_written(clock, left, terminal):
+    """Case 81 of the collected mistakes: a closed pipe, a full disk."""
+    file = Broken()
+    file.left, file.isatty = left, lambda: terminal
+    stream = Stream(file)
+    run(stream, clock, {"sgd": (1.0, 3)}, ("sgd", 1), ("sgd", 1), ("sgd", 1))
+    assert isinstance(stream.error, BrokenPipeError)
+    assert stream.write("more") == 4
+
+
+def test_a_closed_stream_and_letters_it_lacks_are_no_errors(capsys, monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{name}", None)
+        say("nobody reads this", stderr=name == "stderr")
+    raw = io.BytesIO()
+    stream = Stream(io.TextIOWrapper(raw, encoding="ascii"))
+    print("ρ ± 1", file=stream, flush=True)
+    assert raw.getvalue() == b"? ? 1" + os.linesep.encode()
+
+
+def test_escape_sequences_of_names_do_not_reach_the_terminal(clock):
+    """Case 82 of the collected mistakes."""
+    hostile = "\x1b[2J\x1b]0;title\x07 \u202e[bold] a\rb"
+    file = Terminal()
+    console = Console(file=file, force_terminal=True, width=80)
+    console.print(rich.table.Table(hostile))
+    console.print(rich.text.Text(hostile))
+    text = run(file, clock, {hostile: (1.0, 1)}, (hostile, 1), phase=hostile)
+    left = re.sub(r"\x1b\[[0-9;]*m|\x1b\[\?25[hl]|\x1b\[[0-9]*[AK]", "", text)
+    assert "\x1b" not in left
+    assert not {"\x07", "\u202e"} & set(left)
+    assert "?[2J?]0;title" in left

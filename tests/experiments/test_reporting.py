@@ -3,105 +3,52 @@
 import csv
 import io
 import json
+import re
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 from scipy import stats
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import DEFAULT, METHODS
-from sam_optax.experiments.reporting import figures, frontier, html, palette, results, sweep, table
+from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.reporting import axes, figures, html, results, sweeps, table
+from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.live import Live
+from sam_optax.experiments.training.train import Outcome
+from sam_optax.experiments.tuning import search
 
 SEEDS = (5, 6, 7)
 EPOCHS = 4
 HOSTILE = "npz:/tmp/sales_$2020_$2021 [bold]\udcff\n</td><script>.npz"
 
 
-def of_method(name, loss, hyperparameters=None, accuracy=(0.5, 0.75, 1.0)):
-    """What became of a method; the loss of a seed that diverged is None."""
-    kept = [i for i, value in enumerate(loss) if value is not None]
-    watched = {"cosine": [1.0] * EPOCHS, "loss_rise": [None] * EPOCHS}
-    watched |= {"ascent_norm": [0.5] * EPOCHS, "sharp_norm": [0.6] * EPOCHS}
-    sharpness = (0.1, 0.2, 0.3)[: len(loss)]
-    measures = {
-        "test_accuracy": accuracy,
-        "best_test_accuracy": accuracy,
-        "train_loss": loss,
-        "sharpness": sharpness,
-    }
-    return {
-        "name": name,
-        "method": name.split()[0],
-        "title": METHODS[name.split()[0]].title,
-        "hyperparameters": hyperparameters or {},
-        "sources": dict.fromkeys(hyperparameters or {}, "default"),
-        "settings": {},
-        "epochs": EPOCHS,
-        "steps_per_epoch": 4,
-        "batch_size": 10,
-        "gradients": 2.0,
-        "step_cost": 1.875,
-        "epoch_seconds": 2.0,
-        "compile_seconds": 1.0,
-        "examples_per_second": 60.0,
-        "diverged": len(loss) - len(kept),
-        "summary": {
-            key: results.summary(np.array([values[i] for i in kept], float))
-            for key, values in measures.items()
-        },
-        "seeds": [
-            {
-                "seed": SEEDS[i],
-                "diverged": i not in kept,
-                **{key: values[i] for key, values in measures.items()},
-                "best_epoch": EPOCHS,
-                "curves": {
-                    "test_accuracy": [accuracy[i]] * EPOCHS,
-                    "train_loss": [loss[i]] * EPOCHS,
-                    **(watched if hyperparameters else {}),
-                },
-            }
-            for i in range(len(loss))
-        ],
-    }
+def of_method(name, loss, values=None, accuracy=(0.5, 0.75, 1.0), cost=1.875, **more):
+    """A method and what became of it; the loss of a seed that diverged is None."""
+    kind, values = name.split()[0], values or {}
+    method = {"name": name, "method": kind, "title": METHODS[kind].title, "settings": {}}
+    method |= {"hyperparameters": values, "sources": dict.fromkeys(values, "default")}
+    method |= {"epochs": EPOCHS, "steps_per_epoch": 4, "batch_size": 10, "gradients": 2.0}
+    curves = {"test_accuracy": accuracy, "train_loss": loss}
+    if values:
+        curves |= {"cosine": [1] * 3, "loss_rise": [None] * 3, "sharp_norm": [0.6] * 3}
+    curves = {key: np.array([of[: len(loss)]] * EPOCHS, float) for key, of in curves.items()}
+    sharpness = np.array((0.1, 0.2, 0.3)[: len(loss)])
+    return method | more, Outcome(None, None, curves, sharpness, [2.0], 1.0, cost)
 
 
 def of_run(*methods, name="npz:small.npz", **settings):
-    given = {
-        "model": "mlp",
-        "label_noise": 0.25,
-        "optimizer": "sgd",
-        "lr": 0.1,
-        "schedule": "cosine",
-        "momentum": 0.9,
-        "weight_decay": 0.0005,
-        "sharpness_rho": 0.5,
-        **settings,
-    }
-    for row in methods:
-        row["differences"] = results.differences(row, methods)
-    return {
-        "format": results.FORMAT,
-        "format_version": results.FORMAT_VERSION,
+    given = {"model": "mlp", "label_noise": 0.25, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
+    given |= {"schedule": "cosine", "weight_decay": 0.0005, "sharpness_rho": 0.5, **settings}
+    data = {"name": name, "train_examples": 40, "test_examples": 13, "example_shape": [6]}
+    description = {
         "settings": {key: {"value": x, "source": "default"} for key, x in given.items()},
-        "dataset": {
-            "name": name,
-            "train_examples": 40,
-            "test_examples": 13,
-            "example_shape": [6],
-            "classes": 3,
-            "sha256": "0" * 64,
-        },
-        "parameters": 1234,
-        "seeds": list(SEEDS[: len(methods[0]["seeds"])]),
+        "dataset": data | {"classes": 3, "sha256": "0" * 64},
+        "seeds": list(SEEDS[: methods[0][1].curves["train_loss"].shape[1]]),
         "notes": [],
-        "units": results.UNITS,
-        "versions": results.versions(),
-        "methods": list(methods),
+        "methods": [method for method, _ in methods],
     }
+    return results.collect(description, 1234, {of["name"]: outcome for of, outcome in methods})
 
 
 @pytest.fixture
@@ -119,6 +66,15 @@ def printed(found, width=120):
     return file.getvalue()
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn, and not compressed."""
+    kept = []
+    for module in (figures, sweeps):
+        monkeypatch.setattr(module, "png", lambda figure, *of: kept.append(figure) or b"png")
+    return kept
+
+
 def rows(text):
     return {line.split()[0]: line for line in text.splitlines() if line}
 
@@ -128,75 +84,83 @@ def test_json_is_strict_and_comes_back(found, tmp_path):
         raise AssertionError(f"{constant} is not JSON")
 
     found["dataset"]["name"] = HOSTILE
-    content = results.to_json(found)
-    assert json.loads(content, parse_constant=refuse) == found
-    (tmp_path / "results.json").write_bytes(content)
-    assert results.from_json(tmp_path / "results.json") == found
+    path = tmp_path / "results.json"
+    path.write_bytes(results.to_json(found))
+    assert json.loads(path.read_bytes(), parse_constant=refuse) == found
+    assert results.from_json(path) == found
     assert results.from_json(tmp_path / "nothing") is None
-    (tmp_path / "other.json").write_text("[1]")
-    assert results.from_json(tmp_path / "other.json") is None
+    path.write_text("[1]")
+    assert results.from_json(path) is None
+
+
+def test_results_without_newer_fields_are_read_and_shown(found, tmp_path):
+    for name in ("step_cost", "compile_seconds", "differences", "title", "sources"):
+        for method in found["methods"]:
+            del method[name]
+    found["future"] = found["methods"][0]["future"] = 1
+    path = tmp_path / "results.json"
+    path.write_bytes(results.to_json({k: of for k, of in found.items() if k != "notes"}))
+    older = results.from_json(path)
+    assert (older["future"], older["methods"][0]["future"], older["notes"]) == (1, 1, [])
+    assert "75.00 ± 25.00" in printed(older)
+    assert b"75.00 \xc2\xb1 25.00" in html.html_page(older, {})
+    assert results.to_csv(older).startswith(b"method,seed,test_accuracy")
 
 
 @pytest.mark.parametrize(
-    "older",
+    ("spoil", "field"),
     [
-        {"format": "sam_optax.compare", "format_version": 1},
-        {"identity": {}, "points": []},
-        {"format": results.FORMAT, "format_version": results.FORMAT_VERSION + 1},
+        (lambda found: found["methods"][1].update(epochs="4"), "Expected `int`, got .*epochs"),
+        (lambda found: found.update(format="sam_optax.compare"), "has format sam_optax.compare 2"),
+        (lambda found: found.update(format_version=3), "has format .* 3 of another version"),
+        (lambda found: found.update(methods=[]), r"length >= 1 - at `\$.methods`"),
+        (lambda found: found["methods"][0].pop("name"), "missing required field `name`"),
+        (lambda found: found.pop("settings"), "missing required field `settings`"),
+        (lambda found: found["methods"][0]["seeds"][0].update(curves=[1]), "seeds.*curves"),
     ],
 )
-def test_results_of_another_version_are_refused_by_name(older, tmp_path):
+def test_wrong_results_are_refused_by_file_and_field(found, tmp_path, spoil, field):
+    spoil(found)
     path = tmp_path / "results.json"
-    path.write_text(json.dumps(older))
-    with pytest.raises(UserError, match=rf"{path}: has format \S+ \d of another version"):
+    path.write_bytes(results.to_json(found))
+    with pytest.raises(UserError, match=rf"^{path}: .*{field}[^\n]*(restore|use)[^\n]*$"):
         results.from_json(path)
 
 
-def test_numbers_are_the_shortest_of_their_float32():
-    assert results.number(np.float32(0.1)) == 0.1
-    assert results.number(np.float32("nan")) is None
-    low, high = stats.t.interval(0.95, 2, loc=0.75, scale=stats.sem([0.5, 0.75, 1.0]))
-    several = results.summary(np.array([0.5, 0.75, 1.0]))
-    assert several == {"mean": 0.75, "std": 0.25, "interval": pytest.approx((high - low) / 2)}
-    assert results.summary(np.array([0.5])) == {"mean": 0.5, "std": None, "interval": None}
-    assert results.summary(np.array([])) == {"mean": None, "std": None, "interval": None}
+def test_a_wrong_search_is_refused_by_file_and_field(tmp_path):
+    path = tmp_path / "tune.json"
+    path.write_text('{"identity": {}, "trials": {"sam": 1}}')
+    with pytest.raises(UserError, match=rf"^{path}: Expected `array`, got `int` - at `\$.trials"):
+        search.load(path, {})
 
 
-def test_differences_are_seed_by_seed_and_to_the_best_sam():
+def test_summaries_and_differences_are_those_of_scipy():
     found = of_run(
         of_method("sgd", [1.0] * 3, accuracy=(0.5, 0.6, 0.7)),
         of_method("sam 1", [1.0] * 3, {"rho": 0.1}, accuracy=(0.6, 0.6, 0.6)),
         of_method("sam 2", [1.0, 1.0, None], {"rho": 0.2}, accuracy=(0.7, 0.8, 0.1)),
         of_method("asam", [1.0, 1.0, 1.0], {"rho": 2.0}, accuracy=(0.8, 0.8, 0.8)),
     )
-    sgd, first, second, asam = (method["differences"] for method in found["methods"])
-    assert (list(sgd), list(first), list(second)) == (["sam"], ["sgd"], ["sgd"])
-    gain = asam["sgd"]["test_accuracy"]
+    of = found["methods"][0]["summary"]["test_accuracy"]
+    ends = stats.t.interval(0.95, 2, loc=0.6, scale=stats.sem([0.5, 0.6, 0.7]))
+    assert (of["mean"] - of["interval"], of["mean"] + of["interval"]) == pytest.approx(ends)
+    gain = found["methods"][3]["differences"]["sgd"]["test_accuracy"]
     ends = stats.ttest_rel([0.8] * 3, [0.5, 0.6, 0.7]).confidence_interval(0.95)
-    assert gain["mean"] - gain["interval"] == pytest.approx(ends.low)
-    assert gain["mean"] + gain["interval"] == pytest.approx(ends.high)
-    assert asam["sam"]["to"] == "sam 2"
-    assert asam["sam"]["test_accuracy"]["mean"] == pytest.approx(0.05)  # of two seeds
-    text = printed(found)
-    assert "+20.00 ± 24.84" in rows(text)["asam"]
-    assert "of several radii, that of the best one" in text
+    assert (gain["mean"] - gain["interval"], gain["mean"] + gain["interval"]) == pytest.approx(ends)
+    best = found["methods"][3]["differences"]["sam"]
+    assert (best["to"], best["test_accuracy"]["mean"]) == ("sam 2", pytest.approx(0.05))  # of two
+    assert "+20.00 ± 24.84" in rows(printed(found))["asam"]
+    assert results.number(np.float32(0.1)) == 0.1  # the shortest decimal
+    assert results.summary(np.array([])) == {"mean": None, "std": None, "interval": None}
 
 
 def test_csv_has_a_line_for_every_run(found):
     lines = list(csv.DictReader(io.StringIO(results.to_csv(found).decode())))
     names = [(line["method"], line["seed"]) for line in lines]
     assert names == [(name, str(seed)) for name in ("sgd", "sam", "asam") for seed in SEEDS]
-    assert lines[0] == {
-        "method": "sgd",
-        "seed": "5",
-        "test_accuracy": "0.5",
-        "best_test_accuracy": "0.5",
-        "train_loss": "1.0",
-        "sharpness": "0.1",
-        "best_epoch": "4",
-        "diverged": "0",
-        "step_cost": "1.875",
-    }
+    columns = "method seed test_accuracy best_test_accuracy train_loss sharpness best_epoch"
+    assert [*lines[0]] == [*columns.split(), "diverged", "step_cost"]
+    assert [*lines[0].values()] == ["sgd", "5", "0.5", "0.5", "1.0", "0.1", "1", "0", "1.875"]
     assert (lines[4]["train_loss"], lines[4]["diverged"]) == ("", "1")
 
 
@@ -209,7 +173,6 @@ def test_variables_come_back_as_they_were(tmp_path):
     loaded = results.load_params(path)
     assert (list(loaded), list(loaded["sgd"])) == (["sam 0.5", "sgd"], [6, 7])
     np.testing.assert_array_equal(loaded["sgd"][7]["params"]["Dense_0"]["kernel"], np.eye(2))
-    np.testing.assert_array_equal(loaded["sgd"][7]["batch_stats"]["mean"], np.ones(3))
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(UserError, match=r"params\.npz: is damaged"):
         results.load_params(path)
@@ -220,8 +183,8 @@ def test_the_table_says_what_was_trained_on_and_what_came_out(found):
     assert text.startswith(
         "\nnpz:small.npz: 40 training and 13 test examples, 3 classes\n"
         "25 % of the training labels are wrong; 3 seeds\n"
-        "mlp; 4 epochs of 4 steps with batches of 10\n"
-        "SGD: learning rate 0.1 (cosine to 0), momentum 0.9, weight decay 0.0005\n\n"
+        "mlp; epochs 4, steps per epoch 4, batch size 10\n"
+        "sgd: lr 0.1, schedule cosine, momentum 0.9, weight decay 0.0005\n\n"
     )
     lines = rows(text)
     sgd = "sgd 75.00 ± 25.00 ± 62.10 75.00 ± 25.00 – +0.00 ± 0.00 0.2000 1.88"
@@ -230,172 +193,192 @@ def test_the_table_says_what_was_trained_on_and_what_came_out(found):
     assert "1 of 3 diverged" in text
     assert lines["asam"].split()[-7:] == ["diverged", "–", "diverged", "–", "–", "–", "1.88"]
     assert "ρ 2, η 0.01" in lines["asam"]
-    assert "ε of SAM with ρ 0.5 for all" in text
+    assert re.search(r"^± 0.00: +all seeds are equal", text, re.M)
     assert max(map(len, text.splitlines())) <= 120
+    assert "train loss" not in text
+    assert b"train loss\nnats" in html.html_page(found, {})
 
 
-def test_a_narrow_terminal_is_told_what_it_does_not_show(found):
+@pytest.mark.parametrize("width", [100, 60, 40])
+def test_a_narrow_terminal_is_told_what_it_does_not_show(found, width, monkeypatch):
     assert "not shown" not in printed(found)
-    text = printed(found, width=100)
-    assert max(map(len, text.split("accuracy:")[0].splitlines())) <= 100
-    assert "not shown:     sharpness, for lack of width" in text
-    narrow = printed(found, width=40)
-    assert "not shown:     sharpness, ± 95 %, best epoch," in narrow
-    expected = ["sgd", "75.00", "±", "25.00", "–", "+0.00", "±", "0.00", "1.88"]
-    assert rows(narrow)["sgd"].split() == expected  # numbers are not wrapped
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = printed(found, width=None)
+    assert max(map(len, text.splitlines())) <= width
+    assert "not shown:    sharpness" in text
+    accuracy = ["75.00", "±", "25.00"]  # numbers are not wrapped
+    assert rows(text)["sgd"].split()[1:4] == accuracy
 
 
-def test_what_is_not_in_the_table_is_on_the_page(found):
-    assert "train loss" not in printed(found)
-    for method in found["methods"]:
-        top5 = results.summary(np.array([0.9, 0.92, 0.94]))
-        method["summary"] |= {"test_top5_accuracy": top5, "best_test_top5_accuracy": top5}
-    page = html.html_page(found, {}).decode()
-    for text in ("train loss\nnats", "best 95 %\n%", "best top-5\n%", "92.00 ± 2.00", "± 4.97"):
-        assert text in page
+def test_a_notebook_shows_the_table(found):
+    shown = table.ResultsTable(found)._repr_mimebundle_((), ())
+    assert "75.00 ± 25.00" in shown["text/html"]
+
+
+def test_one_seed_has_no_spread(drawn):
+    found = of_run(of_method("sgd", [1.0]), of_method("sam", [2.0], {"rho": 0.1}, accuracy=(0.6,)))
+    assert "±" not in printed(found).split("accuracy:")[0]
+    assert "50.00 %" in html.headline(found)
+    assert "too few seeds to tell" in html.headline(found)
+    figures.all_figures(found)
+    assert not drawn[0].axes[0].collections  # bands
 
 
 def test_settings_that_differ_are_with_the_method():
-    sgd, adam = of_method("sgd", [1.0]), of_method("sam", [1.0], {"rho": 0.1})
-    sgd |= {"epochs": 8, "settings": {"epochs": {"value": 8, "source": "the paper"}}}
+    own = {"epochs": {"value": 8, "source": "the paper"}}
+    sgd = of_method("sgd", [1.0], epochs=8, settings=own)
+    adam = of_method("sam", [1.0], {"rho": 0.1})
     clean = {"label_noise": 0.0, "momentum": None, "optimizer": "adamw", "warmup_steps": 9}
     text = printed(of_run(sgd, adam, **clean, preset="asam-cifar10", scale=0.1))
-    assert "preset asam-cifar10\n" in text
-    assert "clean labels; 1 seed\n" in text
-    assert "mlp; epochs as below of 4 steps with batches of 10\n" in text
-    assert "AdamW: learning rate 0.1 (cosine to 0 after 9 steps of warm-up), weight decay" in text
-    assert "scaled down (--scale 0.1)" in text
+    for part in (
+        "preset asam-cifar10\n",
+        "clean labels; 1 seed\n",
+        "mlp; epochs 4 or 8, steps per epoch 4, batch size 10\n",
+        "adamw: lr 0.1, schedule cosine, warmup steps 9, weight decay 0.0005\n",
+        "scaled down (--scale 0.1)",
+    ):
+        assert part in text
     assert "epochs 8" in rows(text)["sgd"]
-    assert "±" not in text.split("accuracy:")[0]
-    text = printed(of_run(sgd, **{**clean, "optimizer": "rmsprop", "momentum": 0.8}))
-    assert "RMSProp: learning rate 0.1 (cosine to 0 after 9 steps of warm-up), momentum 0.8" in text
 
 
-ACCURACIES = {
-    "sgd": (0.7, 0.8),
-    "sam 0.5": (0.9, 0.94),
-    "sam 0.7": (0.8, 0.8),
-    "part 1": (0.9, 0.92),
-    "msam 2": (0.5, 0.6),
-}
-COSTS = {"sgd": 1.0, "sam 0.5": 2.0, "sam 0.7": 2.0, "part 1": 1.1, "msam 2": 1.01}
+POINTS = {"sgd": (0.5, 1.0), "sam 0.5": (0.9, 2.0), "sam 0.7": (0.8, 2.0), "part 1": (0.89, 1.1)}
+POINTS |= {"msam 2": (0.4, 1.01)}
 
 
-def of_frontier(accuracies=ACCURACIES, diverged=()):
+def of_frontier(diverged=(), timed=True):
     methods = []
-    for name, values in accuracies.items():
+    for name, (mean, cost) in POINTS.items():
         rho = {"rho": float(name.split()[1])} if " " in name else {}
-        loss = [None if name in diverged else 1.0] * len(values)
-        methods.append({**of_method(name, loss, rho, values), "step_cost": COSTS[name]})
+        loss, accuracy = [None if name in diverged else 1.0] * 2, (mean, mean + 0.02)
+        methods.append(of_method(name, loss, rho, accuracy, cost if timed else np.nan))
     return of_run(*methods, frontier=True)
 
 
-def test_shares_are_of_the_best_sams_gain_and_intervals_students():
-    points = frontier.points(of_frontier())
-    shares = {p.hyperparameters.get("rho", 0): p.share for p in points}
-    assert shares[0] == pytest.approx(0)
-    assert shares[0.5] == pytest.approx(1)
-    assert shares[0.7] == pytest.approx((0.8 - 0.75) / (0.92 - 0.75))
-    assert shares[1] == pytest.approx((0.91 - 0.75) / (0.92 - 0.75))
-    assert shares[2] < 0
-    low, high = stats.t.interval(0.95, 1, loc=0.75, scale=stats.sem([0.7, 0.8]))
-    ends = points[0].accuracy - points[0].interval, points[0].accuracy + points[0].interval
-    assert ends == pytest.approx((low, high))
-    single = frontier.points(of_frontier({"sgd": (0.9,), "sam 0.5": (0.8,), "part 1": (0.8,)}))
-    assert all(np.isnan(p.interval) and np.isnan(p.share) for p in single)
+def test_a_frontier_tells_the_gain_that_is_kept_and_its_cost():
+    lines = printed(of_frontier()).splitlines()
+    ends = {" ".join(line.split()[:3:2]): line.split()[-3:] for line in lines if "±" in line}
+    assert ends["sam 0.5"] == ["2.00", "100", "–"]
+    assert ends["sam 0.7"] == ["2.00", "75", "–"]
+    assert ends["part 1"] == ["1.10", "98", "reached"]  # it takes both
+    assert ends["msam 2"] == ["1.01", "-25", "–"]
+    assert "reached" not in printed(of_frontier(timed=False))
 
 
-def test_reaching_the_goal_takes_both():
-    values = {"sgd": (0.5,), "sam 0.5": (0.9,), "part 1": (0.89,), "msam 2": (0.6,)}
-    lines = rows(printed(of_frontier(values), width=100))
-    assert "reached" in lines["part"]  # 97.5 % at 1.1
-    assert "reached" not in lines["sam"]  # 100 % at 2
-    assert "reached" not in lines["msam"]  # 25 % at 1.01
-
-
-@pytest.mark.parametrize("diverged", [("part 1",), ("sgd",), tuple(ACCURACIES)])
-def test_a_frontier_is_drawn_even_where_runs_diverged(diverged):
+@pytest.mark.parametrize("diverged", [(), ("part 1",), ("sgd",), tuple(POINTS)])
+def test_a_frontier_is_drawn_even_where_runs_diverged(diverged, drawn):
     found = of_frontier(diverged=diverged)
-    assert "gain kept" in printed(found)
-    assert list(drawn := figures.all_figures(found)) == ["frontier.png"]
-    assert b"<h1>Accuracy against cost: mlp on" in html.html_page(found, drawn)
+    assert list(figures.all_figures(found)) == ["frontier.png"]
+    cost = drawn[0].axes[0]
+    names = cost.get_legend_handles_labels()[1]
+    for method in ("sgd", "sam", "part", "msam"):
+        gone = method in {name.split()[0] for name in diverged}
+        assert gone == (method not in names) == (method in cost.get_title("left"))
+    assert b"<h1>Accuracy against cost: mlp on" in html.html_page(found, {})
 
 
-def test_a_frontier_that_was_not_timed_reaches_nothing():
-    found = of_frontier()
-    for method in found["methods"]:
-        method["step_cost"] = None
-    assert "reached" not in printed(found)
-    assert figures.frontier(found).startswith(b"\x89PNG")
-
-
-def test_figures_suit_the_run(found, monkeypatch):
-    drawn = figures.all_figures(found)
-    assert list(drawn) == ["curves.png", "bars.png", "steps.png"]
-    assert all(of.startswith(b"\x89PNG") and len(of) > 20_000 for of in drawn.values())
-    monkeypatch.setattr(figures, "png", lambda *of: b"")
+def test_figures_suit_the_run_and_say_what_they_do_not_show(found, drawn):
+    assert list(figures.all_figures(found)) == ["curves.png", "bars.png", "steps.png"]
+    curves, bars, steps = drawn
+    assert steps.axes[0].get_title("left") == "not drawn: sgd (has none)"
+    assert "asam (not known)" in curves.axes[1].get_title("left")
+    assert "diverged" in [text.get_text() for text in bars.axes[0].texts]
+    ticks = curves.axes[0].xaxis.get_major_locator().tick_values(1, 60)
+    assert {x % 10 for x in ticks} == {0}
     for i, names in ((0, ["curves.png"]), (2, ["curves.png", "steps.png"])):
         assert list(figures.all_figures({**found, "methods": found["methods"][i : i + 1]})) == names
 
 
-def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(monkeypatch):
+def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(drawn):
     def asam(rho, p):
         return of_method(f"asam {rho} {p}", [1.0] * 3, {"rho": rho, "p": p, "eta": 0.01})
 
-    radii, norms = (0.1, 2.0, 0.5), (2.0, "inf")
+    def gsam(rho):  # both radii are one dimension
+        return of_method(f"gsam {rho}", [1.0] * 3, {"rho_max": rho, "rho_min": rho / 10})
+
     found = of_run(
         of_method("sgd", [1.0] * 3),
         of_method("rsam", [None] * 3, {"rho": 0.1, "lmbda": 2.0}),
-        *(asam(rho, p) for rho in radii for p in norms),
+        *(asam(rho, p) for rho in (0.1, 2.0, 0.5) for p in (2.0, "inf")),
+        *(gsam(rho) for rho in (0.1, 0.5)),
     )
-    assert sweep.options(found) == ["rho"]  # infinity is no place on an axis
-    axes = Figure().subplots()
-    sweep.over(axes, found, "rho")
-    _, names = axes.get_legend_handles_labels()
-    assert sorted(names) == ["asam, p 2", "asam, p inf", "sgd"]  # what has diverged is not drawn
-    assert [line.get_xdata().tolist() for line, *_ in axes.containers] == [[0.1, 0.5, 2.0]] * 2
-    assert axes.get_xscale() == "log"
-    monkeypatch.setattr(figures, "png", lambda *of: b"")  # of the others
-    name, drawn = next(iter(figures.all_figures(found).items()))
-    assert name == "sweep.png"
-    assert drawn.startswith(b"\x89PNG")
+    assert sweeps.options(found) == ["rho", "rho_max", "rho_min"]  # infinity is no place on an axis
+    assert next(iter(figures.all_figures(found))) == "sweep.png"
+    rho, rho_max, _ = drawn[0].axes
+    assert sorted(rho.get_legend_handles_labels()[1]) == ["asam, p 2", "asam, p inf", "sgd"]
+    assert "rsam (diverged), gsam 0.1 (not a number on this axis)" in rho.get_title("left")
+    first, second = ([*line.get_xdata()] for line, *_ in rho.containers)
+    assert first == [0.1, 0.5, 2.0]
+    assert not set(first) & set(second)  # none hides another
+    assert rho.get_xscale() == "log"
+    [[line, *_]] = rho_max.containers
+    assert line.get_xdata().tolist() == [0.1, 0.5]
 
 
-def test_every_method_has_one_look_that_no_other_has():
-    assert {name for names in palette.METHODS.values() for name in names} == set(METHODS)
-    looks = [palette.style(name) for name in METHODS]
+def test_trials_of_two_values_are_a_line_for_each_of_the_second():
+    trials = [
+        {
+            "values": {"rho": rho, "weight_decay": decay},
+            "held_out_accuracy": [[0.1, rho], [0.1, None]],
+            "broken_down": rho == 0.4,
+        }
+        for rho in (0.1, 0.2, 0.4)
+        for decay in (0.001, 0.01)
+    ]
+    panel = Figure().subplots()
+    [look] = axes.styles(["sam"])
+    sweeps.landscape(panel, trials, trials[2]["values"], look)
+    names = panel.get_legend_handles_labels()[1]
+    assert names == ["weight decay 0.001", "weight decay 0.01"]
+    marks = {line.get_marker(): line.get_xydata()[0] for line in panel.lines if len(line._x) == 1}
+    assert marks["*"].tolist() == [0.2, 10]
+    assert marks["x"].tolist() == [0.4, 20]
+
+
+def test_a_method_has_one_look_by_its_position():
+    looks = axes.styles(names := [*METHODS][:40])
     assert len({(look.color, look.linestyle) for look in looks}) == len(looks)
     assert len({(look.color, look.marker) for look in looks}) == len(looks)
-    colours = ["#666666", "#0072B2", "#E69F00", "#009E73", "#D55E00"]
-    assert [palette.style(name).color for name in DEFAULT] == colours
-    sweep = palette.styles(["sgd", "sam", "sam"])
-    assert sweep[1] == palette.style("sam")
-    assert sweep[2].color == sweep[1].color
-    assert sweep[2].linestyle != sweep[1].linestyle
+    assert axes.styles(["mine", *names])[1] == axes.styles(["theirs", *names])[1]
+    _, sam, again = axes.styles(["sgd", "sam", "sam"])
+    assert (sam.color, sam.linestyle) == (again.color, sam.linestyle) != again[:2]
 
 
-def test_the_page_shows_everything(found):
+def test_the_page_shows_what_this_run_uses(found):
     found["notes"] = ["the paper leaves <this> open"]
+    found["settings"]["image_size"] = {"value": 224, "source": "default"}
     page = html.html_page(found, {"curves.png": b"png"}).decode()
     assert "<h1>3 methods: mlp on npz:small.npz</h1>" in page
-    assert "sgd 75.00 ± 25.00 %" in page
     assert "the paper leaves &lt;this&gt; open" in page
     assert 'src="data:image/png;base64,cG5n"' in page
-    for text in ("sharpness rho", "1,234 params", "SHA-256", "examples\nper second", "5, 6, 7"):
+    for text in ("sharpness rho", "1,234 params", "SHA-256", "examples per second", "5, 6, 7"):
         assert text in page
+    assert "image size" not in page
     alone = {**found, "methods": found["methods"][1:2]}
     assert "<h1>SAM: mlp on npz:small.npz</h1>" in html.html_page(alone, {}).decode()
+
+
+def test_the_headline_names_a_winner_only_where_the_difference_is_certain():
+    def line(*accuracies):
+        pairs = zip(("sgd", "sam"), accuracies, strict=False)
+        return html.headline(of_run(*(of_method(n, [1.0] * 3, accuracy=a) for n, a in pairs)))
+
+    close = line((0.90, 0.91, 0.92), (0.915, 0.909, 0.915))
+    assert close.endswith("are not told apart (+0.30 ± 2.63 points, seed by seed; 95 % interval).")
+    clear = line((0.80, 0.81, 0.82), (0.90, 0.91, 0.93))
+    assert "sam 91.33 ± 1.53 %, above sgd 81.00 ± 1.00 % by +10.33 ± 1.43 points" in clear
+    assert line((0.80, 0.81, 0.82)).endswith("sgd 81.00 ± 1.00 % (3 seeds).")
 
 
 @pytest.mark.filterwarnings("error")
 def test_text_from_outside_is_never_markup(found):
     found["dataset"]["name"] = HOSTILE
     assert "sales_$2020_$2021 [bold]??</td><script>.npz" in printed(found)
-    assert figures.curves(found).startswith(b"\x89PNG")
+    drawn = figures.all_figures(found)
+    assert all(of.startswith(b"\x89PNG") and len(of) > 20_000 for of in drawn.values())
     page = html.html_page(found, {}).decode()
     assert "sales_$2020_$2021 [bold]??&lt;/td&gt;&lt;script&gt;.npz" in page
     found["dataset"]["name"] = "数据" * 100
-    assert figures.curves(found).startswith(b"\x89PNG")
+    assert figures.bars(found).startswith(b"\x89PNG")
 
 
 def lines_of(path):
@@ -413,16 +396,12 @@ def test_metrics_are_appended_and_rewound(tmp_path):
         file.write('{"method": "sam')  # killed meanwhile
     with Live(tmp_path, epochs=2) as live:
         live.add("sam 0.5", 7, 3, {"train_loss": 0.5})
-    assert [(of["epoch"], of["train_loss"]) for of in lines_of(tmp_path)] == [
-        (1, 0.1),
-        (2, 0.1),
-        (3, 0.5),
-    ]
+    assert [of["train_loss"] for of in lines_of(tmp_path)] == [0.1, 0.1, 0.5]
     with Live(tmp_path):
         assert lines_of(tmp_path) == []
     assert not (tmp_path / "metrics.jsonl").exists()  # as if it had not begun
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written"), Live(tmp_path):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written"), Live(tmp_path):
         pytest.fail("entered")
 
 

@@ -17,7 +17,7 @@ from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.method import Base, Step
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.reporting import results
+from sam_optax.experiments.reporting import figures, results, sweeps
 from sam_optax.experiments.training import devices
 from sam_optax.experiments.training import train as training
 from sam_optax.experiments.training.task import ACCURACY, Metric, noisy_labels
@@ -518,6 +518,23 @@ def test_a_search_starts_at_one_radius(command, trials, radii):
 def test_other_hyperparameters_are_swept_each_with_its_radius(command, trials):
     assert command("--asam.p", "2", "inf", methods=("--methods", "asam"))[0] == 0
     assert {name for name, _ in trials.trials} == {"asam p 2", "asam p inf"}
+
+
+def test_each_method_has_a_panel_of_what_was_tried(command, trials, tmp_path, monkeypatch):
+    assert command()[0] == 0
+    found = results.from_json(tmp_path / "out" / "results.json")
+    found["methods"][1]["tune"]["trials"][-1]["broken_down"] = True
+    drawn = []
+    monkeypatch.setattr(sweeps, "png", lambda figure, *of: drawn.append(figure) or b"")
+    assert {"tune.png", "curves.png"} <= set(figures.all_figures(found))
+    [decay, radius] = drawn[0].axes
+    star, cross, line = radius.lines
+    assert radius.get_title("left") == "sam"
+    assert line.get_xdata().tolist() == [0.125, 0.25, 0.5, 1.0, 2.0, 4.0]
+    assert line.get_ydata() == pytest.approx([70, 75, 80, 85, 90, 85])
+    assert (star.get_xdata(), cross.get_xdata()) == ([2.0], [4.0])
+    assert decay.get_xlabel() == "weight decay"
+    assert [axes.get_xscale() for axes in (decay, radius)] == ["log", "log"]
 
 
 def test_a_preset_is_where_the_search_starts(command, trials, tmp_path):

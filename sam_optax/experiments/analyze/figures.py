@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from sam_optax import analysis
 from sam_optax.experiments.analyze.measures import Analyze, Numbers, Quantity, quantities, short
 from sam_optax.experiments.finished import Network, grouped
-from sam_optax.experiments.reporting.axes import legend, png, tidy
-from sam_optax.experiments.reporting.palette import styles
+from sam_optax.experiments.reporting.axes import legend, png, styles, tidy
 
 SNAPSHOTS, PANELS = 3, 6
 """How many snapshots there are slices of besides the last networks, and panels of methods."""

@@ -156,6 +156,7 @@ def describe(
             "test_examples": len(dataset.test.y),
             "example_shape": list(dataset.shape),
             "classes": dataset.classes,
+            "described": dataset.described,
             "sha256": dataset.sha256,
         },
         "metric": {

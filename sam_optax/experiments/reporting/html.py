@@ -6,76 +6,81 @@ from typing import Any
 
 import jinja2
 
-from sam_optax.experiments.reporting import figures, table, words
+from sam_optax.experiments.reporting import figures, results, table, words
 from sam_optax.experiments.types import Json
 
-_COST = {"name": "method", "epochs": "epochs", "steps_per_epoch": "steps\nper epoch"}
-_COST |= {"batch_size": "batch\nsize", "gradients": "gradients\nper step"}
-_COST |= {"epoch_seconds": "seconds\nper epoch", "examples_per_second": "examples\nper second"}
-_COST |= {"compile_seconds": "seconds of\ncompilation"}
+_COST: tuple[str, ...] = ("name", "epochs", "steps_per_epoch", "batch_size", "gradients")
+_COST += ("epoch_seconds", "examples_per_second", "compile_seconds")
 
 
-def html_page(results: Json, drawn: Mapping[str, bytes]) -> bytes:
+def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
     """The page, with figures from :func:`~sam_optax.experiments.reporting.figures.all_figures`."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sam_optax.experiments.reporting"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
-        finalize=_printable,
+        finalize=lambda x: words.printable(x, "\n") if type(x) is str else x,
     )
     environment.filters["plain"] = words.plain
-    methods, data = results["methods"], {"data, SHA-256": results["dataset"]["sha256"]}
+    data = {"data, SHA-256": found["dataset"]["sha256"]}
+    every = words.settings(found)
+    headings = ["method", "setting", "value", "where the value is from"]
+    shared = [row for method, *row in every if not method and not _unused(found, *row)]
+    cost = [[method[key] for key in _COST] for method in found["methods"]]
+    origin = {"seeds": found["seeds"]} | found["versions"] | data
+    sections = {  # heading: header, rows, number of columns of text
+        "Settings": (headings[1:], shared, 3),
+        "Methods": (headings, [row for row in every if row[0]], 4),
+        "Cost": ([words.named(key) for key in _COST], cost, 1),
+        "Data and software": (["", ""], list(origin.items()), 2),
+    }
+    template = environment.get_template("report.html")
     images = [(figures.CAPTIONS[n], base64.b64encode(png).decode()) for n, png in drawn.items()]
-    page = environment.get_template("report.html").render(
-        results=results,
-        title=_title(results),
-        headline=_headline(results),
-        heading=words.heading(results),
-        table=table.summarize(results),
+    shown, legend = table.summarize(found)
+    rows = [*zip(*(column.cells for column in shown.columns), strict=True)]
+    return template.render(
+        title=_title(found),
+        headline=headline(found),
+        heading=[*words.heading(found), f"{found['parameters']:,} params"],
+        notes=found["notes"],
+        table=([column.header for column in shown.columns], rows, 2),
+        legend=legend,
         figures=images,
-        shared=[
-            [words.named(name), s["value"], s["source"]] for name, s in results["settings"].items()
-        ],
-        own=[[m["name"], *row] for m in methods for row in _own_settings(m)],
-        cost=[[method[key] for key in _COST] for method in methods],
-        cost_of=_COST.values(),
-        origin=({"seeds": results["seeds"]} | results["versions"] | data).items(),
-    )
-    return page.encode()
+        sections=sections,
+    ).encode()
 
 
-def _printable(value: Any) -> Any:
-    """The text of a cell, which may have several lines, without unprintable characters."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return "\n".join(map(words.printable, value.split("\n")))
-
-
-def _title(results: Json) -> str:
-    methods = results["methods"]
-    what = methods[0]["title"] if len(methods) == 1 else f"{len(methods)} methods"
-    if words.setting(results, "frontier"):
-        what = "Accuracy against cost"
-    return f"{what}: {words.setting(results, 'model')} on {words.data_name(results)}"
-
-
-def _headline(results: Json) -> str:
-    """The outcome in a sentence."""
-    known = [m for m in results["methods"] if m["summary"]["test_accuracy"]["mean"] is not None]
-    if not known:
+def headline(found: Json) -> str:
+    """The outcome in a sentence, which names a winner only where the difference is certain."""
+    score = words.Score.of(found)
+    known = [m for m in found["methods"] if m["summary"][score.key]["mean"] is not None]
+    ranked = sorted(known, key=score.rank, reverse=True)
+    if not ranked:
         return "Every run diverged."
-    best = max(known, key=lambda method: method["summary"]["test_accuracy"]["mean"])
-    shown = [best, *(m for m in known if m["method"] == "sgd" and m is not best)]
-    texts = [f"{m['name']} {words.percent(m['summary']['test_accuracy'])} %" for m in shown]
-    seeds = words.counted(len(results["seeds"]), "seed")
-    return f"Test accuracy after the last epoch: {', '.join(texts)} ({seeds})."
+    first, *others = (
+        f"{of['name']} {score.text(of['summary'][score.key])} {score.unit}".rstrip()
+        for of in ranked
+    )
+    text, seeds = f"Test {score.name} after the last epoch: {first}", found["seeds"]
+    if len(ranked) == 1:
+        return f"{text} ({words.counted(len(seeds), 'seed')})."
+    gain = results.gain(ranked[0], ranked[1], score.key)
+    points = f"{score.text(gain, 'interval', '+')}{' points' * bool(score.unit)}, seed by seed"
+    if gain["mean"] and gain["interval"] is not None and abs(gain["mean"]) > gain["interval"]:
+        return f"{text}, better than {others[0]} by {points} (95 % interval)."
+    why = f"{points}; 95 % interval" if gain["interval"] is not None else "too few seeds to tell"
+    return f"{text} and {others[0]} are not told apart ({why})."
 
 
-def _own_settings(method: Json) -> list[list[Any]]:
-    """The settings of a method: name, value and source."""
-    values, sources = method["hyperparameters"].items(), method["sources"]
-    rows = [[words.symbol(name), value, sources.get(name)] for name, value in values]
-    return rows + [
-        [words.named(name), s["value"], s["source"]] for name, s in method["settings"].items()
-    ]
+def _title(found: Json) -> str:
+    methods = found["methods"]
+    what = methods[0]["title"] if len(methods) == 1 else f"{len(methods)} methods"
+    return f"{what}: {words.setting(found, 'model')} on {words.data_name(found)}"
+
+
+def _unused(found: Json, name: str, value: Any, source: str) -> bool:
+    """Whether a shared setting has no effect in this run."""
+    adam = words.setting(found, "optimizer", "adam").startswith("adam")
+    other = {"beta2": adam, "image size": found["dataset"]["name"].startswith("hf:")}
+    return source == "default" and not (value and other.get(name, True))

@@ -2,13 +2,12 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting.output import writable
 from sam_optax.experiments.reporting.results import number
-from sam_optax.experiments.types import Json, Record
+from sam_optax.experiments.types import Json
 
 
 class Live:
@@ -24,13 +23,15 @@ class Live:
         self._writers: dict[tuple[str, int], Any] = {}
 
     def __enter__(self) -> Self:
-        with self._writable():
-            kept = [point for point in self._read() if point["epoch"] <= self._epochs]
+        with writable(self._path):
+            before = self._path.read_bytes().splitlines() if self._path.exists() else []
             self._path.write_bytes(b"")
             for old in self._logs.glob("*/*/events.out.tfevents.*") if self._logs else ():
                 old.unlink()
-            for point in kept:
-                self._write(point)
+            for line in before:
+                with contextlib.suppress(ValueError):  # the last one may be incomplete after a kill
+                    if (point := json.loads(line))["epoch"] <= self._epochs:
+                        self._write(point)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -42,14 +43,8 @@ class Live:
     def add(self, method: str, seed: int, epoch: int, metrics: Json) -> None:
         """Writes the numbers of an epoch (counted from 1), with null for non-finite values."""
         numbers = {name: number(value) for name, value in metrics.items()}
-        with self._writable():
+        with writable(self._path):
             self._write({"method": method, "seed": seed, "epoch": epoch, **numbers})
-
-    def _read(self) -> Iterator[Record]:
-        """The lines of an earlier process; the last one may be incomplete after a kill."""
-        for line in self._path.read_bytes().splitlines() if self._path.exists() else ():
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)
 
     def _write(self, point: Json) -> None:
         with self._path.open("ab") as file:
@@ -58,21 +53,10 @@ class Live:
             return
         from tensorboardX import SummaryWriter  # only on request
 
-        key = point["method"], point["seed"]
-        if key not in self._writers:
-            self._writers[key] = SummaryWriter(str(self._logs / key[0] / f"seed_{key[1]}"))
-        for name, value in point.items():
-            if name not in ("method", "seed", "epoch") and value is not None:
-                self._writers[key].add_scalar(name, value, point["epoch"])
-        self._writers[key].flush()
-
-    @contextlib.contextmanager
-    def _writable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UserError(
-                f"--out: {self._path} cannot be written ({reason}); fix the cause, or choose "
-                "another directory."
-            ) from error
+        (_, method), (_, seed), (_, epoch), *numbers = point.items()
+        if (method, seed) not in self._writers:
+            self._writers[method, seed] = SummaryWriter(str(self._logs / method / f"seed_{seed}"))
+        for name, value in numbers:
+            if value is not None:
+                self._writers[method, seed].add_scalar(name, value, epoch)
+        self._writers[method, seed].flush()

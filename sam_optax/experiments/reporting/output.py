@@ -1,8 +1,9 @@
 """Files that are written completely or not at all."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,21 +26,14 @@ class OutputDirectory:
         self._lock = filelock.FileLock(path / ".lock", timeout=0)
 
     def __enter__(self) -> Self:
-        try:
-            self._create(self.path)
+        with writable(self.path, self.__exit__):
+            self._created = [of for of in (self.path, *self.path.parents) if not of.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
             _write(_partial(self.path / "probe"), b"")
             _partial(self.path / "probe").unlink()
             self._acquire()
             for partial in self.path.glob(".*.[0-9]*.partial"):
                 partial.unlink()
-        except filelock.Timeout as error:
-            raise UserError(
-                f"--out {self.path}: another process is writing there; wait for it or choose "
-                "another directory."
-            ) from error
-        except OSError as error:
-            self.__exit__(error)
-            raise self._user_error(error) from error
         return self
 
     def __exit__(self, error: object, *more: object) -> None:
@@ -47,39 +41,40 @@ class OutputDirectory:
             # Removed before the lock is released, while only this process can hold it.
             Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release()
-        for path in reversed(self._created) if error else ():
-            try:
+        for path in self._created if error else ():
+            with contextlib.suppress(OSError):  # not empty: contains other files
                 path.rmdir()
-            except OSError:  # not empty: contains other files
-                return
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Writes files as :func:`replace_files` does."""
-        try:
+        with writable(self.path):
             replace_files({self.path / name: content for name, content in files.items()})
-        except OSError as error:
-            raise self._user_error(error) from error
 
     def _acquire(self) -> None:
         try:
             self._lock.acquire()
-        except (filelock.Timeout, PermissionError):
+        except filelock.Timeout as error:
+            raise UserError(
+                f"--out {self.path}: another process is writing there; wait for it or choose "
+                "another directory."
+            ) from error
+        except PermissionError:
             raise
         except (OSError, NotImplementedError):  # go on without a lock if the file system has none
             Path(self._lock.lock_file).unlink(missing_ok=True)
 
-    def _create(self, path: Path) -> None:
-        if not path.is_dir():
-            if path.parent != path:
-                self._create(path.parent)
-            path.mkdir()
-            self._created.append(path)
 
-    def _user_error(self, error: OSError) -> UserError:
+@contextlib.contextmanager
+def writable(path: Path, failed: Any = lambda error: None) -> Iterator[None]:
+    """Turns an error of the file system into one of the user's option."""
+    try:
+        yield
+    except OSError as error:
+        failed(error)
         reason = (error.strerror or str(error)).lower()
-        return UserError(
-            f"--out {self.path}: cannot be written to ({reason}); choose another directory."
-        )
+        raise UserError(
+            f"--out {path}: cannot be written to ({reason}); choose another directory."
+        ) from error
 
 
 def check_file(path: Path | None) -> None:
@@ -93,10 +88,8 @@ def check_file(path: Path | None) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Writes a file of ``--out`` atomically: an interrupt leaves the old or the new one."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    try:
+    with writable(path):
         replace_files({path: text.encode()})
-    except OSError as error:
-        raise UserError(f"--out: cannot write {path}: {error.strerror}.") from error
 
 
 def replace_files(files: Mapping[Path, bytes]) -> None:

@@ -1,89 +1,51 @@
-"""Progress of the work, and the remaining time estimated from measurements."""
+"""Progress of the work, and the remaining time."""
 
-import collections
 import importlib.util
 import math
-import os
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Self
 
-import numpy as np
+import rich.console
 import rich.progress
-from rich.console import Console
 from rich.text import Text
 
-from sam_optax.experiments.reporting.words import duration
-
 Work = Mapping[str, tuple[float, int]]
-"""Kind -> (prior cost of a piece, in any unit; number of pieces)."""
-_RECENT = 10
-"""Number of recent pieces per kind in the estimate, so that it follows a changing load."""
+"""Kind -> (cost of a piece, in any unit; number of pieces)."""
+_KNOWN = 0.05
+"""Share of the work to be done before a remaining time is named."""
 _LINE_EVERY = 10.0
-"""Seconds between lines if there is no terminal to draw a bar on."""
-
-
-class Estimate:
-    """The remaining time, for work of several kinds of pieces.
-
-    The cost of a kind is its recent mean. A kind without measurements costs its prior times the
-    rate of the measured kinds. Compilation is not a piece: it ends before the first one starts.
-    """
-
-    def __init__(self, work: Work) -> None:
-        self._work = dict(work)
-        self.finished = dict.fromkeys(work, 0.0)  # pieces, including those of an earlier process
-        self.remaining: float | None = None  # seconds, once a piece is done
-        recent = collections.deque[tuple[float, float]]
-        self._recent = {kind: recent(maxlen=_RECENT) for kind in work}
-
-    def done(self, kind: str, seconds: float, share: float = 1.0) -> None:
-        """Records a piece, or a share of one."""
-        self.finished[kind] += share
-        self._recent[kind].append((seconds, share))
-        measured = {k: np.sum(times, axis=0) for k, times in self._recent.items() if times}
-        prior = sum(self._work[k][0] * pieces for k, (_, pieces) in measured.items())
-        rate = sum(seconds for seconds, _ in measured.values()) / prior
-        self.remaining = 0.0
-        for k, (cost, count) in self._work.items():
-            each = measured[k][0] / measured[k][1] if k in measured else cost * rate
-            self.remaining += max(0.0, each * (count - self.finished[k]))
-
-    def more(self, kind: str, count: int) -> None:
-        """Adds pieces of work."""
-        self._work[kind] = self._work[kind][0], self._work[kind][1] + count
-
-    @property
-    def fraction(self) -> float:
-        """Share of the work that is done, by prior cost."""
-        total = sum(cost * count for cost, count in self._work.values())
-        return sum(self._work[kind][0] * n for kind, n in self.finished.items()) / total
+"""Minimum of seconds between lines if there is no terminal to draw a bar on."""
 
 
 class Progress:
-    """A bar on a terminal and in a notebook; elsewhere a line per phase and at intervals.
+    """A bar on a terminal and in a notebook; elsewhere a line per phase and tenth of the work.
 
     The text names the kind of a piece and counts all pieces; with ``epochs`` it counts these, and
     the kind ``"sharpness"`` is a separate phase.
     """
 
     def __init__(
-        self, console: Console, work: Work, phase: str = "training", epochs: int | None = None
+        self,
+        console: rich.console.Console,
+        work: Work,
+        phase: str = "training",
+        epochs: int | None = None,
     ) -> None:
-        self._console, self._estimate = console, Estimate(work)
-        self._main, self._epochs = phase, epochs
-        self._pieces = sum(count for _, count in work.values())
-        self._phase, self._last_line = "", -math.inf
-        self._drawn = can_draw(console)
+        self._console, self._work, self._main, self._epochs = console, dict(work), phase, epochs
+        self._finished = dict.fromkeys(work, 0.0)  # pieces, including those of an earlier process
+        texts = "{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"
+        columns = [rich.progress.TextColumn(text, markup=False) for text in texts]
         self._bar = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}", markup=False),
-            rich.progress.BarColumn(),
-            rich.progress.TextColumn("{task.percentage:3.0f} %"),
-            rich.progress.TextColumn("{task.fields[left]}"),
+            *(columns[0], rich.progress.BarColumn(), *columns[1:]),
             console=console,
-            disable=not self._drawn,
+            disable=not can_draw(console),
+            speed_estimate_period=math.inf,  # a piece may take hours
         )
-        self._task = self._bar.add_task("starting", total=1.0, left="")
+        self._bar.add_task("starting", total=sum(cost * n for cost, n in work.values()), left="")
+        self._task = self._bar.tasks[0]
+        self._before, self._phases, self._tenth, self._printed = 0.0, {""}, 0, -math.inf
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -98,51 +60,54 @@ class Progress:
 
     def more(self, kind: str, count: int) -> None:
         """Adds pieces of work."""
-        self._estimate.more(kind, count)
-        self._pieces += count
+        cost, before = self._work[kind]
+        self._work[kind] = cost, before + count
+        self._bar.update(self._task.id, total=(self._task.total or 0) + cost * count)
 
     def resumed(self, pieces: Mapping[str, int]) -> None:
         """Records the pieces of each kind that an earlier process has done."""
         for kind, count in pieces.items():
-            self._estimate.finished[kind] += count
+            self._add(kind, count)
+        self._before = self._task.completed
         self._show("resuming", f" after {self._position()}")
 
     def done(self, kind: str, seconds: float, share: float = 1.0) -> None:
         """Records a finished piece of the work, or a share of one."""
-        self._estimate.done(kind, seconds, share)
+        self._add(kind, share)
         if self._epochs is not None and kind == "sharpness":
             self._show("measuring sharpness")
         else:
             of = "" if self._epochs is not None else f" {kind}"
             self._show(self._main, f"{of}, {self._position()}")
 
+    def _add(self, kind: str, pieces: float) -> None:
+        self._finished[kind] += pieces
+        self._bar.advance(self._task.id, self._work[kind][0] * pieces)
+
     def _position(self) -> str:
-        finished = self._estimate.finished
+        # Shares of a piece add up except for rounding.
         if self._epochs is None:
-            return f"{_whole(sum(finished.values()))} of {self._pieces}"
-        epochs = max(n for kind, n in finished.items() if kind != "sharpness")
-        return f"epoch {min(_whole(epochs), self._epochs)} of {self._epochs}"
+            count = math.ceil(sum(self._finished.values()) - 1e-6)
+            return f"{count} of {sum(count for _, count in self._work.values())}"
+        epochs = max(n for kind, n in self._finished.items() if kind != "sharpness")
+        return f"epoch {min(math.ceil(epochs - 1e-6), self._epochs)} of {self._epochs}"
 
     def _show(self, phase: str, details: str = "") -> None:
-        fraction, seconds = self._estimate.fraction, self._estimate.remaining
-        left = "time left not known yet" if seconds is None else f"{duration(seconds)} left"
-        self._bar.update(self._task, description=phase + details, completed=fraction, left=left)
-        now = time.monotonic()
-        if not self._drawn and (phase != self._phase or now - self._last_line >= _LINE_EVERY):
-            line = f"{phase}{details}: {100 * fraction:.0f} % done, {left}"
+        task, seconds = self._task, self._task.time_remaining
+        known = task.completed - self._before >= _KNOWN * ((task.total or 0) - self._before)
+        left = f"{timedelta(seconds=seconds)} left" if known and seconds is not None else ""
+        self._bar.update(task.id, description=phase + details, left=left)
+        now, tenth = time.monotonic(), int(task.percentage / 10)
+        later = tenth > self._tenth and now - self._printed >= _LINE_EVERY
+        if self._bar.disable and (phase not in self._phases or later):
+            line = f"{phase}{details}: {task.percentage:.0f} % done{left and f', {left}'}"
             self._console.print(Text(line), soft_wrap=True)
-            self._last_line = now
-        self._phase = phase
+            self._phases.add(phase)
+            self._tenth, self._printed = tenth, now
 
 
-def can_draw(console: Console) -> bool:
+def can_draw(console: rich.console.Console) -> bool:
     """Whether the cursor can be moved: with ``FORCE_COLOR``, rich treats files as terminals."""
     if console.is_jupyter:  # rich uses widgets there
         return importlib.util.find_spec("ipywidgets") is not None
-    dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-    return console.is_terminal and console.file.isatty() and not dumb
-
-
-def _whole(pieces: float) -> int:
-    """The number of the current piece; shares add up except for rounding."""
-    return math.ceil(pieces - 1e-6)
+    return console.is_terminal and console.file.isatty() and not console.is_dumb_terminal

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.units import UNITS
+from sam_optax.experiments.reporting.schema import UNITS, Results, checked
+from sam_optax.experiments.reporting.words import Score
 from sam_optax.experiments.types import Json, PyTree, Record
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ FORMAT_VERSION = 2
 CONFIDENCE = 0.95
 BASES = ("sgd", "sam")
 """Methods with which the others are compared, seed by seed."""
-ACCURACIES = ("test_accuracy", "test_top5_accuracy")
 
 
 def versions() -> dict[str, str]:
@@ -39,13 +39,9 @@ def versions() -> dict[str, str]:
 
     import sam_optax
 
-    libraries = {name: metadata.version(name) for name in ("jax", "optax", "flax", "numpy")}
-    return {
-        "sam_optax": sam_optax.__version__,
-        **libraries,
-        "python": platform.python_version(),
-        "device": jax.devices()[0].device_kind,
-    }
+    found = {"sam_optax": sam_optax.__version__}
+    found |= {name: metadata.version(name) for name in ("jax", "optax", "flax", "numpy")}
+    return found | {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
 
 
 def number(value: object) -> float | None:
@@ -69,30 +65,29 @@ def summary(values: np.ndarray) -> dict[str, float | None]:
     return {"mean": number(wide.mean()), "std": number(std), "interval": number(half)}
 
 
-def differences(method: Json, methods: Sequence[Json]) -> Record:
-    """The gain of a method over each of ``BASES``, in the seeds in which neither diverged.
+def gain(ours: Json, theirs: Json, key: str) -> dict[str, float | None]:
+    """What a method gains over another, in the seeds in which neither diverged."""
+    pairs = [
+        (a[key], b[key])
+        for a, b in zip(ours["seeds"], theirs["seeds"], strict=True)
+        if not (a["diverged"] or b["diverged"])
+    ]
+    return summary(np.array([a - b for a, b in pairs]))
 
-    Of a base that is trained at several radii, the one with the best mean test accuracy counts.
+
+def differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
+    """The difference of a method's score to that of each of ``BASES``.
+
+    Of a base that is trained at several radii, the one with the best mean score counts.
     """
-    found = {}
+    found: Record = {}
     for base in BASES:
         rows = [row for row in methods if row["method"] == base != method["method"]]
-        if not rows:
-            continue
-        best = max(rows, key=lambda row: row["summary"]["test_accuracy"]["mean"] or 0.0)
-        pairs = [
-            (ours, theirs)
-            for ours, theirs in zip(method["seeds"], best["seeds"], strict=True)
-            if not (ours["diverged"] or theirs["diverged"])
-        ]
-        found[base] = {
-            "to": best["name"],
-            **{
-                key: summary(np.array([ours[key] - theirs[key] for ours, theirs in pairs]))
-                for key in ("test_accuracy", "best_test_accuracy", "tuned_test_accuracy")
-                if key in best["seeds"][0]
-            },
-        }
+        if rows:
+            best, key = max(rows, key=score.rank), score.key
+            keys = (of for of in (key, f"best_{key}", f"tuned_{key}") if of in best["seeds"][0])
+            gains = {of: gain(method, best, of) for of in keys}
+            found[base] = {"to": best["name"], **gains}
     return found
 
 
@@ -101,9 +96,9 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
 
     A seed has diverged if its final training loss is not finite; summaries are over the others.
     """
-    seeds = description["seeds"]
+    seeds, score = description["seeds"], Score.of(description)
     methods = [
-        {**method, **_of_method(method, seeds, outcomes[method["name"]])}
+        {**method, **_of_method(method, seeds, outcomes[method["name"]], score)}
         for method in description["methods"]
     ]
     return {
@@ -113,21 +108,23 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
         "parameters": parameters,
         "units": UNITS,
         "versions": versions(),
-        "methods": [{**row, "differences": differences(row, methods)} for row in methods],
+        "methods": [{**row, "differences": differences(row, methods, score)} for row in methods],
     }
 
 
-def _of_method(method: Json, seeds: list[int], outcome: "Outcome") -> Record:
-    accuracy = outcome.curves["test_accuracy"]
-    known = {name: outcome.curves[name] for name in ACCURACIES if name in outcome.curves}
+def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score) -> Record:
+    curve, higher = outcome.curves[score.key], score.higher_is_better
+    scores = (score.key, "test_top5_accuracy")
+    known = {name: outcome.curves[name] for name in scores if name in outcome.curves}
+    best, where = (np.nanmax, np.nanargmax) if higher else (np.nanmin, np.nanargmin)
     finals = {
-        **{name: curve[-1] for name, curve in known.items()},
-        **{f"best_{name}": np.nanmax(curve, axis=0) for name, curve in known.items()},
+        **{name: of[-1] for name, of in known.items()},
+        **{f"best_{name}": best(of, axis=0) for name, of in known.items()},
         "train_loss": outcome.curves["train_loss"][-1],
         "sharpness": outcome.sharpness,
     }
     if "tune" in method:
-        finals["tuned_test_accuracy"] = accuracy[method["tune"]["epoch"] - 1]
+        finals[f"tuned_{score.key}"] = curve[method["tune"]["epoch"] - 1]
     finite = np.isfinite(finals["train_loss"])
     seconds = float(np.median(outcome.seconds))
     examples = method["steps_per_epoch"] * method["batch_size"] * len(seeds)
@@ -143,7 +140,7 @@ def _of_method(method: Json, seeds: list[int], outcome: "Outcome") -> Record:
                 "seed": seed,
                 "diverged": not finite[i].item(),
                 **{key: number(values[i]) for key, values in finals.items()},
-                "best_epoch": int(np.nanargmax(accuracy[:, i])) + 1,
+                "best_epoch": int(where(curve[:, i])) + 1,
                 "curves": {
                     name: [number(value) for value in values[:, i]]
                     for name, values in outcome.curves.items()
@@ -161,22 +158,28 @@ def to_json(results: Json) -> bytes:
 
 
 def from_json(path: Path) -> Record | None:
-    """Reads the output of :func:`to_json`, if any; another version raises :class:`UserError`."""
+    """Reads the output of :func:`to_json`, if any; fields that older runs lack get defaults.
+
+    Raises:
+      UserError: the file is of another version, or a field is not what it should be.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(found, dict):
         return None
-    kind, version = found.get("format"), found.get("format_version")
-    if (kind, version) == (FORMAT, FORMAT_VERSION):
-        return found
-    if kind == FORMAT or kind == "sam_optax.compare" or {"identity", "points"} <= found.keys():
+    kind, version = found.get("format"), found.get("format_version", 1)
+    if kind not in (FORMAT, "sam_optax.compare"):
+        return None
+    if (kind, version) != (FORMAT, FORMAT_VERSION):
         raise UserError(
-            f"{path}: has format {kind or 'sam_optax.train'} {version or 1} of another version of "
-            f"sam_optax, not {FORMAT} {FORMAT_VERSION}; use that version, or train again."
+            f"{path}: has format {kind} {version} of another version of sam_optax, not {FORMAT} "
+            f"{FORMAT_VERSION}; use that version, or train again."
         )
-    return None
+    known = checked(path, found, Results)
+    pairs = zip(known["methods"], found["methods"], strict=True)
+    return {**known, **found, "methods": [{**ours, **theirs} for ours, theirs in pairs]}
 
 
 def to_csv(results: Json) -> bytes:
@@ -187,7 +190,7 @@ def to_csv(results: Json) -> bytes:
     writer.writerow(["method", "seed", *measures, "diverged", "step_cost"])
     for method in results["methods"]:
         for seed in method["seeds"]:
-            numbers = [seed[key] for key in measures]
+            numbers = [seed.get(key) for key in measures]
             diverged = int(seed["diverged"])
             writer.writerow([method["name"], seed["seed"], *numbers, diverged, method["step_cost"]])
     return file.getvalue().encode()
@@ -197,14 +200,10 @@ def params_to_npz(params: Mapping[str, Mapping[int, PyTree]]) -> bytes:
     """Trained variables, by method and seed: arrays named ``method/seed/collection/path``."""
     import flax.traverse_util
 
-    arrays = {
-        f"{name}/{seed}/{path}": np.asarray(leaf)
-        for name, runs in params.items()
-        for seed, variables in runs.items()
-        for path, leaf in flax.traverse_util.flatten_dict(variables, sep="/").items()
-    }
+    flat = flax.traverse_util.flatten_dict(dict(params)).items()
+    arrays: Record = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat}
     file = io.BytesIO()
-    np.savez(file, **arrays)  # type: ignore[arg-type]  # the other keywords have no slash
+    np.savez(file, **arrays)
     return file.getvalue()
 
 
@@ -215,17 +214,12 @@ def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, PyTree
     """
     import flax.traverse_util
 
-    methods: dict[str, dict[int, dict[str, np.ndarray]]] = {}
+    flat = {}
     try:
         with open(path, "rb") as file, np.load(file) as archive:
             for key in (key for key in archive.files if key.startswith(start)):
-                name, seed, leaf = key.split("/", 2)
-                methods.setdefault(name, {}).setdefault(int(seed), {})[leaf] = archive[key]
+                name, seed, *leaf = key.split("/")
+                flat[name, int(seed), *leaf] = archive[key]
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: is damaged ({error}); train again with --out.") from error
-    return {
-        name: {
-            seed: flax.traverse_util.unflatten_dict(flat, sep="/") for seed, flat in runs.items()
-        }
-        for name, runs in methods.items()
-    }
+    return flax.traverse_util.unflatten_dict(flat)

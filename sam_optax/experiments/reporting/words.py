@@ -3,18 +3,17 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from sam_optax.experiments.reporting.stream import printable
 from sam_optax.experiments.types import Json
 
+__all__ = ["printable"]
 SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
 SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ", "theta": "θ"}
-_OPTIMIZERS = {"sgd": "SGD", "rmsprop": "RMSProp", "adam": "Adam", "adamw": "AdamW"}
-
-
-def printable(text: str) -> str:
-    """The text without unprintable characters: control characters, undecodable bytes of paths."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+_EXTENT = ("epochs", "steps_per_epoch", "batch_size")
+_RECIPE: tuple[str, ...] = ("lr", "schedule", "warmup_steps", "momentum", "nesterov", "beta2")
+_RECIPE += ("weight_decay", "clip")
 
 
 def counted(number: int, what: str) -> str:
@@ -30,17 +29,45 @@ def variation(mean: float, width: float, digits: int = 2, sign: str = "") -> str
     return text if math.isnan(width) else f"{text} ± {width:.{digits}f}"
 
 
-def percent(summary: Mapping[str, float | None], width: str = "std", sign: str = "") -> str:
-    """The mean of a share in percent, with its standard deviation where it is known."""
-    mean, around = (math.nan if (x := summary[key]) is None else 100 * x for key in ("mean", width))
-    return variation(mean, around, sign=sign)
+class Score(NamedTuple):
+    """What the methods are compared by: the accuracy, or a metric of the user's."""
 
+    key: str = "test_accuracy"
+    name: str = "accuracy"
+    higher_is_better: bool = True
 
-def duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    @classmethod
+    def of(cls, results: Json) -> "Score":
+        """That of a run; runs of earlier versions have the accuracy."""
+        return cls(**results.get("metric") or {})
+
+    @property
+    def factor(self) -> float:
+        """From what is stored to what is shown: shares are shown in percent."""
+        return 100 if self.key == "test_accuracy" else 1
+
+    @property
+    def unit(self) -> str:
+        """What is shown behind a number."""
+        return "%" if self.factor == 100 else ""
+
+    @property
+    def label(self) -> str:
+        """Of an axis."""
+        return f"test {self.name}" + f" ({self.unit})" * bool(self.unit)
+
+    def text(self, summary: Mapping[str, float | None], width: str = "std", sign: str = "") -> str:
+        """The mean, with its standard deviation where it is known."""
+        pair = (math.nan if (x := summary[key]) is None else x for key in ("mean", width))
+        mean, around = (self.factor * x for x in pair)
+        return variation(mean, around, 2 if self.unit else 4, sign)
+
+    def rank(self, method: Json) -> float:
+        """The larger, the better; of what has no mean the lowest of all."""
+        mean = method["summary"][self.key]["mean"]
+        if mean is None:
+            return -math.inf
+        return mean if self.higher_is_better else -mean
 
 
 def plain(value: Any) -> str:
@@ -84,56 +111,47 @@ def data_name(results: Json, longest: int = 48) -> str:
 def task(results: Json) -> str:
     """The task in a few words."""
     noise, model = setting(results, "label_noise", 0), setting(results, "model")
-    if results["dataset"].get("text"):
-        return f"{data_name(results)}, {model}"
-    labels = f"{100 * noise:g} % wrong training labels" if noise else "clean labels"
-    return f"{data_name(results)}, {labels}, {model}"
+    labels = [f"{100 * noise:g} % wrong training labels"] if noise else []
+    return ", ".join([data_name(results), *labels, model])
+
+
+def title(results: Json, spread: str = "95 % confidence interval") -> str:
+    """The task, and what is drawn of the seeds."""
+    seeds = counted(len(results["seeds"]), "seed")
+    of = f"mean and {spread} of {seeds}" if len(results["seeds"]) > 1 else seeds
+    return f"{task(results)}; {of}"
+
+
+def settings(description: Json) -> list[list[Any]]:
+    """Method ("" for all), name, value and source of each setting and hyperparameter."""
+    rows = [["", named(k), of["value"], of["source"]] for k, of in description["settings"].items()]
+    for method in description["methods"]:
+        sources, own = method["sources"], method["settings"].items()
+        rows += [[method["name"], named(k), of["value"], of["source"]] for k, of in own]
+        values = method["hyperparameters"].items()
+        rows += [[method["name"], named(k), x, sources.get(k, "")] for k, x in values]
+    return rows
 
 
 def heading(results: Json) -> list[str]:
     """Data, duration and base optimizer of the training, one line each."""
     dataset, noise = results["dataset"], setting(results, "label_noise", 0)
-    labels = f"{100 * noise:g} % of the training labels are wrong; " if noise else "clean labels; "
-    kind = f"{dataset['classes']} classes"
-    if dataset.get("text"):
-        most = "at most " if dataset["name"].startswith("pairs:") else ""
-        labels, kind = "", f"{most}{dataset['example_shape'][0]} bytes each"
-    lines = [
-        f"{printable(dataset['name'])}: {dataset['train_examples']} training and "
-        f"{dataset['test_examples']} test examples, {kind}",
+    labels = f"{100 * noise:g} % of the training labels are wrong; " if noise else ""
+    examples = f"{dataset['train_examples']} training and {dataset['test_examples']} test examples"
+    described = dataset.get("described") or f"{examples}, {dataset['classes']} classes"
+    values = {key: {row[key] for row in results["methods"]} for key in _EXTENT}
+    extent = [f"{named(key)} {' or '.join(map(str, sorted(of)))}" for key, of in values.items()]
+    optimizer, scale = setting(results, "optimizer", "sgd"), setting(results, "scale", 1)
+    recipe = {name: setting(results, name) for name in _RECIPE}  # None where methods differ
+    if not optimizer.startswith("adam"):
+        del recipe["beta2"]
+    preset = setting(results, "preset")
+    texts = [f"{named(name)} {plain(value)}" for name, value in recipe.items() if value]
+    return [
+        *([f"preset {preset}"] if preset else []),
+        f"{printable(dataset['name'])}: {printable(described)}",
         f"{labels}{counted(len(results['seeds']), 'seed')}",
-        f"{setting(results, 'model')}; {_extent(results)}",
-        _optimizer(results),
+        f"{setting(results, 'model')}; {', '.join(extent)}",
+        f"{optimizer}: {', '.join(texts)}",
+        *([f"scaled down (--scale {scale:g}): not to be compared with full runs"] * (scale != 1)),
     ]
-    if preset := setting(results, "preset"):
-        lines.insert(0, f"preset {preset}")
-    if (scale := setting(results, "scale", 1)) != 1:
-        lines.append(f"scaled down (--scale {scale:g}): not to be compared with full runs")
-    return lines
-
-
-def _extent(results: Json) -> str:
-    kinds = ("epochs", "steps_per_epoch", "batch_size")
-    epochs, steps, batch = ({method[kind] for method in results["methods"]} for kind in kinds)
-    text = counted(epochs.pop(), "epoch") if len(epochs) == 1 else "epochs as below"
-    if len(steps) == 1:
-        text += f" of {counted(steps.pop(), 'step')}"
-    return f"{text} with batches of {batch.pop()}" if len(batch) == 1 else text
-
-
-def _optimizer(results: Json) -> str:
-    kind = setting(results, "optimizer", "sgd")
-    adam = kind in ("adam", "adamw")
-    momentum = "Nesterov momentum" if setting(results, "nesterov") else "momentum"
-    texts = {"lr": "learning rate", "momentum": "β₁" if adam else momentum}
-    texts |= {"beta2": "β₂"} if adam else {}
-    texts |= {"weight_decay": "weight decay", "clip": "gradient norm at most"}
-    values = {name: setting(results, name) for name in texts}  # None where methods differ
-    values["clip"] = values["clip"] or None
-    pieces = {name: f"{texts[name]} {x:g}" for name, x in values.items() if x is not None}
-    if "lr" in pieces:
-        schedule = setting(results, "schedule", "cosine").replace("cosine", "cosine to 0")
-        warmup = setting(results, "warmup_steps", 0)
-        after = f" after {counted(warmup, 'step')} of warm-up" if warmup else ""
-        pieces["lr"] += f" ({schedule}{after})"
-    return f"{_OPTIMIZERS[kind]}: {', '.join(pieces.values())}"

@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,7 +55,7 @@ def connect() -> None:
     If one of them is lost, JAX ends this process within a minute; a process beside it then says how
     to go on.
     """
-    soon = {"heartbeat_timeout_seconds": _SECONDS}
+    soon: dict[str, Any] = {"heartbeat_timeout_seconds": _SECONDS}
     if not soon.keys() <= inspect.signature(jax.distributed.initialize).parameters.keys():
         soon = {}  # of older versions of JAX
     try:

@@ -15,6 +15,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.reporting.progress import Progress
+from sam_optax.experiments.reporting.schema import Trials, checked
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import identity, work
 from sam_optax.experiments.training.devices import Devices
@@ -182,12 +183,13 @@ def load(path: Path, run: Json) -> dict[str, list[Trial]]:
     """The trials of an earlier process, by method; none without a file of them.
 
     Raises:
-      UserError: they belong to another run.
+      UserError: they belong to another run, or the file is not what it should be.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    checked(path, found, Trials)
     remedy = "Give the same ones, choose another --out, or remove the file to start again."
     identity.check(found["identity"], run, f"{path} is of", remedy)
     return found["trials"]

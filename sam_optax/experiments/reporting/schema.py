@@ -1,0 +1,101 @@
+"""The schema of ``results.json``: what a reader relies on, and what each number is."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from sam_optax.experiments.errors import UserError
+
+UNITS = {
+    "test_accuracy": "share of the test examples, on their own labels, at the end",
+    "test_loss": "mean of the loss over the test examples, at the end",
+    "test_top5_accuracy": "share of them whose label is among the five likeliest (> 10 classes)",
+    "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
+    "held_out": "score on the held-out examples, with labels as trained on, by seed",
+    "best_test_accuracy": "the best after an epoch, chosen on the test examples: optimistic",
+    "best_test_top5_accuracy": "the highest top-5 accuracy after an epoch",
+    "interval": "half the width of a mean's 95 % confidence interval, Student's t",
+    "differences": "to sgd, and to the sam with the best mean score, seed by seed",
+    "train_loss": "mean over the training set, on the labels trained on; cross entropy in nats",
+    "sharpness": "nats, L(w + eps) - L(w) on training examples, eps of SAM at sharpness_rho",
+    "ascent_norm": "norm of the ascent gradient in a step after each epoch",
+    "sharp_norm": "norm of the sharp gradient in that step",
+    "eps_norm": "norm of the perturbation in that step",
+    "cosine": "cosine of both gradients in that step",
+    "loss_rise": "nats, L(w + eps) - L(w) on the batch of that step, null where not known",
+    "gradients": "gradients on a batch per step",
+    "step_cost": "time of a training step relative to SGD, median over interleaved epochs",
+    "epoch_seconds": "seconds, training steps of one epoch of all seeds, median",
+    "compile_seconds": "seconds to compile the training step",
+    "examples_per_second": "training examples per second, of all seeds",
+}
+
+
+class _Seed(msgspec.Struct):
+    seed: int
+    diverged: bool
+    curves: dict[str, list[float | None]]
+
+
+class _Method(msgspec.Struct):
+    name: str
+    method: str
+    epochs: int
+    batch_size: int
+    steps_per_epoch: int
+    hyperparameters: dict[str, Any]
+    seeds: list[_Seed]
+    summary: dict[str, dict[str, float | None]]
+    title: str = ""
+    diverged: int = 0
+    sources: dict[str, str] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    differences: dict[str, dict[str, Any]] = {}
+    gradients: float | None = None
+    step_cost: float | None = None
+    epoch_seconds: float | None = None
+    compile_seconds: float | None = None
+    examples_per_second: float | None = None
+
+
+class _Dataset(msgspec.Struct):
+    name: str
+    train_examples: int
+    test_examples: int
+    example_shape: list[int]
+    classes: int
+    sha256: str
+
+
+class Results(msgspec.Struct):
+    """The fields that readers use; those with a default may be missing in older files."""
+
+    settings: dict[str, dict[str, Any]]
+    dataset: _Dataset
+    seeds: Annotated[list[int], msgspec.Meta(min_length=1)]
+    methods: Annotated[list[_Method], msgspec.Meta(min_length=1)]
+    metric: dict[str, Any] = {}
+    parameters: int = 0
+    notes: list[str] = []
+    units: dict[str, str] = {}
+    versions: dict[str, str] = {}
+
+
+class Trials(msgspec.Struct):
+    """The fields of ``tune.json``: the identity of its run, and trials by method."""
+
+    identity: dict[str, Any]
+    trials: dict[str, list[dict[str, Any]]]
+
+
+def checked(path: Path, content: object, kind: type) -> dict[str, Any]:
+    """The fields that ``kind`` has, with its defaults for those that are missing.
+
+    Raises:
+      UserError: a field is missing without a default, or is of another type.
+    """
+    try:
+        return msgspec.to_builtins(msgspec.convert(content, kind))
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: {error}; restore the file, or train again.") from error
