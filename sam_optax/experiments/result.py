@@ -34,5 +34,5 @@ class Result:
     def __rich__(self) -> table.ResultsTable:
         return table.ResultsTable(self.results)
 
-    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, str]:
-        return table.ResultsTable(self.results)._repr_mimebundle_(*args, **kwargs)
+    def _repr_mimebundle_(self, include: Any = (), exclude: Any = (), **_: Any) -> dict[str, str]:
+        return table.ResultsTable(self.results)._repr_mimebundle_(include or (), exclude or ())

@@ -20,7 +20,7 @@ from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting import results
 from sam_optax.experiments.training.train import Training as RealTraining
 
-PICTURES = {"curves.png", "bars.png", "steps.png", "report.html"}
+PICTURES = {"curves.png", "bars.png", "cost.png", "steps.png", "report.html"}
 RESULTS = {"results.json", "results.csv", "params.npz"}
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
 
@@ -428,7 +428,7 @@ def test_paths_of_any_kind_are_no_markup(capsys, trainer, archive, tmp_path, mon
     assert main(small(data.name, "--methods", "sgd", "sam", "--out", str(out))) == 0
     assert names(out) == RESULTS | PICTURES - {"steps.png"}  # no step was watched
     printed = capsys.readouterr().out
-    assert "npz:sales_$2020_$2021 [red]ünï ? <b>.npz: 40 training" in printed
+    assert "npz:sales_$2020_$2021 [red]ünï ? <b>.npz: train 40, test 13" in printed
     assert "sweep[rho=0.1] $x ?." in printed
     assert "[red]ünï ? &lt;b&gt;.npz" in (out / "report.html").read_text()
     found = results.from_json(out / "results.json")

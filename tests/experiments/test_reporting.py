@@ -12,7 +12,7 @@ from scipy import stats
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.reporting import axes, figures, html, results, sweeps, table
+from sam_optax.experiments.reporting import axes, figures, html, results, sweeps, table, words
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.training.train import Outcome
@@ -37,7 +37,7 @@ def of_method(name, loss, values=None, accuracy=(0.5, 0.75, 1.0), cost=1.875, **
     return method | more, Outcome(None, None, curves, sharpness, [2.0], 1.0, cost)
 
 
-def of_run(*methods, name="npz:small.npz", **settings):
+def of_run(*methods, name="npz:small.npz", metric=None, **settings):
     given = {"model": "mlp", "label_noise": 0.25, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
     given |= {"schedule": "cosine", "weight_decay": 0.0005, "sharpness_rho": 0.5, **settings}
     data = {"name": name, "train_examples": 40, "test_examples": 13, "example_shape": [6]}
@@ -46,6 +46,7 @@ def of_run(*methods, name="npz:small.npz", **settings):
         "dataset": data | {"classes": 3, "sha256": "0" * 64},
         "seeds": list(SEEDS[: methods[0][1].curves["train_loss"].shape[1]]),
         "notes": [],
+        "metric": metric or words.Score()._asdict(),
         "methods": [method for method, _ in methods],
     }
     return results.collect(description, 1234, {of["name"]: outcome for of, outcome in methods})
@@ -196,7 +197,7 @@ def test_the_table_says_what_was_trained_on_and_what_came_out(found):
     assert re.search(r"^± 0.00: +all seeds are equal", text, re.M)
     assert max(map(len, text.splitlines())) <= 120
     assert "train loss" not in text
-    assert b"train loss\nnats" in html.html_page(found, {})
+    assert b"train loss" in html.html_page(found, {})
 
 
 @pytest.mark.parametrize("width", [100, 60, 40])
@@ -232,7 +233,7 @@ def test_settings_that_differ_are_with_the_method():
     text = printed(of_run(sgd, adam, **clean, preset="asam-cifar10", scale=0.1))
     for part in (
         "preset asam-cifar10\n",
-        "clean labels; 1 seed\n",
+        "\n1 seed\n",
         "mlp; epochs 4 or 8, steps per epoch 4, batch size 10\n",
         "adamw: lr 0.1, schedule cosine, warmup steps 9, weight decay 0.0005\n",
         "scaled down (--scale 0.1)",
@@ -254,31 +255,21 @@ def of_frontier(diverged=(), timed=True):
     return of_run(*methods, frontier=True)
 
 
-def test_a_frontier_tells_the_gain_that_is_kept_and_its_cost():
-    lines = printed(of_frontier()).splitlines()
-    ends = {" ".join(line.split()[:3:2]): line.split()[-3:] for line in lines if "±" in line}
-    assert ends["sam 0.5"] == ["2.00", "100", "–"]
-    assert ends["sam 0.7"] == ["2.00", "75", "–"]
-    assert ends["part 1"] == ["1.10", "98", "reached"]  # it takes both
-    assert ends["msam 2"] == ["1.01", "-25", "–"]
-    assert "reached" not in printed(of_frontier(timed=False))
-
-
 @pytest.mark.parametrize("diverged", [(), ("part 1",), ("sgd",), tuple(POINTS)])
-def test_a_frontier_is_drawn_even_where_runs_diverged(diverged, drawn):
+def test_accuracy_is_drawn_over_cost_also_where_runs_diverged(diverged, drawn):
     found = of_frontier(diverged=diverged)
-    assert list(figures.all_figures(found)) == ["frontier.png"]
-    cost = drawn[0].axes[0]
+    assert "cost.png" in figures.all_figures(found)
+    cost = next(of.axes[0] for of in drawn if "relative to SGD" in of.axes[0].get_xlabel())
     names = cost.get_legend_handles_labels()[1]
+    assert len(names) == len(set(names))  # each at its best setting
     for method in ("sgd", "sam", "part", "msam"):
         gone = method in {name.split()[0] for name in diverged}
         assert gone == (method not in names) == (method in cost.get_title("left"))
-    assert b"<h1>Accuracy against cost: mlp on" in html.html_page(found, {})
 
 
 def test_figures_suit_the_run_and_say_what_they_do_not_show(found, drawn):
-    assert list(figures.all_figures(found)) == ["curves.png", "bars.png", "steps.png"]
-    curves, bars, steps = drawn
+    assert list(figures.all_figures(found)) == ["curves.png", "bars.png", "cost.png", "steps.png"]
+    curves, bars, _, steps = drawn
     assert steps.axes[0].get_title("left") == "not drawn: sgd (has none)"
     assert "asam (not known)" in curves.axes[1].get_title("left")
     assert "diverged" in [text.get_text() for text in bars.axes[0].texts]
@@ -318,7 +309,7 @@ def test_trials_of_two_values_are_a_line_for_each_of_the_second():
     trials = [
         {
             "values": {"rho": rho, "weight_decay": decay},
-            "held_out_accuracy": [[0.1, rho], [0.1, None]],
+            "held_out": [[0.1, rho], [0.1, None]],
             "broken_down": rho == 0.4,
         }
         for rho in (0.1, 0.2, 0.4)
@@ -326,7 +317,7 @@ def test_trials_of_two_values_are_a_line_for_each_of_the_second():
     ]
     panel = Figure().subplots()
     [look] = axes.styles(["sam"])
-    sweeps.landscape(panel, trials, trials[2]["values"], look)
+    sweeps.landscape(panel, trials, trials[2]["values"], look, words.Score())
     names = panel.get_legend_handles_labels()[1]
     assert names == ["weight decay 0.001", "weight decay 0.01"]
     marks = {line.get_marker(): line.get_xydata()[0] for line in panel.lines if len(line._x) == 1}
@@ -365,7 +356,7 @@ def test_the_headline_names_a_winner_only_where_the_difference_is_certain():
     close = line((0.90, 0.91, 0.92), (0.915, 0.909, 0.915))
     assert close.endswith("are not told apart (+0.30 ± 2.63 points, seed by seed; 95 % interval).")
     clear = line((0.80, 0.81, 0.82), (0.90, 0.91, 0.93))
-    assert "sam 91.33 ± 1.53 %, above sgd 81.00 ± 1.00 % by +10.33 ± 1.43 points" in clear
+    assert "sam 91.33 ± 1.53 %, better than sgd 81.00 ± 1.00 % by +10.33 ± 1.43 points" in clear
     assert line((0.80, 0.81, 0.82)).endswith("sgd 81.00 ± 1.00 % (3 seeds).")
 
 
@@ -421,3 +412,19 @@ def test_tensorboard_has_the_same_points(tmp_path):
         content = content[16 + length :]
     points = [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value]
     assert points == [(1, "train_loss", 1.0), (2, "train_loss", 3.0), (3, "train_loss", 4.0)]
+
+
+def test_a_metric_of_the_user_s_takes_the_place_of_the_accuracy(drawn):
+    """Lower is better, and nothing is in percent."""
+    methods = [of_method("sgd", [1.0] * 3), of_method("sam", [1.0] * 3, accuracy=(0.5, 0.25, 0.0))]
+    for _, outcome in methods:
+        outcome.curves["test_loss"] = outcome.curves.pop("test_accuracy")
+    metric = {"key": "test_loss", "name": "loss", "higher_is_better": False}
+    found = of_run(*methods, metric=metric)
+    assert found["methods"][1]["differences"]["sgd"]["test_loss"]["mean"] == -0.5
+    text = printed(found)
+    assert re.search(r"^sam +0\.2500 ± 0\.2500 ", text, re.M)
+    assert not {"accuracy", "%"} & set(text.split())
+    assert html.headline(found).startswith("Test loss after the last epoch: sam 0.2500 ± 0.2500")
+    assert figures.all_figures(found)
+    assert drawn[0].axes[0].get_ylabel() == "test loss"

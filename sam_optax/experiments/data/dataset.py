@@ -178,6 +178,7 @@ def _prepared(name: str, raw: Raw, scale: bool, classification: bool = True) -> 
     train, test = map(Examples, x, y)
     found = Dataset(name, train, test, raw.classes, mean, std, digest.hexdigest())
     content, labels = "images on disk, read as {} uint8", "classes" if classification else "outputs"
+    labels = labels if raw.classes > 1 else labels.removesuffix("s")
     if found.resident:
         low, high = min(part.min() for part in parts), max(part.max() for part in parts)
         content = f"examples of {{}} {parts[0].dtype} in [{low:g}, {high:g}]"

@@ -8,8 +8,8 @@ import msgspec
 from sam_optax.experiments.errors import UserError
 
 UNITS = {
-    "test_accuracy": "share of the test examples, on their own labels, at the end",
-    "test_loss": "mean of the loss over the test examples, at the end",
+    "test_accuracy": "share of the test examples that are classified right, after the last epoch",
+    "test_loss": "mean of the loss over the test examples, after the last epoch",
     "test_top5_accuracy": "share of them whose label is among the five likeliest (> 10 classes)",
     "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
     "held_out": "score on the held-out examples, with labels as trained on, by seed",

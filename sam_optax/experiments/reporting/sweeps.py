@@ -101,7 +101,8 @@ def cost(results: Json) -> bytes:
         errorbars(axes, [row["step_cost"]], [of["mean"]], [of["interval"]], score.factor, **shown)
     axes.set(xlabel="time of a training step, relative to SGD", ylabel=score.label)
     tidy(axes, "both", absent)
-    legend(figure, axes)
+    if len(absent) < len(best):
+        legend(figure, axes)
     return png(figure, words.title(results))
 
 

@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
 """The table of a run, for the terminal, for notebooks and for the page."""
 
+import re
 from collections.abc import Iterator, Sequence
 from textwrap import TextWrapper
 from typing import Any
@@ -82,7 +83,7 @@ def summarize(results: Json, without: Sequence[str] = ()) -> tuple[Table, dict[s
     found = [_cells(method, results) for method in methods]
     names = [n for n in found[0] if n not in without and any(row[n] != "–" for row in found)]
     rows = [[row[name] for name in names] for row in found]
-    legend = {score.name: UNITS.get(score.key, "mean over the test examples, at the end")}
+    legend = {score.name: UNITS.get(score.key, "mean over the test examples, after the last epoch")}
     legend |= {name: _LEGEND[name] for name in names if name in _LEGEND}
     if len(results["seeds"]) > 1:
         legend[score.name] += "; mean ± standard deviation of seeds"
@@ -90,7 +91,7 @@ def summarize(results: Json, without: Sequence[str] = ()) -> tuple[Table, dict[s
         legend["sharpness"] += f", {words.setting(results, 'sharpness_rho'):g}"
     if words.setting(results, "tune"):
         legend["with"] = "radius and weight decay chosen on held-out examples"
-    if any("± 0.00" in cell for row in rows for cell in row):
+    if any(re.search(r"± 0\.0+( |$)", cell) for row in rows for cell in row):
         legend["± 0.00"] = "all seeds are equal, to this precision"
     if any(method["diverged"] for method in methods):
         legend["diverged"] = "training loss not finite; the numbers are of the other seeds"
