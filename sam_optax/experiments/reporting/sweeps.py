@@ -30,7 +30,8 @@ def sweep(results: Json) -> bytes:
     for axes, option in zip(panels, names, strict=True):
         over(axes, styled(results["methods"]), option, score)
         axes.set_ylabel(score.label)
-        axes.legend(fontsize="small", frameon=False)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(fontsize="small", frameon=False)
     return png(figure, words.title(results))
 
 
