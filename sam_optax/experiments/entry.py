@@ -6,8 +6,11 @@ import importlib
 import io
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from types import FrameType
 
 _PROG = "python -m sam_optax"
 # Packages of the extra "experiments".
@@ -33,7 +36,7 @@ _MODULES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the subcommand that ``argv`` names (default: the arguments of the process).
 
-    The exit code is 0, 2 after a user error, or 130 after an interrupt.
+    The exit code is 0, 2 after a user error, or 128 + n after signal n, such as 130 of Ctrl-C.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
@@ -47,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{name}: unknown command; use one of {', '.join(_COMMANDS)}.")
     from sam_optax.experiments.errors import UserError
 
+    if argv is None and threading.current_thread() is threading.main_thread():
+        for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+                signal.signal(number, _interrupt)
     try:
         return _run(name, arguments)
     except UserError as error:
@@ -59,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _silence()
         return _fail("standard output cannot be written (no space left on device).")
-    except KeyboardInterrupt:
-        code = _fail("interrupted.", code=130)
+    except KeyboardInterrupt as stop:
+        code = _fail("interrupted.", 128 + (stop.args[0] if stop.args else signal.SIGINT))
         if argv is None:
             # A computation may still be running. If the interpreter shut down meanwhile, it would
             # free the memory in use and crash.
@@ -73,6 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing not in _EXTRA:
             raise
         return _fail(f'{missing} is not installed; run: pip install "sam_optax[experiments]"')
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
 
 
 def _run(name: str, arguments: list[str]) -> int:

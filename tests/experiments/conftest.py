@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sam_optax.experiments import compare
+from sam_optax.experiments import comparison
 from sam_optax.experiments.training.train import Outcome
 
 
@@ -80,5 +80,5 @@ class Trainer:
 def trainer(monkeypatch):
     """Commands that train nothing."""
     found = Trainer()
-    monkeypatch.setattr(compare, "Training", found)
+    monkeypatch.setattr(comparison, "Training", found)
     return found

@@ -1,6 +1,7 @@
 """Trains every method at several values on part of the training set, and tests it on the rest."""
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -184,15 +185,30 @@ class Search:
         ]
 
 
-def load(path: Path, run: Json) -> dict[str, list[Trial]]:
-    """The trials of an earlier process, by method; none without a file of them.
+def marked(content: Json) -> Record:
+    """The content of ``tune.json`` with its digest: what has none is not ours."""
+    return {**content, "sha256": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
+
+
+def load(path: Path, run: Json, resume: bool) -> dict[str, list[Trial]]:
+    """The trials of an earlier process, by method; none without a file of them or ``resume``.
 
     Raises:
-      UserError: they belong to another run.
+      UserError: the file is damaged or not ours, or belongs to another run.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = {name: of for name, of in dict(found).items() if name != "sha256"}
+        if found != marked(content):
+            raise ValueError("its field sha256 is missing, or does not match the others")
+    except FileNotFoundError:
+        return {}
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(
+            f"--tune: {path} is damaged, or of another program ({error}). Remove it to start "
+            "the search again, or choose another --out."
+        ) from error
+    if not resume:
         return {}
     remedy = "Give the same ones, choose another --out, or remove the file to start again."
     identity.check(found["identity"], run, f"{path} is of", remedy)
