@@ -221,9 +221,8 @@ def _finished(run: _Run, path: Path, out: OutputDirectory | None) -> Result | No
     found = results.from_json(path / "results.json")
     if found is None:
         return None
-    remedy = "Choose another --out, or leave out --resume to replace them."
     theirs, ours = identity.of(found), identity.of(run.description)
-    identity.check(theirs, ours, f"{path} holds the results of", remedy)
+    identity.check(theirs, ours, f"{path} holds the results of")
     run.print(found)
     if out and not (path / REPORT).exists():
         _draw(out, found)

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ _NAME, _UNFINISHED = "sam_optax_v3", ".orbax-checkpoint-tmp"
 """A checkpoint is a directory ``sam_optax_v3_EPOCH``, where 3 is the version of the format, and has
 this suffix while it is written. Whatever has another name is not ours and is left alone."""
 
-
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax's long logs of what it also raises
 
 
@@ -39,24 +38,21 @@ class Checkpoints:
         self.path, self.every, self.epoch = path.absolute(), every, 0
         self._run, self._versions = run, versions
         self._damaged: dict[int, str] = {}
-        self._found: tuple[Record, dict[str, np.ndarray]] = {}, {}
+        self._found: tuple[Record, list[np.ndarray]] = {}, []
 
     @functools.cached_property
     def _manager(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2, step_prefix=_NAME, enable_async_checkpointing=False
         )
-        handler = ocp.PyTreeCheckpointHandler()
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)  # that cannot read below "[a]"
         return ocp.CheckpointManager(self.path, options=options, item_handlers=handler)
 
     def _ours(self) -> bool:
         return not self.path.is_symlink() and any(self.path.glob(f"{_NAME}_*"))
 
     def refuse(self, foreign: bool) -> None:
-        """Raises :class:`UserError` if a new run would replace a checkpoint.
-
-        With ``foreign``, also if something else is in its place.
-        """
+        """Raises :class:`UserError` if a checkpoint or, with ``foreign``, anything is there."""
         if self._ours() and self._manager.all_steps():
             raise UserError(
                 f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
@@ -79,9 +75,8 @@ class Checkpoints:
             except Exception as error:  # damaged files raise many types
                 self._damaged[epoch] = f"the checkpoint of epoch {epoch} is damaged: {_line(error)}"
                 continue
-            remedy = "Give the same ones, choose another --out, or remove the directory to start "
-            identity.check(run["identity"], self._run, f"{self.path} is of", f"{remedy}again.")
-            self.epoch, self._found = epoch, (run["record"], arrays)
+            identity.check(run["identity"], self._run, f"{self.path} is of")
+            self.epoch, self._found = epoch, (run, arrays)
             notes = [f"{self.path}: {why}; using epoch {epoch}." for why in self._damaged.values()]
             was, now = run["versions"], self._versions
             if new := [f"{k} {was.get(k)} (now {v})" for k, v in now.items() if v != was.get(k)]:
@@ -92,11 +87,10 @@ class Checkpoints:
             raise self._unusable("; ".join(self._damaged.values()))
         return []
 
-    def _read(self, epoch: int) -> tuple[Record, dict[str, np.ndarray]]:
+    def _read(self, epoch: int) -> tuple[Record, list[np.ndarray]]:
         """Reads a checkpoint; any error is raised if it has changed since it was written."""
-        found = self._manager.metadata(epoch)
-        run, names = dict(found.custom_metadata), found.item_metadata.tree
-        plain = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+        run = dict(self._manager.metadata(epoch).custom_metadata)
+        plain = [ocp.RestoreArgs(restore_type=np.ndarray) for _ in run.get("kinds", ())]
         arrays = self._manager.restore(epoch, args=ocp.args.PyTreeRestore(restore_args=plain))
         if run.pop("sha256", "") != _sha256(run, arrays):
             raise ValueError("its contents have changed since it was written")
@@ -107,28 +101,23 @@ class Checkpoints:
 
         The arrays must have the structure, shapes and dtypes of ``like``, and get its shardings.
         """
-        (record, stored), expected = self._found, _by_path(like)
-        if others := sorted(_kinds(stored) ^ _kinds(expected)):
-            raise self._unusable(f"its arrays and those of this run differ ({', '.join(others)})")
-
-        def restored(leaf: jax.Array, name: str) -> jax.Array:
-            plain, found = expected[name], stored.pop(name)  # not twice in memory
-            made = jax.make_array_from_callback(plain.shape, plain.sharding, found.__getitem__)
-            is_key = plain is not leaf
-            return (
-                jax.random.wrap_key_data(made, impl=jax.random.key_impl(leaf)) if is_key else made
-            )
-
+        (run, arrays), self._found = self._found, ({}, [])
+        plain, kinds = _plain(like)
+        if run["kinds"] != kinds:
+            others = ", ".join(sorted({*run["kinds"]} ^ {*kinds})[:4])
+            raise self._unusable(f"its arrays and those of this run differ ({others})")
         flat, structure = jax.tree.flatten(like)
-        return record, jax.tree.unflatten(structure, map(restored, flat, expected))
+        for i, (leaf, ours) in enumerate(zip(flat, plain, strict=True)):
+            get = arrays[i].__getitem__
+            flat[i] = jax.make_array_from_callback(ours.shape, ours.sharding, get)
+            if ours is not leaf:
+                flat[i] = jax.random.wrap_key_data(flat[i], impl=jax.random.key_impl(leaf))
+        return run["record"], jax.tree.unflatten(structure, flat)
 
     def save(self, epoch: int, record: Record, arrays: PyTree) -> None:
-        """Writes a checkpoint (arrays and plain data), and removes the last but one.
-
-        It raises :class:`UserError` if it cannot be written; the previous ones are kept.
-        """
-        state = _by_path(arrays)
-        run: Record = {"identity": self._run, "versions": self._versions, "record": record}
+        """Writes a checkpoint, then removes the last but one; a failure is a UserError."""
+        state, kinds = _plain(arrays)
+        run = {"identity": self._run, "versions": self._versions, "record": record, "kinds": kinds}
         run["sha256"] = _sha256(run, state)
         try:
             while self._damaged:  # Orbax writes none that is older than the newest
@@ -160,26 +149,22 @@ class Checkpoints:
         return UserError(f"--resume: {self.path} cannot be used: {why}. {remedy}")
 
 
-def _sha256(run: Json, arrays: Mapping[str, Any]) -> str:
+def _sha256(run: Json, arrays: Sequence[Any]) -> str:
     """The digest of a checkpoint: the file formats do not detect every flipped bit."""
-    digest = hashlib.sha256(json.dumps([run, sorted(_kinds(arrays))]).encode())
-    for _, leaf in sorted(arrays.items()):
+    digest = hashlib.sha256(json.dumps(run).encode())
+    for leaf in arrays:
         digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
     return digest.hexdigest()
 
 
-def _kinds(arrays: Mapping[str, Any]) -> set[str]:
-    return {f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in arrays.items()}
-
-
-def _by_path(tree: PyTree) -> dict[str, jax.Array]:
-    """The leaves by path, with typed keys as their integer data."""
-    return {
-        jax.tree_util.keystr(path): jax.random.key_data(leaf)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+def _plain(tree: PyTree) -> tuple[list[jax.Array], list[str]]:
+    """The leaves, of typed keys their integer data, with path, dtype and shape of each."""
+    plain, kinds = [], []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        plain.append(jax.random.key_data(leaf) if is_key else leaf)
+        kinds.append(f"{jax.tree_util.keystr(path)} {plain[-1].dtype}{list(plain[-1].shape)}")
+    return plain, kinds
 
 
 def _line(error: Exception) -> str:

@@ -22,7 +22,7 @@ def of(description: Json) -> Record:
     }
 
 
-def check(theirs: Json, ours: Json, what: str, remedy: str) -> None:
+def check(theirs: Json, ours: Json, what: str) -> None:
     """Raises :class:`UserError`, naming the options that differ, if ``what`` is of another run.
 
     Data are equal if their contents are, wherever they are stored.
@@ -42,4 +42,5 @@ def check(theirs: Json, ours: Json, what: str, remedy: str) -> None:
         ]
     if text:
         found = ", ".join(dict.fromkeys(text))
+        remedy = "Give the same ones, or choose another --out."
         raise UserError(f"--resume: {what} a run with other settings: {found}. {remedy}")

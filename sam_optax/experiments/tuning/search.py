@@ -198,20 +198,20 @@ def load(path: Path, run: Json, resume: bool) -> dict[str, list[Trial]]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        content = {name: of for name, of in dict(found).items() if name != "sha256"}
+        content = dict(found) if isinstance(found, dict) else {}
+        content.pop("sha256", None)
         if found != marked(content):
             raise ValueError("its field sha256 is missing, or does not match the others")
     except FileNotFoundError:
         return {}
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"--tune: {path} is damaged, or of another program ({error}). Remove it to start "
             "the search again, or choose another --out."
         ) from error
     if not resume:
         return {}
-    remedy = "Give the same ones, choose another --out, or remove the file to start again."
-    identity.check(found["identity"], run, f"{path} is of", remedy)
+    identity.check(found["identity"], run, f"{path} is of")
     return found["trials"]
 
 
