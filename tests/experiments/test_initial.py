@@ -169,6 +169,16 @@ def test_every_seed_starts_with_the_network_of_the_file(arrays, networks):
     assert not new
 
 
+def test_a_network_that_is_not_finite_is_refused(arrays, networks):
+    loaded = results.load_params(networks)
+    loaded["sam rho 0.1"][0]["params"]["Dense_1"]["bias"][2] = np.nan
+    networks.write_bytes(results.params_to_npz(loaded))
+    task = tasks.make(tasks.vectors(arrays), "sgd", model="mlp")
+    with pytest.raises(UserError, match="params/Dense_1/bias: not all values are finite numbers"):
+        initial.load(f"{networks}:sam rho 0.1/0", task)
+    initial.load(f"{networks}:sam rho 0.1/7", task)
+
+
 @pytest.mark.usefixtures("small")
 def test_the_head_is_new_for_other_classes_and_the_file_is_part_of_the_run(
     capsys, trainer, pretrained, pictures, tmp_path, monkeypatch

@@ -125,7 +125,7 @@ def test_a_run_of_two_processes_is_killed_and_goes_on_to_the_params_of_one(archi
         second.kill()
         second.communicate()
     assert first.returncode == -9, errors
-    assert (tmp_path / "two" / "checkpoint" / "1").is_dir()
+    assert (tmp_path / "two" / "checkpoint" / "sam_optax_v3_1").is_dir()
 
     processes = start(arguments)
     try:

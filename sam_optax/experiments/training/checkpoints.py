@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ _NAME, _UNFINISHED = "sam_optax_v3", ".orbax-checkpoint-tmp"
 """A checkpoint is a directory ``sam_optax_v3_EPOCH``, where 3 is the version of the format, and has
 this suffix while it is written. Whatever has another name is not ours and is left alone."""
 
-logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax's long logs of what it also raises
+# What Orbax also raises, it logs at length, and again in its threads.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
+_hook = sys.unraisablehook
+sys.unraisablehook = lambda of: None if "loop is closed" in str(of.exc_value) else _hook(of)
 
 
 class Checkpoints:
@@ -58,9 +62,8 @@ class Checkpoints:
                 f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
                 "continue that run, remove the directory to start again, or choose another --out."
             )
-        link = self.path.is_symlink()
-        taken = link or self.path.is_file() or any(self.path.glob("*"))
-        if foreign and taken and not self._ours():
+        link, taken = self.path.is_symlink(), self.path.is_file() or any(self.path.glob("*"))
+        if foreign and (link or taken) and not self._ours():
             kind = "a symbolic link" if link else "not a directory of this version's checkpoints"
             raise UserError(f"--out: {self.path} is {kind}; move it, or choose another --out.")
 
@@ -107,9 +110,8 @@ class Checkpoints:
             others = ", ".join(sorted({*run["kinds"]} ^ {*kinds})[:4])
             raise self._unusable(f"its arrays and those of this run differ ({others})")
         flat, structure = jax.tree.flatten(like)
-        for i, (leaf, ours) in enumerate(zip(flat, plain, strict=True)):
-            get = arrays[i].__getitem__
-            flat[i] = jax.make_array_from_callback(ours.shape, ours.sharding, get)
+        for i, (leaf, ours, found) in enumerate(zip(flat, plain, arrays, strict=True)):
+            flat[i] = jax.make_array_from_callback(ours.shape, ours.sharding, found.__getitem__)
             if ours is not leaf:
                 flat[i] = jax.random.wrap_key_data(flat[i], impl=jax.random.key_impl(leaf))
         return run["record"], jax.tree.unflatten(structure, flat)
@@ -137,8 +139,7 @@ class Checkpoints:
             return
         for epoch in self._manager.all_steps():
             # Renamed first: a kill must not leave half a checkpoint in the place of a whole one.
-            path = self.path / f"{_NAME}_{epoch}"
-            path.rename(f"{path}{_UNFINISHED}")
+            (self.path / f"{_NAME}_{epoch}").rename(self.path / f"{_NAME}_{epoch}{_UNFINISHED}")
         for path in self.path.glob(f"{_NAME}_*{_UNFINISHED}"):
             shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):  # there are other files
@@ -169,6 +170,6 @@ def _plain(tree: PyTree) -> tuple[list[jax.Array], list[str]]:
 
 def _line(error: Exception) -> str:
     """The reason, in a few words; the messages of Orbax's libraries are long."""
-    text = f"{getattr(error, 'strerror', None) or error}"
+    text = str(error)
     reasons = [reason for code in errno.errorcode if (reason := os.strerror(code)) in text]
     return max(reasons, key=len).lower() if reasons else text.partition("\n")[0][:100].rstrip(".")

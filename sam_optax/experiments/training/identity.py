@@ -41,6 +41,5 @@ def check(theirs: Json, ours: Json, what: str) -> None:
             if a.get(option) != b.get(option)
         ]
     if text:
-        found = ", ".join(dict.fromkeys(text))
-        remedy = "Give the same ones, or choose another --out."
-        raise UserError(f"--resume: {what} a run with other settings: {found}. {remedy}")
+        found = f"{', '.join(dict.fromkeys(text))}. Give the same ones, or choose another --out."
+        raise UserError(f"--resume: {what} a run with other settings: {found}")
