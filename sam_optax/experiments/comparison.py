@@ -40,6 +40,8 @@ __all__ = ["Compare", "run"]
 
 CHECKPOINT = "checkpoint"
 """Directory of the checkpoints, inside that of --out."""
+REPORT = "report.html"
+"""Written last: a run without it has been killed before its figures were drawn."""
 
 
 def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result | None:
@@ -104,13 +106,13 @@ class _Run(NamedTuple):
         """The run with the values that ``--tune`` chooses; ``out`` keeps those that it tries."""
         options, of_run, path = self.options, identity.of(self.description), self.options.out
         task = search.held_out(self.task)
-        trials = search.load(path / search.FILE, of_run) if path and options.resume else {}
+        trials = search.load(path / search.FILE, of_run, options.resume) if path else {}
         if out and not options.resume:
             (out.path / search.FILE).unlink(missing_ok=True)
 
         def keep() -> None:
             if out:
-                kept = {"identity": of_run, "trials": trials}
+                kept = search.marked({"identity": of_run, "trials": trials})
                 out.write({search.FILE: results.to_json(kept)})
 
         try:
@@ -156,17 +158,20 @@ class _Run(NamedTuple):
 
 def _train_and_write(run: _Run, out: OutputDirectory | None) -> Result:
     """Trains and prints the table, after writing the files and before drawing."""
-    path = run.options.out
+    options, path = run.options, run.options.out
     checkpoints = _checkpoints(run, path) if path else None  # written by all processes
-    begun = path and run.options.tune and (path / search.FILE).exists()
-    if path and checkpoints and not checkpoints.epoch and run.options.resume and not begun:
-        if (before := _finished(run, path)) is not None:
-            return before
-        _say(f"There is no checkpoint in {path}: starting from the beginning.")
-    if run.options.tune:
-        run = run.tuned(out)
+    begun = path and options.tune and (path / search.FILE).exists()
     done = checkpoints.epoch if checkpoints else 0
-    with Live(out.path, run.options.tensorboard, done) if out else nullcontext() as live:
+    if path and checkpoints and not done:
+        if options.resume and not begun and (before := _finished(run, path, out)) is not None:
+            checkpoints.finish()
+            return before
+        checkpoints.refuse(foreign=bool(options.resume or options.checkpoint_every))
+        if options.resume and not begun:
+            _say(f"There is no checkpoint in {path}: starting from the beginning.")
+    if options.tune:
+        run = run.tuned(out)
+    with Live(out.path, options.tensorboard, done) if out else nullcontext() as live:
         try:
             found, outcomes = run.train(checkpoints, live, out)
         except KeyboardInterrupt:
@@ -176,7 +181,10 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> Result:
             raise
     try:
         if out:
+            (out.path / REPORT).unlink(missing_ok=True)  # that of an earlier run
             out.write(_files(run.task, found, outcomes))
+            if options.tune and not (checkpoints and checkpoints.epoch):
+                (out.path / search.FILE).unlink(missing_ok=True)  # it is in the results now
     finally:  # where either fails, a full disk or a closed pipe, there is still the other
         run.print(found)
     if out:
@@ -184,7 +192,8 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> Result:
     if checkpoints:
         checkpoints.finish()
     if out:
-        (out.path / search.FILE).unlink(missing_ok=True)
+        if options.tune:
+            (out.path / search.FILE).unlink(missing_ok=True)
         _print(f"\nThe results are in {out.path}. Open {out.path / 'report.html'}.")
     if all(method["diverged"] == len(found["seeds"]) for method in found["methods"]):
         raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
@@ -193,7 +202,7 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> Result:
 
 
 def _checkpoints(run: _Run, out: Path) -> "Checkpoints | None":
-    """The run's checkpoints, if requested."""
+    """The run's checkpoints, if requested or if there are any."""
     options, path = run.options, out / CHECKPOINT
     if not (options.resume or options.checkpoint_every or path.exists()):
         return None
@@ -201,24 +210,23 @@ def _checkpoints(run: _Run, out: Path) -> "Checkpoints | None":
 
     run_identity = identity.of(run.description)
     found = Checkpoints(path, options.checkpoint_every, run_identity, results.versions())
-    if not options.resume:
-        found.refuse()
-    elif note := found.find():
+    for note in found.find() if options.resume else ():
         _say(note)
     return found
 
 
-def _finished(run: _Run, out: Path) -> Result | None:
-    """What the run has found if it was finished before; prints its table."""
-    found = results.from_json(out / "results.json")
+def _finished(run: _Run, path: Path, out: OutputDirectory | None) -> Result | None:
+    """What the run has found if it was trained before; prints its table, draws what is missing."""
+    found = results.from_json(path / "results.json")
     if found is None:
         return None
-    remedy = "Choose another --out, or leave out --resume to replace them."
     theirs, ours = identity.of(found), identity.of(run.description)
-    identity.check(theirs, ours, f"{out} holds the results of", remedy)
+    identity.check(theirs, ours, f"{path} holds the results of")
     run.print(found)
-    _print(f"\nThis run is finished: its results are in {out}.")
-    return Result(found, results.load_params(out / "params.npz"))
+    if out and not (path / REPORT).exists():
+        _draw(out, found)
+    _print(f"\nThis run is finished: its results are in {path}.")
+    return Result(found, results.load_params(path / "params.npz"))
 
 
 def _files(task: Task, found: Json, outcomes: Mapping[str, Outcome]) -> dict[str, bytes]:
@@ -234,7 +242,7 @@ def _draw(out: OutputDirectory, found: Json) -> None:
     from sam_optax.experiments.reporting import figures, html  # slow to import
 
     drawn = figures.all_figures(found)
-    out.write({**drawn, "report.html": html.html_page(found, drawn)})
+    out.write({**drawn, REPORT: html.html_page(found, drawn)})
 
 
 def _console(stderr: bool = False) -> Console:

@@ -5,8 +5,11 @@ import importlib
 import io
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 from sam_optax.experiments.reporting.stream import Stream, printable
@@ -31,14 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the subcommand that ``argv`` names (default: the arguments of the process).
 
     The exit code is 0, 2 after a user error or where standard output cannot be written, 1 where its
-    reader has left, or 130 after an interrupt. What cannot be printed does not stop the work.
+    reader has left, or 128 + n after signal n, such as 130 of Ctrl-C. What cannot be printed does
+    not stop the work.
     """
+    if argv is None and threading.current_thread() is threading.main_thread():
+        for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+                signal.signal(number, _interrupt)
     out: Any = Stream(sys.stdout)
     err: Any = Stream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = _main(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
-        if code == 130 and argv is None:
+        if code > 128 and argv is None:
             # A computation may still be running. If the interpreter shut down meanwhile, it would
             # free the memory in use and crash.
             os._exit(code)
@@ -63,8 +71,8 @@ def _main(given: list[str]) -> int:
         return _run(name, arguments)
     except UserError as error:
         return _fail(str(error))
-    except KeyboardInterrupt:
-        return _fail("interrupted.", code=130)
+    except KeyboardInterrupt as stop:
+        return _fail("interrupted.", 128 + (stop.args[0] if stop.args else signal.SIGINT))
     except (MemoryError, RuntimeError) as error:
         if (reason := _of_the_machine(error)) is None:
             raise
@@ -89,6 +97,10 @@ def _of_the_machine(error: Exception) -> str | None:
 
         return LOST
     return None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
 
 
 def _run(name: str, arguments: list[str]) -> int:

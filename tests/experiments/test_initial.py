@@ -15,6 +15,7 @@ from flax.traverse_util import unflatten_dict
 
 from sam_optax.__main__ import main
 from sam_optax.experiments.data.dataset import load
+from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.networks.vit import VisionTransformer
@@ -173,6 +174,16 @@ def test_every_seed_starts_with_the_network_of_the_file(arrays, networks):
         assert len(leaves) == 6
         assert all(leaf.shape[0] == 2 and (leaf == 8).all() for leaf in leaves)
     assert not new
+
+
+def test_a_network_that_is_not_finite_is_refused(arrays, networks):
+    loaded = results.load_params(networks)
+    loaded["sam rho 0.1"][0]["params"]["Dense_1"]["bias"][2] = np.nan
+    networks.write_bytes(results.params_to_npz(loaded))
+    task = tasks.make(tasks.vectors(arrays), "sgd", model="mlp")
+    with pytest.raises(UserError, match="params/Dense_1/bias: not all values are finite numbers"):
+        initial.load(f"{networks}:sam rho 0.1/0", task)
+    initial.load(f"{networks}:sam rho 0.1/7", task)
 
 
 @pytest.mark.usefixtures("small")

@@ -16,7 +16,6 @@ from sam_optax.experiments.reporting import axes, figures, html, results, sweeps
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.training.train import Outcome
-from sam_optax.experiments.tuning import search
 
 SEEDS = (5, 6, 7)
 EPOCHS = 4
@@ -126,13 +125,6 @@ def test_wrong_results_are_refused_by_file_and_field(found, tmp_path, spoil, fie
     path.write_bytes(results.to_json(found))
     with pytest.raises(UserError, match=rf"^{path}: .*{field}[^\n]*(restore|use)[^\n]*$"):
         results.from_json(path)
-
-
-def test_a_wrong_search_is_refused_by_file_and_field(tmp_path):
-    path = tmp_path / "tune.json"
-    path.write_text('{"identity": {}, "trials": {"sam": 1}}')
-    with pytest.raises(UserError, match=rf"^{path}: Expected `array`, got `int` - at `\$.trials"):
-        search.load(path, {})
 
 
 def test_summaries_and_differences_are_those_of_scipy():

@@ -130,7 +130,7 @@ def test_a_run_of_two_processes_is_killed_and_goes_on_to_the_params_of_one(archi
     assert re.search(r"^sam_optax: .*--resume", lost, re.M)
     # Of one that could say nothing, another process does.
     assert "sam_optax: another process of the run was lost; start all of them again" in errors
-    assert (tmp_path / "two" / "checkpoint" / "1").is_dir()
+    assert (tmp_path / "two" / "checkpoint" / "sam_optax_v3_1").is_dir()
 
     processes = start(arguments)
     try:

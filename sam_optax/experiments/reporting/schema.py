@@ -82,13 +82,6 @@ class Results(msgspec.Struct):
     versions: dict[str, str] = {}
 
 
-class Trials(msgspec.Struct):
-    """The fields of ``tune.json``: the identity of its run, and trials by method."""
-
-    identity: dict[str, Any]
-    trials: dict[str, list[dict[str, Any]]]
-
-
 def checked(path: Path, content: object, kind: type) -> dict[str, Any]:
     """The fields that ``kind`` has, with its defaults for those that are missing.
 

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,142 +21,110 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.training import identity
 from sam_optax.experiments.types import Json, PyTree, Record
 
-FORMAT = "sam_optax.checkpoint"
-FORMAT_VERSION = 2
-_DAMAGED = "it is damaged: its contents have changed since it was written"
+_NAME, _UNFINISHED = "sam_optax_v3", ".orbax-checkpoint-tmp"
+"""A checkpoint is a directory ``sam_optax_v3_EPOCH``, where 3 is the version of the format, and has
+this suffix while it is written. Whatever has another name is not ours and is left alone."""
 
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Suppresses long logs of Orbax and its threads about errors that are also raised."""
-    disabled, hook = logging.root.manager.disable, sys.unraisablehook
-    logging.disable(logging.CRITICAL)
-    sys.unraisablehook = lambda _: None
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
-    sys.unraisablehook = hook  # threads may still fail after an error
+# What Orbax also raises, it logs at length, and again in its threads.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
+_hook = sys.unraisablehook
+sys.unraisablehook = lambda of: None if "loop is closed" in str(of.exc_value) else _hook(of)
 
 
 class Checkpoints:
-    """The checkpoint of a run; a newer one replaces it.
+    """The last two checkpoints of a run; the older one is for when the newer one is damaged.
 
-    It is written synchronously: writing in the background would disturb the timing. ``epoch`` is
-    the number of epochs it contains, 0 without a checkpoint, and ``every`` the number of epochs
-    between two checkpoints.
+    They are written synchronously: writing in the background would disturb the timing. ``epoch`` is
+    the epoch of the newest, 0 without one, and ``every`` the number of epochs between two.
     """
 
     def __init__(self, path: Path, every: int, run: Json, versions: Mapping[str, str]) -> None:
         self.path, self.every, self.epoch = path.absolute(), every, 0
         self._run, self._versions = run, versions
-        self._found: Record = {}
+        self._damaged: dict[int, str] = {}
+        self._found: tuple[Record, list[np.ndarray]] = {}, []
 
     @functools.cached_property
     def _manager(self) -> ocp.CheckpointManager:
-        options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
-        handlers: Any = {
-            "state": ocp.StandardCheckpointHandler(),
-            "run": ocp.JsonCheckpointHandler(),
-        }
-        return ocp.CheckpointManager(self.path, options=options, item_handlers=handlers)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2, step_prefix=_NAME, enable_async_checkpointing=False
+        )
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)  # that cannot read below "[a]"
+        return ocp.CheckpointManager(self.path, options=options, item_handlers=handler)
 
-    def refuse(self) -> None:
-        """Raises :class:`UserError` if there is a checkpoint that a new run would replace."""
-        if self.path.exists() and self._manager.latest_step() is not None:
+    def _ours(self) -> bool:
+        return not self.path.is_symlink() and any(self.path.glob(f"{_NAME}_*"))
+
+    def refuse(self, foreign: bool) -> None:
+        """Raises :class:`UserError` if a checkpoint or, with ``foreign``, anything is there."""
+        if self._ours() and self._manager.all_steps():
             raise UserError(
                 f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
                 "continue that run, remove the directory to start again, or choose another --out."
             )
+        link, taken = self.path.is_symlink(), self.path.is_file() or any(self.path.glob("*"))
+        if foreign and (link or taken) and not self._ours():
+            kind = "a symbolic link" if link else "not a directory of this version's checkpoints"
+            raise UserError(f"--out: {self.path} is {kind}; move it, or choose another --out.")
 
-    def find(self) -> str | None:
-        """Looks for a checkpoint; returns a note for the user, if any.
+    def find(self) -> list[str]:
+        """Reads the newest checkpoint that is not damaged; returns notes for the user.
 
-        Raises:
-          UserError: it is damaged, has another format version, or belongs to another run.
+        It raises :class:`UserError` if all are damaged, or of another run.
         """
-        if not self.path.exists():
-            if (older := self.path.with_suffix(".msgpack")).exists():
-                raise UserError(
-                    f"--resume: {older} is the checkpoint of an older version of sam_optax; "
-                    "continue with that version, or remove it to start again."
-                )
-            return None
-        with self._reading():
-            epoch = self._manager.latest_step()
-            if epoch is None:
-                return None
-            arguments = ocp.args.Composite(run=ocp.args.JsonRestore())
-            run = self._manager.restore(epoch, args=arguments)["run"]
-            kind = run["format"], run["format_version"]
-        if kind != (FORMAT, FORMAT_VERSION):
-            raise self._unusable(f"it is of another format, {kind[0]} {kind[1]}")
-        if run.pop("sha256", "") != _sha256(json.dumps(run).encode()):
-            raise self._unusable(_DAMAGED)
-        remedy = "Give the same ones, choose another --out, or remove the directory to start again."
-        identity.check(run["identity"], self._run, f"{self.path} is of", remedy)
-        self.epoch, self._found = epoch, run
-        then, now = run["versions"], self._versions
-        changed = [f"{k} {then.get(k)} (now {v})" for k, v in now.items() if then.get(k) != v]
-        note = (
-            f"The checkpoint was written with {', '.join(changed)}: the numbers may differ a "
-            "little from those of an uninterrupted run."
-        )
-        return note if changed else None
+        for epoch in sorted(self._manager.all_steps(), reverse=True) if self._ours() else ():
+            try:
+                run, arrays = self._read(epoch)
+            except Exception as error:  # damaged files raise many types
+                self._damaged[epoch] = f"the checkpoint of epoch {epoch} is damaged: {_line(error)}"
+                continue
+            identity.check(run["identity"], self._run, f"{self.path} is of")
+            self.epoch, self._found = epoch, (run, arrays)
+            notes = [f"{self.path}: {why}; using epoch {epoch}." for why in self._damaged.values()]
+            was, now = run["versions"], self._versions
+            if new := [f"{k} {was.get(k)} (now {v})" for k, v in now.items() if v != was.get(k)]:
+                numbers = "the numbers may differ a little from those of an uninterrupted run."
+                notes.append(f"The checkpoint was written with {', '.join(new)}: {numbers}")
+            return notes
+        if self._damaged:
+            raise self._unusable("; ".join(self._damaged.values()))
+        return []
+
+    def _read(self, epoch: int) -> tuple[Record, list[np.ndarray]]:
+        """Reads a checkpoint; any error is raised if it has changed since it was written."""
+        run = dict(self._manager.metadata(epoch).custom_metadata)
+        plain = [ocp.RestoreArgs(restore_type=np.ndarray) for _ in run.get("kinds", ())]
+        arrays = self._manager.restore(epoch, args=ocp.args.PyTreeRestore(restore_args=plain))
+        if run.pop("sha256", "") != _sha256(run, arrays):
+            raise ValueError("its contents have changed since it was written")
+        return run, arrays
 
     def restore(self, like: PyTree) -> tuple[Record, PyTree]:
         """Record and arrays of the checkpoint found by :meth:`find`.
 
         The arrays must have the structure, shapes and dtypes of ``like``, and get its shardings.
         """
-        expected = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            for name, leaf in _by_path(like).items()
-        }
-        with self._reading():
-            item = self._manager.item_metadata(self.epoch)["state"]
-            self._compare(getattr(item, "tree", item), expected)
-            arguments = ocp.args.Composite(state=ocp.args.StandardRestore(expected))
-            restored = self._manager.restore(self.epoch, args=arguments)["state"]
-        leaves = [restored[name] for name in expected]
-        if _sha256(*leaves) != self._found["arrays"]:
-            raise self._unusable(_DAMAGED)
+        (run, arrays), self._found = self._found, ({}, [])
+        plain, kinds = _plain(like)
+        if run["kinds"] != kinds:
+            others = ", ".join(sorted({*run["kinds"]} ^ {*kinds})[:4])
+            raise self._unusable(f"its arrays and those of this run differ ({others})")
         flat, structure = jax.tree.flatten(like)
-        arrays = jax.tree.unflatten(structure, map(_as, leaves, flat))
-        return self._found["record"], arrays
+        for i, (leaf, ours, found) in enumerate(zip(flat, plain, arrays, strict=True)):
+            flat[i] = jax.make_array_from_callback(ours.shape, ours.sharding, found.__getitem__)
+            if ours is not leaf:
+                flat[i] = jax.random.wrap_key_data(flat[i], impl=jax.random.key_impl(leaf))
+        return run["record"], jax.tree.unflatten(structure, flat)
 
-    def _compare(self, stored: Json, expected: Json) -> None:
-        for name in stored.keys() ^ expected.keys():
-            where = "only in the checkpoint" if name in stored else "not in the checkpoint"
-            raise self._unusable(f"{name} is {where}")
-        for name, leaf in expected.items():
-            theirs = tuple(stored[name].shape), stored[name].dtype
-            if theirs != (leaf.shape, leaf.dtype):
-                raise self._unusable(
-                    f"{name} is {theirs[1]}{list(theirs[0])} there, and {leaf.dtype}"
-                    f"{list(leaf.shape)} in this run"
-                )
-
-    @_quietly()
     def save(self, epoch: int, record: Record, arrays: PyTree) -> None:
-        """Writes a checkpoint (arrays and plain data) that replaces the previous one.
-
-        Raises:
-          UserError: it cannot be written; the previous one is kept.
-        """
-        state = _by_path(arrays)
-        run = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "identity": self._run,
-            "versions": self._versions,
-            "record": record,
-            "arrays": _sha256(*state.values()),
-        }
-        run["sha256"] = _sha256(json.dumps(run).encode())
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(run))
+        """Writes a checkpoint, then removes the last but one; a failure is a UserError."""
+        state, kinds = _plain(arrays)
+        run = {"identity": self._run, "versions": self._versions, "record": record, "kinds": kinds}
+        run["sha256"] = _sha256(run, state)
         try:
-            self._manager.save(epoch, args=items)
+            while self._damaged:  # Orbax writes none that is older than the newest
+                self._manager.delete(self._damaged.popitem()[0])
+            self._manager.save(epoch, args=ocp.args.PyTreeSave(state), custom_metadata=run)
         except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
             then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
             raise UserError(
@@ -166,59 +134,42 @@ class Checkpoints:
         self.epoch = epoch
 
     def finish(self) -> None:
-        """Removes the checkpoint after the results have been written."""
-        if "_manager" in self.__dict__:
-            self._manager.close()
-        if not jax.process_index():
-            shutil.rmtree(self.path, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            with _quietly():
-                yield
-        except UserError:
-            raise
-        except Exception as error:  # damaged files raise many types
-            raise self._unusable(f"it cannot be read ({_line(error)})") from error
+        """Removes the checkpoints, and no other file, after the results have been written."""
+        if jax.process_index() or not self._ours():
+            return
+        for epoch in self._manager.all_steps():
+            # Renamed first: a kill must not leave half a checkpoint in the place of a whole one.
+            (self.path / f"{_NAME}_{epoch}").rename(self.path / f"{_NAME}_{epoch}{_UNFINISHED}")
+        for path in self.path.glob(f"{_NAME}_*{_UNFINISHED}"):
+            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # there are other files
+            self.path.rmdir()
 
     def _unusable(self, why: str) -> UserError:
-        return UserError(
-            f"--resume: {self.path} cannot be used: {why}. Remove it to start again, or choose "
-            "another --out."
-        )
+        remedy = "Remove it to start again, or choose another --out."
+        return UserError(f"--resume: {self.path} cannot be used: {why}. {remedy}")
 
 
-def _sha256(*parts: Any) -> str:
-    """The digest of bytes or arrays: the file formats do not detect every flipped bit."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
+def _sha256(run: Json, arrays: Sequence[Any]) -> str:
+    """The digest of a checkpoint: the file formats do not detect every flipped bit."""
+    digest = hashlib.sha256(json.dumps(run).encode())
+    for leaf in arrays:
+        digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
     return digest.hexdigest()
 
 
-def _by_path(tree: PyTree) -> dict[str, jax.Array]:
-    """The leaves by path, with typed keys as their integer data."""
-    return {
-        jax.tree_util.keystr(path): jax.random.key_data(leaf) if _is_key(leaf) else leaf
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-    }
-
-
-def _as(restored: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The restored array, as a typed key if the leaf is one."""
-    impl = jax.random.key_impl(leaf) if _is_key(leaf) else None
-    return jax.random.wrap_key_data(restored, impl=impl) if impl else restored
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def _plain(tree: PyTree) -> tuple[list[jax.Array], list[str]]:
+    """The leaves, of typed keys their integer data, with path, dtype and shape of each."""
+    plain, kinds = [], []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        plain.append(jax.random.key_data(leaf) if is_key else leaf)
+        kinds.append(f"{jax.tree_util.keystr(path)} {plain[-1].dtype}{list(plain[-1].shape)}")
+    return plain, kinds
 
 
 def _line(error: Exception) -> str:
     """The reason, in a few words; the messages of Orbax's libraries are long."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    text = str(error)
     reasons = [reason for code in errno.errorcode if (reason := os.strerror(code)) in text]
-    if reasons:  # the message of the operating system
-        return max(reasons, key=len).lower()
-    return text.splitlines()[0][:200].rstrip(".")
+    return max(reasons, key=len).lower() if reasons else text.partition("\n")[0][:100].rstrip(".")

@@ -54,6 +54,9 @@ def load(spec: str, task: Task) -> tuple[dict[str, np.ndarray], list[str]]:
                 if name == _POSITIONS and len(found) == len(needed) == 3:
                     give = "examples of the size that the file is of"
                 raise UserError(f"{name}: {found} in the file, {needed} here; give {give}.")
+        for name, leaf in theirs.items():
+            if leaf.dtype.kind not in "biuf" or not np.isfinite(leaf).all():
+                raise UserError(f"{name}: not all values are finite numbers; give another network.")
     except UserError as error:
         raise UserError(f"--init {spec}: {error}") from error
     kept = {name: leaf for name, leaf in theirs.items() if leaf.shape == ours[name].shape}

@@ -1,6 +1,7 @@
 """Trains every method at several values on part of the training set, and tests it on the rest."""
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.schema import Trials, checked
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import identity, work
 from sam_optax.experiments.training.devices import Devices
@@ -179,19 +179,33 @@ class Search:
         ]
 
 
-def load(path: Path, run: Json) -> dict[str, list[Trial]]:
-    """The trials of an earlier process, by method; none without a file of them.
+def marked(content: Json) -> Record:
+    """The content of ``tune.json`` with its digest: what has none is not ours."""
+    return {**content, "sha256": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
+
+
+def load(path: Path, run: Json, resume: bool) -> dict[str, list[Trial]]:
+    """The trials of an earlier process, by method; none without a file of them or ``resume``.
 
     Raises:
-      UserError: they belong to another run, or the file is not what it should be.
+      UserError: the file is damaged or not ours, or belongs to another run.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = dict(found) if isinstance(found, dict) else {}
+        content.pop("sha256", None)
+        if found != marked(content):
+            raise ValueError("its field sha256 is missing, or does not match the others")
+    except FileNotFoundError:
         return {}
-    checked(path, found, Trials)
-    remedy = "Give the same ones, choose another --out, or remove the file to start again."
-    identity.check(found["identity"], run, f"{path} is of", remedy)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--tune: {path} is damaged, or of another program ({error}). Remove it to start "
+            "the search again, or choose another --out."
+        ) from error
+    if not resume:
+        return {}
+    identity.check(found["identity"], run, f"{path} is of")
     return found["trials"]
 
 

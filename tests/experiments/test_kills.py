@@ -1,0 +1,108 @@
+"""Processes that are killed and go on: nothing is lost, and nothing changes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")]
+DEADLINE = 200
+DIES = """
+import os, signal, sys
+def audit(kind, arguments):
+    if kind == "open" and {!r} in str(arguments[0]):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(audit)
+from sam_optax.__main__ import main
+sys.exit(main())
+"""
+"""A process that kills itself where it opens a file."""
+
+
+def epochs_in(out):
+    names = (p.name for p in out.glob("checkpoint/sam_optax_v3_*[0-9]"))
+    return [int(name.rpartition("_")[2]) for name in names]
+
+
+@pytest.fixture(scope="module")
+def start(archive):
+    """Starts processes that find each other's compiled programs in a cache."""
+    options = (
+        f"compare --dataset npz:{archive} --batch-size 20 --epochs 24 --seeds 2 --methods rsam"
+    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes |= {"text": True, "env": {**os.environ, "MPLBACKEND": "Agg"}}
+
+    def start(out, *more, dies_at=None, nohup=()):
+        program = ["-m", "sam_optax"] if dies_at is None else ["-c", DIES.format(dies_at)]
+        given = [*nohup, sys.executable, *program, *options.split(), "--out", str(out), *more]
+        return subprocess.Popen(given, **pipes)
+
+    return start
+
+
+def ended(process, code=0):
+    """What a process prints that ends by itself, or by what was sent to it."""
+    try:
+        out, errors = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    assert process.returncode == code, errors
+    assert "Warning" not in errors
+    return out, errors
+
+
+def send(process, number, out, more):
+    """Sends a signal after the next checkpoints."""
+    last = lambda: max(epochs_in(out), default=0)
+    end, goal = time.monotonic() + DEADLINE, last() + more
+    while process.poll() is None and last() < goal and time.monotonic() < end:
+        time.sleep(0.002)
+    process.send_signal(number)
+
+
+def found_in(out):
+    """What does not depend on times."""
+    found = json.loads((out / "results.json").read_text())
+    for method in found["methods"]:
+        for name in ("step_cost", "epoch_seconds", "compile_seconds", "examples_per_second"):
+            del method[name]
+    with np.load(out / "params.npz") as file:
+        params = {name: file[name].tobytes() for name in file.files}
+    lines = sorted((out / "metrics.jsonl").read_text().splitlines())
+    return found, params, lines, {p.name for p in out.iterdir()}
+
+
+def test_kills_and_signals_change_nothing(start, tmp_path):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    ended(start(whole))
+    arguments = (out, "--checkpoint-every", "1", "--resume")
+    process = start(*arguments, nohup=["nohup"])
+    send(process, signal.SIGHUP, out, 2)  # ignored
+    send(process, signal.SIGKILL, out, 3)
+    ended(process, -9)
+    for number, code in {signal.SIGTERM: 143, signal.SIGHUP: 129}.items():
+        send(process := start(*arguments), number, out, 2)
+        hint, last = ended(process, code)[1].splitlines()[-2:]
+        assert re.search(r"After epoch \d+ there is a checkpoint; --resume continues", hint)
+        assert last == "sam_optax: interrupted."
+    for name in ("commit_success", "results.csv", "report.html"):
+        ended(start(*arguments, dies_at=name), -9)
+    assert epochs_in(out)  # removed after all is written
+    ended(start(*arguments))
+    assert found_in(out) == found_in(whole)
+
+
+def test_a_run_killed_before_its_figures_draws_them(start, tmp_path):
+    ended(start(tmp_path, dies_at="curves.png"), -9)
+    assert not (tmp_path / "report.html").exists()
+    text, errors = ended(start(tmp_path, "--resume"))
+    assert f"This run is finished: its results are in {tmp_path}." in text
+    assert "epoch" not in errors  # nothing was trained
+    assert {p.name for p in tmp_path.iterdir()} > {"curves.png", "report.html"}
