@@ -2,14 +2,16 @@
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.typing import ArrayLike
 
 from sam_optax.experiments import comparison
-from sam_optax.experiments.data.arrays import from_arrays
+from sam_optax.experiments.data.dataset import Dataset, from_arrays
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.hyperparameters import Hyperparameters
@@ -78,7 +80,7 @@ def compare(
     if train is not None:
         if "dataset" in settings:
             raise UserError("dataset: train is given, too; leave one out.")
-        dataset = from_arrays(train, test, ARRAYS, classification=loss is None)
+        dataset = _of_arrays(train, test, classification=loss is None)
         settings["dataset"] = ARRAYS
     elif test is not None:
         raise UserError("test: give train, too.")
@@ -93,6 +95,28 @@ def compare(
     if found is None:
         raise UserError("dry_run: nothing is trained; leave it out.")
     return found
+
+
+def _of_arrays(train: Any, test: Any, classification: bool) -> Dataset:
+    """The data set of these arrays; without test examples, a fifth is held out.
+
+    It is a fifth of each class, or any fifth where a class is too small.
+    """
+    of = functools.partial(from_arrays, name=ARRAYS, classification=classification)
+    given = of(train=train, test=train if test is None else test)
+    if test is not None:
+        return given
+    from sklearn.model_selection import train_test_split
+
+    x, y = map(np.asarray, train)
+    split = functools.partial(train_test_split, x, y, test_size=0.2, random_state=0)
+    try:
+        x_train, x_test, y_train, y_test = split(stratify=y if classification else None)
+    except ValueError:
+        x_train, x_test, y_train, y_test = split()
+    note = "There are no test examples: a fifth of the training examples is held out."
+    found = of(train=(x_train, y_train), test=(x_test, y_test))
+    return dataclasses.replace(found, notes=(*found.notes, note))
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
