@@ -10,9 +10,9 @@ from sam_optax.experiments.reporting import table
 from sam_optax.experiments.types import Json, PyTree
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Result:
-    """What :func:`sam_optax.experiments.compare` returns; a notebook shows it as a table.
+    """What :func:`sam_optax.experiments.compare` returns; shown as a table.
 
     Attributes:
       results: all numbers as plain data, as in ``results.json``.
@@ -20,7 +20,7 @@ class Result:
     """
 
     results: Json
-    params: dict[str, dict[int, PyTree]] = dataclasses.field(repr=False)
+    params: dict[str, dict[int, PyTree]]
 
     @functools.cached_property
     def figures(self) -> dict[str, bytes]:
@@ -33,8 +33,16 @@ class Result:
         """Prints the table."""
         table.print_results(Console(highlight=False), self.results)
 
-    def _repr_html_(self) -> str:
-        console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
+    def _recorded(self) -> Console:
+        # In a notebook a console would show what it prints, instead of writing to its file.
+        file = io.StringIO()
+        console = Console(file=file, force_jupyter=False, record=True, width=120, highlight=False)
         table.print_results(console, self.results)
+        return console
+
+    def __repr__(self) -> str:
+        return self._recorded().export_text()
+
+    def _repr_html_(self) -> str:
         form = '<pre style="font-family:monospace;line-height:1.3">{code}</pre>'
-        return console.export_html(inline_styles=True, code_format=form)
+        return self._recorded().export_html(inline_styles=True, code_format=form)

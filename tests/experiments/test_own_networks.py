@@ -217,6 +217,7 @@ def test_what_a_call_returns_and_writes(data, tmp_path, capsys):
     assert "sgd" not in capsys.readouterr().out
     found.print()
     assert "sam" in capsys.readouterr().out
+    assert "over SGD" in repr(found)
     assert re.search("<pre.*>.*sam", found._repr_html_(), re.DOTALL)
     written = {path.name for path in out.iterdir()}
     assert {"results.json", "results.csv", "params.npz", "report.html"} <= written
