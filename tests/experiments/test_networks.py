@@ -190,6 +190,31 @@ def test_dropout_around_a_network_is_that_of_its_layers():
     np.testing.assert_allclose(many, dense(plain), atol=0.3)  # the expectation is kept
 
 
+class Same(nn.Module):
+    def __call__(self, x, *, train):
+        return x
+
+
+def test_random_augmentation_is_of_training_and_undoes_the_normalization():
+    augment = own.find(f"{FILE.with_name('randaugment.py')}:RandAugment")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3))
+    x = jnp.asarray(pixels / 255, jnp.float32)
+    mean, std = np.array((0.5, 0.4, 0.3), np.float32), np.array((0.2, 0.25, 0.3), np.float32)
+
+    def found(key, x, *options, train=True):
+        rngs = {"dropout": jax.random.key(key)}
+        return augment(Same(), 2, 9, *options).apply({}, x, train=train, rngs=rngs)
+
+    np.testing.assert_array_equal(found(0, x, train=False), x)
+    plain = found(0, x)
+    assert 0 <= plain.min() < plain.max() <= 1
+    moved = np.abs(plain - x).max((1, 2, 3)) > 0.02
+    assert moved.sum() > 30  # not the identity twice
+    assert np.any(plain != found(1, x))
+    normal = found(0, (x - mean) / std, tuple(mean.tolist()), tuple(std.tolist()))
+    assert np.mean(np.abs(normal * std + mean - plain)) < 0.005
+
+
 @pytest.mark.slow
 def test_random_augmentations_are_those_of_pillow():
     """Of operations whose direction is not drawn, at full strength and half of it."""
