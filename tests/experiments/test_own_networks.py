@@ -100,6 +100,9 @@ def test_every_form_of_a_network():
         model = own.adapted(form, name, 3)
         own.check(model, name, jnp.ones((1, 6)), (3,))
         assert drops(model), name
+    stateless = own.adapted(lambda rngs: nnx.Linear(6, 3, rngs=rngs), "stateless", 3)
+    own.check(stateless, "stateless", jnp.ones((1, 6)), (3,))
+    assert not drops(stateless)
 
 
 @pytest.mark.parametrize("network", [Linen, Nnx], ids=["linen", "nnx"])

@@ -186,7 +186,7 @@ class Nnx:
         model = nnx.merge(self._definition, jax.tree.map(fresh, streams), *filled)
         model.train() if train else model.eval()
         outputs = model(x)
-        if not mutable:
+        if mutable is False:  # as in Linen, an empty list is not
             return outputs
         _, _, *found = self._split(model)
         return outputs, {k: of for k, of in _nested(*found).items() if k != "params"}
