@@ -31,9 +31,6 @@ def batch_norm(train):
     return partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5)
 
 
-# PyramidNet with ShakeDrop: ASAM's tables 2 and 3.
-
-
 class ShakeDrop(nn.Module):
     """Multiplies a branch by b + α − bα, and its gradient by b + β − bβ (Yamada et al. 2019).
 
@@ -197,9 +194,6 @@ resnext29_32x4d = ResNeXt
 vgg16_bn = partial(VGG, stages=(2, 2, 3, 3, 3))
 vgg16_bn_dropout = partial(VGG, stages=(2, 2, 3, 3, 3), dropout=0.5)
 vgg19_bn = partial(VGG, stages=(2, 2, 4, 4, 4))
-
-
-# Dropout and RandAugment around any network: the rows of the tables that have them.
 
 
 class Dropout(nn.Module):
