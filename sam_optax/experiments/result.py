@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
+import io
 from typing import Any
 
 from sam_optax.experiments.reporting import console, table
 from sam_optax.experiments.types import Json, PyTree
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Result:
-    """What :func:`sam_optax.experiments.compare` returns; a notebook shows it as a table.
+    """What :func:`sam_optax.experiments.compare` returns; shown as a table.
 
     Attributes:
       results: all numbers as plain data, as in ``results.json``.
@@ -18,7 +19,7 @@ class Result:
     """
 
     results: Json
-    params: dict[str, dict[int, PyTree]] = dataclasses.field(repr=False)
+    params: dict[str, dict[int, PyTree]]
 
     @functools.cached_property
     def figures(self) -> dict[str, bytes]:
@@ -36,3 +37,8 @@ class Result:
 
     def _repr_mimebundle_(self, include: Any = (), exclude: Any = (), **_: Any) -> dict[str, str]:
         return table.ResultsTable(self.results)._repr_mimebundle_(include or (), exclude or ())
+
+    def __repr__(self) -> str:
+        file = io.StringIO()  # a console would show in a notebook what it prints
+        console.Console(file=file, width=120, force_jupyter=False).print(self)
+        return file.getvalue()

@@ -1,6 +1,7 @@
 """Networks have the published sizes and take a training step; augmentation follows its key."""
 
 from functools import partial
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -11,14 +12,14 @@ import pytest
 
 import sam_optax
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks import augmentation, registry
-from sam_optax.experiments.networks.densenet import DenseNet
-from sam_optax.experiments.networks.resnet import Basic, Bottleneck, ResNet
+from sam_optax.experiments.networks import augmentation, own, registry
+from sam_optax.experiments.networks.resnet import Basic, Bottleneck, ResNet, WideResNet
 from sam_optax.experiments.networks.small import CNN, MLP
-from sam_optax.experiments.networks.vgg import VGG
 from sam_optax.experiments.networks.vit import VisionTransformer
-from sam_optax.experiments.networks.wide_resnet import WideResNet
 from sam_optax.training import TrainState
+
+FILE = Path(__file__).parents[2] / "notebooks" / "networks.py"
+THEIRS = {name: own.find(f"{FILE}:{name}") for name in ("DenseNet", "PyramidNet", "ResNeXt", "VGG")}
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +35,9 @@ def _compile_fast():
 # 0.85 M for ResNet-56 (table 6), Zagoruyko & Komodakis 11.0 M for WRN-16-8 and 36.5 M for WRN-28-10
 # (table 4), Dosovitskiy et al. 86 M for ViT-B (table 1). The exact numbers are those of the public
 # implementations: WRN-28-2 and DenseNet-121 are in the table of github.com/jvlmdr/flax-cifar,
-# ResNeXt29-32x4d in that of github.com/osmr/imgclsmob. NeuralFuse (Sun et al. 2024, table 7) prints
-# VGG16-BN and VGG19-BN without hidden layers in the head; the two here have 512 × 513 params each.
+# ResNeXt29-32x4d and PyramidNet-272 (26.0 M in the paper's, which cuts widths) in that of
+# github.com/osmr/imgclsmob. NeuralFuse (Sun et al. 2024, table 7) prints VGG16-BN and VGG19-BN
+# without hidden layers in the head; the two here have 512 × 513 params each.
 PUBLISHED = {
     "resnet20": (10, 32, 269_722),
     "resnet32": (10, 32, 464_154),
@@ -43,10 +45,11 @@ PUBLISHED = {
     "resnet18": (10, 32, 11_173_962),
     "resnet50": (10, 32, 23_520_842),
     "resnet50_imagenet": (1000, 224, 25_557_032),
-    "resnext29_32x4d": (10, 32, 4_775_754),
-    "densenet121": (10, 32, 6_956_298),
-    "vgg16_bn": (10, 32, 14_728_266 + 2 * 512 * 513),
-    "vgg19_bn": (10, 32, 20_040_522 + 2 * 512 * 513),
+    f"{FILE}:resnext29_32x4d": (10, 32, 4_775_754),
+    f"{FILE}:densenet121": (10, 32, 6_956_298),
+    f"{FILE}:vgg16_bn": (10, 32, 14_728_266 + 2 * 512 * 513),
+    f"{FILE}:vgg19_bn": (10, 32, 20_040_522 + 2 * 512 * 513),
+    f"{FILE}:pyramidnet272": (10, 32, 26_210_842),
     "wrn16_8": (10, 32, 10_961_370),
     "wrn28_2": (10, 32, 1_467_610),
     "wrn28_10": (10, 32, 36_479_194),
@@ -62,7 +65,10 @@ def parameters(model, size):
     return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
 
 
-@pytest.mark.parametrize(("name", "expected"), PUBLISHED.items(), ids=PUBLISHED)
+@pytest.mark.parametrize(
+    ("name", "expected"), PUBLISHED.items(), ids=[name.rpartition(":")[2] for name in PUBLISHED]
+)
+@pytest.mark.fast("res*", "densenet121", "vgg*", "wrn*", "vit*")  # PyramidNet-272 traces for long
 def test_parameter_count(name, expected):
     classes, size, count = expected
     assert parameters(registry.build(name, (size, size, 3), classes), size) == count
@@ -70,41 +76,45 @@ def test_parameter_count(name, expected):
 
 def test_every_network_is_counted():
     others = {"mlp", "cnn", "tiny", "flat", "transformer", "transformer_base"}
-    assert set(PUBLISHED) == set(registry.ARCHITECTURES) - others
+    ours = {name for name in PUBLISHED if not own.is_spec(name)}
+    assert ours == set(registry.ARCHITECTURES) - others
 
 
 TINY = {
     "basic": (partial(ResNet, stages=(1,), width=4), 4),
     "bottleneck": (partial(ResNet, stages=(1,), width=4, block=Bottleneck, stem="imagenet"), 8),
-    "grouped": (
-        partial(ResNet, stages=(1,), width=4, block=partial(Bottleneck, inner=2, groups=2)),
-        4,
-    ),
-    "dense": (partial(DenseNet, blocks=(1, 1), growth=2), 4),
-    "vgg": (partial(VGG, stages=(1, 1), width=4), 4),
     "wide": (partial(WideResNet, depth=10, widen=1), 4),
     "vit": (partial(VisionTransformer, width=8, depth=1, heads=2, patch=4), 8),
     "mlp": (MLP, 4),
     "cnn": (CNN, 4),
 }
+OF_THE_FILE = {
+    "grouped": (partial(THEIRS["ResNeXt"], stages=(1,), groups=2), 4),
+    "dense": (partial(THEIRS["DenseNet"], blocks=(1, 1), growth=2), 4),
+    "vgg": (partial(THEIRS["VGG"], stages=(1, 1), width=4, dropout=0.1), 4),
+    "pyramid": (partial(THEIRS["PyramidNet"], depth=11, alpha=6), 4),
+}
 
 
 # (Basic blocks are trained in the tests of the command.)
-@pytest.mark.parametrize("name", ["bottleneck", "grouped", "dense", "vgg", "wide", "vit"])
-@pytest.mark.fast("grouped", "dense", "vgg", "vit")  # the others take longest to compile
+@pytest.mark.parametrize(
+    "name", ["bottleneck", "grouped", "dense", "vgg", "pyramid", "wide", "vit"]
+)
+@pytest.mark.fast("grouped", "dense", "vgg", "pyramid", "vit")  # the others take longest to compile
 def test_a_step_lowers_the_loss(name):
-    make, size = TINY[name]
+    make, size = {**TINY, **OF_THE_FILE}[name]
     model = make(classes=3)
     x = jax.random.normal(jax.random.key(0), (6, size, size, 3))
     y = jnp.arange(6) % 3
     variables = jax.jit(partial(model.init, train=False))(jax.random.key(1), x)
+    key = {"dropout": jax.random.key(2)}
     stats = variables.get("batch_stats", {})
     tx = sam_optax.sharpness_aware(optax.sgd(0.01), sam_optax.sam(0.01))
     state = TrainState.create(apply_fn=model.apply, params=variables["params"], tx=tx)
 
     def loss_fn(params):
         variables = {"params": params, "batch_stats": stats}
-        logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
+        logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"], rngs=key)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
         return loss, new.get("batch_stats", {})
 
@@ -141,11 +151,107 @@ def test_a_shortcut_without_params_is_every_other_pixel_and_zero_channels():
     np.testing.assert_array_equal(y, expected)
 
 
+def test_shake_drop_shakes_the_branch_and_its_gradient_apart():
+    branch, keep, n = own.find(f"{FILE}:ShakeDrop")(0.7), 0.7, 4000
+    x = jnp.ones((n, 1, 1, 2))
+    drop = lambda x: branch.apply({}, x, True, rngs={"dropout": jax.random.key(0)})
+    y, pull = jax.vjp(drop, x)
+    (back,) = pull(x)
+    np.testing.assert_array_equal(y[..., 0], y[..., 1])  # one draw for an image
+    kept = np.asarray(y[:, 0, 0, 0] == 1)
+    assert abs(kept.mean() - keep) < 0.03
+    alpha, beta = np.asarray(y)[~kept, 0, 0, 0], np.asarray(back)[~kept, 0, 0, 0]
+    np.testing.assert_array_equal(np.asarray(back)[kept], 1)
+    for found, low in ((alpha, -1), (beta, 0)):
+        assert low <= found.min() < low + 0.05
+        assert 0.95 < found.max() <= 1
+    assert abs(np.corrcoef(alpha, beta)[0, 1]) < 0.1
+    np.testing.assert_allclose(branch.apply({}, x, False), keep)
+
+
+def test_dropout_around_a_network_is_that_of_its_layers():
+    network = own.find(f"{FILE}:Dropout")(MLP(classes=2, width=64), 0.25, ("Dense_0",))
+    x = jax.random.normal(jax.random.key(0), (50, 4))
+    variables = network.init(jax.random.key(1), x, train=False)
+    capture = {"capture_intermediates": True, "mutable": ["intermediates"]}
+
+    def hidden(key, train):
+        rngs = {"dropout": jax.random.key(key)}
+        _, found = network.apply(variables, x, train=train, rngs=rngs, **capture)
+        return found["intermediates"]["network"]["Dense_1"]["__call__"][0]
+
+    layers = variables["params"]["network"]
+    plain = x @ layers["Dense_0"]["kernel"]
+    dense = lambda h: nn.relu(h) @ layers["Dense_1"]["kernel"]
+    np.testing.assert_allclose(hidden(0, False), dense(plain), rtol=1e-4, atol=1e-5)
+    many = np.mean([hidden(key, True) for key in range(200)], axis=0)
+    np.testing.assert_array_equal(hidden(0, True), hidden(0, True))
+    assert np.any(hidden(0, True) != hidden(1, True))
+    np.testing.assert_allclose(many, dense(plain), atol=0.3)  # the expectation is kept
+
+
+class Same(nn.Module):
+    def __call__(self, x, *, train):
+        return x
+
+
+def test_random_augmentation_is_of_training_and_undoes_the_normalization():
+    augment = own.find(f"{FILE.with_name('randaugment.py')}:RandAugment")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3))
+    x = jnp.asarray(pixels / 255, jnp.float32)
+    mean, std = np.array((0.5, 0.4, 0.3), np.float32), np.array((0.2, 0.25, 0.3), np.float32)
+
+    def found(key, x, *options, train=True):
+        rngs = {"dropout": jax.random.key(key)}
+        return augment(Same(), 2, 9, *options).apply({}, x, train=train, rngs=rngs)
+
+    np.testing.assert_array_equal(found(0, x, train=False), x)
+    plain = found(0, x)
+    assert 0 <= plain.min() < plain.max() <= 1
+    moved = np.abs(plain - x).max((1, 2, 3)) > 0.02
+    assert moved.sum() > 30  # not the identity twice
+    assert np.any(plain != found(1, x))
+    normal = found(0, (x - mean) / std, tuple(mean.tolist()), tuple(std.tolist()))
+    assert np.mean(np.abs(normal * std + mean - plain)) < 0.005
+
+
+@pytest.mark.slow
+def test_random_augmentations_are_those_of_pillow():
+    """Of operations whose direction is not drawn, at full strength and half of it."""
+    from PIL import Image, ImageEnhance, ImageOps
+
+    rows, columns = np.mgrid[:64, :64]
+    pixels = [
+        20 + 2 * columns + rows / 2,
+        150 - 2 * rows + columns / 3,
+        100 + 40 * np.sin(rows / 9),
+    ]
+    pixels = np.stack(pixels, -1).clip(0, 255).astype(np.uint8)
+    image, x = Image.fromarray(pixels), jnp.asarray(pixels / 255, jnp.float32)
+    moved = partial(image.transform, image.size, Image.Transform.AFFINE, fillcolor=(128,) * 3)
+    turned = image.rotate(-30, resample=Image.Resampling.BILINEAR, fillcolor=(128,) * 3)
+    expected = {
+        0: image,
+        1: ImageOps.autocontrast(image),
+        2: ImageOps.equalize(image),
+        3: turned,
+        4: ImageOps.solarize(image, 1),
+        5: ImageOps.posterize(image, 4),
+        8: ImageEnhance.Brightness(image).enhance(1.9),
+        9: ImageEnhance.Sharpness(image).enhance(1.9),
+        10: moved((1, 0.3, -0.3 * 32, 0, 1, 0), resample=Image.Resampling.BILINEAR),
+        11: moved((1, 0, 0, 0.3, 1, -0.3 * 32), resample=Image.Resampling.BILINEAR),
+        12: moved((1, 0, 0.45 * 64, 0, 1, 0), resample=Image.Resampling.BILINEAR),
+        13: moved((1, 0, 0, 0, 1, 0.45 * 64), resample=Image.Resampling.BILINEAR),
+    }
+    operations = own.find(f"{FILE.with_name('randaugment.py')}:OPERATIONS")
+    for i, theirs in expected.items():
+        ours = 255 * np.asarray(operations[i](x, 1.0))
+        assert np.mean(np.abs(ours - np.asarray(theirs))) < 1.5, i
+
+
 @pytest.mark.parametrize("shape", [(6,), (32, 32, 1), (32, 16, 5)], ids=["6", "grey", "oblong"])
-@pytest.mark.parametrize(
-    "name",
-    ["mlp", "cnn", "tiny", "resnext29_32x4d", "densenet121", "vgg16_bn", "wrn16_8", "vit_s16"],
-)
+@pytest.mark.parametrize("name", ["mlp", "cnn", "tiny", "wrn16_8", "vit_s16"])
 @pytest.mark.sample("*-6", "*-oblong", "mlp-*", "cnn-*", "tiny-*")  # the others trace for a second
 def test_one_logit_per_class_for_examples_of_any_shape(name, shape):
     if len(shape) == 1 and name != "mlp":
@@ -159,7 +265,7 @@ def test_one_logit_per_class_for_examples_of_any_shape(name, shape):
 
 
 def test_unknown_network():
-    with pytest.raises(UserError, match="--model vgg: unknown model; use one of mlp, cnn"):
+    with pytest.raises(UserError, match=r"--model vgg: unknown .* FILE\.py:NAME .* of mlp, cnn"):
         registry.build("vgg", (32, 32, 3), 10)
 
 

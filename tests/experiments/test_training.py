@@ -17,8 +17,8 @@ from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
 from sam_optax.experiments.networks import augmentation
+from sam_optax.experiments.networks.resnet import WideResNet
 from sam_optax.experiments.networks.vit import VisionTransformer
-from sam_optax.experiments.networks.wide_resnet import WideResNet
 from sam_optax.experiments.training import devices, evaluation, feed, measures, runner, task, work
 from sam_optax.experiments.training import train as training
 

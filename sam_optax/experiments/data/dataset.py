@@ -148,7 +148,9 @@ def from_arrays(
             f"x of train is {found[0].dtype}, x of test {found[2].dtype}; pass both as integers "
             "below 2³¹ (tokens), or both as floats or uint8."
         )
-    raw = Raw(Examples(*found[:2]), Examples(*found[2:]), outputs)
+    held_out = "There are no test examples: a fifth of the training examples is held out."
+    notes = (held_out,) if test is None else ()
+    raw = Raw(Examples(*found[:2]), Examples(*found[2:]), outputs, notes)
     return _prepared(name, raw, scale=False, classification=classification)
 
 

@@ -91,7 +91,7 @@ def adapted(given: Any, name: str, classes: int) -> Any:
             "class, or a function of rngs that returns it."
         )
     if not callable(given):
-        raise UserError(f"--model {name}: is a {type(given).__name__}; {_FORMS}.")
+        raise UserError(f"--model {name}: is of type {type(given).__name__}; {_FORMS}.")
     # NNX's classes have a call of their own, which hides the arguments.
     call: Any = given
     accepted = inspect.signature(call.__init__ if isinstance(given, type) else call).parameters
@@ -103,7 +103,7 @@ def adapted(given: Any, name: str, classes: int) -> Any:
     except Exception as error:
         raise UserError(f"--model {name}: fails with {_line(error)}; {_FORMS}.") from error
     if not isinstance(made, nn.Module):
-        raise UserError(f"--model {name}: returns a {type(made).__name__}; {_FORMS}.")
+        raise UserError(f"--model {name}: returns the type {type(made).__name__}; {_FORMS}.")
     return _linen(made, name)
 
 
@@ -145,7 +145,9 @@ class Nnx:
         def module() -> nnx.Module:
             made = make(rngs=nnx.Rngs(0))
             if not isinstance(made, nnx.Module):
-                raise UserError(f"--model {name}: returns a {type(made).__name__}; {_FORMS}.")
+                raise UserError(
+                    f"--model {name}: returns the type {type(made).__name__}; {_FORMS}."
+                )
             return made
 
         try:
@@ -184,7 +186,7 @@ class Nnx:
         model = nnx.merge(self._definition, jax.tree.map(fresh, streams), *filled)
         model.train() if train else model.eval()
         outputs = model(x)
-        if not mutable:
+        if mutable is False:  # as in Linen, an empty list is not
             return outputs
         _, _, *found = self._split(model)
         return outputs, {k: of for k, of in _nested(*found).items() if k != "params"}
@@ -241,7 +243,7 @@ def check(model: Any, name: str, example: jax.Array, outputs: tuple[int, ...] | 
         raise UserError(f"--model {name}: has no params to train.")
     if not hasattr(found, "shape"):
         raise UserError(
-            f"--model {name}: returns a {type(found).__name__}; let it return an array."
+            f"--model {name}: returns the type {type(found).__name__}; let it return an array."
         )
     if outputs is not None and found.shape[1:] != outputs:
         needed = "×".join(map(str, outputs))

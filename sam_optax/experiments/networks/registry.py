@@ -11,12 +11,9 @@ from jax.typing import DTypeLike
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
-from sam_optax.experiments.networks.densenet import DenseNet
-from sam_optax.experiments.networks.resnet import Bottleneck, ResNet
+from sam_optax.experiments.networks.resnet import Bottleneck, ResNet, WideResNet
 from sam_optax.experiments.networks.small import CNN, MLP
-from sam_optax.experiments.networks.vgg import VGG
 from sam_optax.experiments.networks.vit import VisionTransformer
-from sam_optax.experiments.networks.wide_resnet import WideResNet
 
 
 class Architecture(NamedTuple):
@@ -29,7 +26,6 @@ class Architecture(NamedTuple):
 
 _cifar = partial(ResNet, width=16, projection=False)
 _resnet50 = partial(ResNet, stages=(3, 4, 6, 3), block=Bottleneck)
-_resnext = partial(Bottleneck, inner=2, groups=32)
 _vit = partial(VisionTransformer, depth=12)
 
 ARCHITECTURES = {
@@ -45,12 +41,6 @@ ARCHITECTURES = {
     "resnet50_imagenet": Architecture(
         partial(_resnet50, stem="imagenet"), "ResNet-50 with ImageNet's stem"
     ),
-    "resnext29_32x4d": Architecture(
-        partial(ResNet, stages=(3, 3, 3), block=_resnext), "ResNeXt29-32x4d for 32×32 images"
-    ),
-    "densenet121": Architecture(DenseNet, "DenseNet-121 with the stem for 32×32 images"),
-    "vgg16_bn": Architecture(partial(VGG, stages=(2, 2, 3, 3, 3)), "VGG16-BN for 32×32 images"),
-    "vgg19_bn": Architecture(partial(VGG, stages=(2, 2, 4, 4, 4)), "VGG19-BN for 32×32 images"),
     "wrn16_8": Architecture(partial(WideResNet, depth=16, widen=8), "WRN-16-8"),
     "wrn28_2": Architecture(partial(WideResNet, depth=28, widen=2), "WRN-28-2"),
     "wrn28_10": Architecture(partial(WideResNet, depth=28, widen=10), "WRN-28-10"),

@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016, arXiv 1512.03385), ResNeXt among them (Xie et al. 2017).
+"""Residual networks (He et al. 2016, arXiv 1512.03385), wide ones among them.
 
 BatchNorm uses the whole batch of a step, or a whole group with m-sharpness: if the batch is split
 over devices under ``jit``, its statistics span all of them.
@@ -6,6 +6,7 @@ over devices under ``jit``, its statistics span all of them.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,25 +18,11 @@ Norm = Callable[..., Callable[[jax.Array], jax.Array]]
 he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
-def conv(
-    channels: int,
-    size: int,
-    stride: int = 1,
-    dtype: DTypeLike = jnp.float32,
-    groups: int = 1,
-    bias: bool = False,
-) -> nn.Conv:
-    """A convolution that pads (size − 1)/2 zeros on each side."""
-    return nn.Conv(
-        channels,
-        (size, size),
-        strides=(stride, stride),
-        padding=(size - 1) // 2,
-        feature_group_count=groups,
-        use_bias=bias,
-        dtype=dtype,
-        kernel_init=he_normal,
-    )
+def conv(channels: int, size: int, stride: int, dtype: DTypeLike) -> nn.Conv:
+    """A convolution without biases that pads (size − 1)/2 zeros on each side."""
+    kernel, padding = (size, size), (size - 1) // 2
+    options: Any = {"use_bias": False, "dtype": dtype, "kernel_init": he_normal}
+    return nn.Conv(channels, kernel, stride, padding, **options)
 
 
 def batch_norm(train: bool, dtype: DTypeLike) -> Norm:
@@ -76,19 +63,12 @@ class Basic(nn.Module):
 
 
 class Bottleneck(Basic):
-    """1×1, 3×3 and 1×1 convolutions, of ResNet-50; the 3×3 one has the stride.
-
-    In ResNeXt it has ``groups``, and ``inner`` times as many channels.
-    """
-
-    inner: int = 1
-    groups: int = 1
+    """1×1, 3×3 and 1×1 convolutions, of ResNet-50; the 3×3 one has the stride."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        channels = self.inner * self.channels
-        y = nn.relu(self.norm()(conv(channels, 1, 1, self.dtype)(x)))
-        y = nn.relu(self.norm()(conv(channels, 3, self.stride, self.dtype, self.groups)(y)))
+        y = nn.relu(self.norm()(conv(self.channels, 1, 1, self.dtype)(x)))
+        y = nn.relu(self.norm()(conv(self.channels, 3, self.stride, self.dtype)(y)))
         y = self.norm()(conv(4 * self.channels, 1, 1, self.dtype)(y))
         return nn.relu(y + self._shortcut(x, 4 * self.channels))
 
@@ -121,5 +101,49 @@ class ResNet(nn.Module):
                 stride = 2 if stage > 0 and i == 0 else 1
                 channels = self.width * 2**stage
                 x = self.block(channels, stride, self.projection, norm, self.dtype)(x)
+        x = jnp.mean(x, (1, 2)).astype(jnp.float32)
+        return nn.Dense(self.classes)(x)
+
+
+class PreActivation(nn.Module):
+    """BatchNorm and ReLU before each of two 3×3 convolutions."""
+
+    channels: int
+    stride: int
+    norm: Norm
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = nn.relu(self.norm()(x))
+        if x.shape[-1] != self.channels:  # the shortcut starts from the activations too
+            x = conv(self.channels, 1, self.stride, self.dtype)(y)
+        y = conv(self.channels, 3, self.stride, self.dtype)(y)
+        y = nn.relu(self.norm()(y))
+        return x + conv(self.channels, 3, 1, self.dtype)(y)
+
+
+class WideResNet(nn.Module):
+    """WRN-depth-widen (Zagoruyko & Komodakis 2016, arXiv 1605.07146).
+
+    Three groups of (depth − 4)/6 blocks, at 1, 1/2 and 1/4 of the resolution, have 16 k, 32 k and
+    64 k channels, with k = ``widen``.
+    """
+
+    classes: int
+    depth: int
+    widen: int
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        norm = batch_norm(train, self.dtype)
+        x = conv(16, 3, 1, self.dtype)(x.astype(self.dtype))
+        for group in range(3):
+            for i in range((self.depth - 4) // 6):
+                stride = 2 if group > 0 and i == 0 else 1
+                channels = 16 * self.widen * 2**group
+                x = PreActivation(channels, stride, norm, self.dtype)(x)
+        x = nn.relu(norm()(x))
         x = jnp.mean(x, (1, 2)).astype(jnp.float32)
         return nn.Dense(self.classes)(x)

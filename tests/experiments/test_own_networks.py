@@ -1,0 +1,240 @@
+"""Networks, data, losses and metrics of users: from files and from Python."""
+
+import re
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from sam_optax.experiments import Result, compare
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.networks import own
+
+pytestmark = pytest.mark.usefixtures("compile_fast")
+
+
+NET = """
+import flax.linen as nn
+class Net(nn.Module):
+    classes: int = 3
+    @nn.compact
+    def __call__(self, x{argument}):
+        x = nn.Dropout(0.5, deterministic={off})(x)
+        return nn.Dense(self.classes)(x.reshape(len(x), -1))
+"""
+PLAIN = NET.format(argument="", off=True)
+
+
+class Nnx(nnx.Module):
+    """BatchNorm and dropout before a linear layer, for vectors of 6 features."""
+
+    def __init__(self, classes, *, rngs, rate=0.5):
+        self.norm = nnx.BatchNorm(6, momentum=0.9, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+        self.head = nnx.Linear(6, classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.dropout(self.norm(x)))
+
+
+class Linen(nn.Module):
+    """The same in Linen."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x, *, training):
+        x = nn.BatchNorm(not training, momentum=0.9)(x)
+        return nn.Dense(self.classes)(nn.Dropout(0.5, deterministic=not training)(x))
+
+
+@pytest.fixture(scope="module")
+def data(arrays):
+    f32 = lambda name: arrays[name].astype(np.float32)
+    return {"train": (f32("x_train"), arrays["y_train"]), "test": (f32("x_test"), arrays["y_test"])}
+
+
+quick = partial(compare, methods=["sgd", "sam"], epochs=1, batch_size=20, seeds=1, label_noise=0.0)
+
+
+def outputs(model, key, train):
+    x = jax.random.normal(jax.random.key(0), (4, 6))
+    variables = model.init(jax.random.key(0), x, train=False)
+    rest = [name for name in variables if name != "params"]
+    rngs = {"dropout": jax.random.key(key)}
+    return np.asarray(model.apply(variables, x, train=train, mutable=rest, rngs=rngs)[0])
+
+
+def drops(model):
+    """Whether it draws in training; in evaluation it must not."""
+    np.testing.assert_array_equal(outputs(model, 0, False), outputs(model, 1, False))
+    np.testing.assert_array_equal(outputs(model, 0, True), outputs(model, 0, True))
+    return bool(np.any(outputs(model, 0, True) != outputs(model, 1, True)))
+
+
+MODES = {"train": "not train", "training=False": "not training", "deterministic": "deterministic"}
+
+
+@pytest.mark.parametrize(("argument", "off"), [*MODES.items(), ("", "True")])
+def test_the_argument_of_a_linen_call_that_tells_training(argument, off, tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(NET.format(argument=argument and f", {argument}", off=off))
+    model = own.adapted(own.find(f"{file}:Net"), "net", 5)
+    assert outputs(model, 0, True).shape == (4, 5)
+    assert drops(model) == bool(argument)
+
+
+def test_every_form_of_a_network():
+    forms = {
+        "class of Linen": Linen,
+        "module of Linen": Linen(3),
+        "function of Linen": lambda classes: Linen(classes),
+        "class of NNX": Nnx,
+        "function of NNX": lambda rngs, classes: Nnx(classes, rngs=rngs, rate=0.5),
+    }
+    for name, form in forms.items():
+        model = own.adapted(form, name, 3)
+        own.check(model, name, jnp.ones((1, 6)), (3,))
+        assert drops(model), name
+    stateless = own.adapted(lambda rngs: nnx.Linear(6, 3, rngs=rngs), "stateless", 3)
+    own.check(stateless, "stateless", jnp.ones((1, 6)), (3,))
+    assert not drops(stateless)
+
+
+@pytest.mark.parametrize("network", [Linen, Nnx], ids=["linen", "nnx"])
+def test_both_passes_draw_alike_and_statistics_advance_once(network, data):
+    """With ρ = 0 SAM is SGD, to the last bit; after a step, statistics are of one batch."""
+    options = {"sam": {"rho": 0.0}, "batch_size": 40, "momentum": 0.0}
+    found = quick(network, **data, **options).params
+    sgd, sam = found["sgd"][0], found["sam"][0]
+    jax.tree.map(np.testing.assert_array_equal, sgd, sam)
+    paths = jax.tree.leaves_with_path(sam)
+    (mean,) = (leaf for path, leaf in paths if "mean" in jax.tree_util.keystr(path))
+    np.testing.assert_allclose(mean, 0.1 * data["train"][0].mean(0), rtol=1e-4)
+    moved = quick(network, **data, **options | {"sam": {"rho": 0.1}}).params["sam"][0]
+    assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool(np.any(a != b)), sam, moved)))
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 4, 2), (5, 3)], ids=["vectors", "images", "sequences"])
+def test_examples_of_any_shape(shape):
+    class Flat(nn.Module):
+        classes: int
+
+        @nn.compact
+        def __call__(self, x):
+            assert x.shape[1:] == shape
+            return nn.Dense(self.classes)(x.reshape(len(x), -1))
+
+    x = np.random.default_rng(0).normal(size=(20, *shape)).astype(np.float32)
+    found = quick(Flat, train=(x, np.arange(20) % 2), batch_size=8)
+    assert found.results["dataset"]["example_shape"] == list(shape)
+    assert found.results["dataset"]["test_examples"] == 4  # a fifth is held out
+    assert "a fifth" in " ".join(found.results["notes"])
+
+
+def test_from_a_file_with_neighbours_and_from_a_package(tmp_path, monkeypatch, data):
+    (tmp_path / "widths_of_mine.py").write_text("WIDTH = 7\n")
+    body = "from widths_of_mine import WIDTH\nsmall = lambda classes: Net(WIDTH)\n"
+    (tmp_path / "net_of_mine.py").write_text(PLAIN + body)
+    package = tmp_path / "package_of_mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "nets.py").write_text(PLAIN)
+    monkeypatch.chdir(tmp_path)
+    assert own.find(f"{tmp_path}/net_of_mine.py:small")(3).classes == 7
+    assert own.find("package_of_mine.nets:Net").__name__ == "Net"
+    assert quick("package_of_mine.nets:Net", **data).results["parameters"] == 7 * 3
+
+
+MODULE = "(nn.Module):\n @nn.compact\n def __call__(self, x"
+BODIES = {
+    "": "has no net",
+    "net = 3": "is of type int",
+    "import no_such_module": "fails with ModuleNotFoundError",
+    "net = nnx.Linear(6, 3, rngs=nnx.Rngs(0))": "one initialization",
+    "def net(classes): return 3": "returns .* int",
+    "def net(rngs): return 3": "returns .* int",
+    "def net(classes): raise KeyError('a')": "fails with KeyError",
+    "def net(rngs): raise KeyError('a')": "fails with KeyError",
+    "def net(classes): return nn.Dense(classes + 1)": "need 3",
+    "def net(): return nn.Conv(3, (3, 3))": "of shape 6",
+    f"class net{MODULE}, train, deterministic): return x": "train and deterministic",
+    f"class net{MODULE}): return x[:, :3]": "no params",
+    f"class net{MODULE}): return nn.Dense(3)(x), x": "returns .* tuple",
+}
+
+
+@pytest.mark.parametrize(("body", "reason"), BODIES.items(), ids=range(len(BODIES)))
+def test_what_cannot_be_trained_is_refused_in_a_line(body, reason, tmp_path, data):
+    file = tmp_path / "refused.py"
+    file.write_text(f"import flax.linen as nn\nfrom flax import nnx\n{body}\n")
+    with pytest.raises(UserError) as error:
+        quick(f"{file}:net", **data)
+    assert re.fullmatch(f"--model {file}.*{reason}.*", str(error.value))
+
+
+SQUARE = lambda outputs, y: (outputs[:, 0] - y) ** 2
+REFUSED = {
+    "no file": ({"model": "none.py:Net"}, "--model none.py: there is no such file"),
+    "no module": ({"model": "no_such_package:Net"}, "--model no_such_package.*ModuleNotFoundError"),
+    "dtype": ({"model": Linen, "dtype": "bfloat16"}, "--dtype bfloat16"),
+    "unknown option": ({"epoch": 3}, "epoch: .*did you mean epochs"),
+    "no group": ({"sam": 0.1}, "sam: got 0.1"),
+    "no hyperparameter": ({"sam": {"radius": 1}}, "sam: has no radius; use some of rho"),
+    "test without train": ({"train": None}, "test: give train"),
+    "two data sets": ({"dataset": "digits"}, "dataset: train is given"),
+    "no direction": ({"metric": SQUARE}, "higher_is_better"),
+    "direction alone": ({"higher_is_better": True}, "higher_is_better: no metric"),
+    "loss of a batch": (
+        {"loss": lambda outputs, y: jnp.mean(outputs)},
+        r"loss: returns shape \(\)",
+    ),
+    "noise of targets": ({"loss": SQUARE, "label_noise": 0.4}, "--label-noise 0.4"),
+    "dry run": ({"dry_run": True}, "dry_run"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_calls_that_are_refused(case, data):
+    changes, reason = case
+    with pytest.raises(UserError, match=f"^{reason}"):
+        quick(**{"model": Linen, **data, **changes})
+
+
+def test_what_a_call_returns_and_writes(data, tmp_path, capsys):
+    out = tmp_path / "run"
+    found = quick(Nnx, **data, sam={"rho": [0.1, 0.2]}, seeds=2, out=out)
+    assert isinstance(found, Result)
+    names = [method["name"] for method in found.results["methods"]]
+    assert names == list(found.params)
+    assert len(names) == 3
+    assert [sorted(of) for of in found.params.values()] == 3 * [[0, 1]]
+    logits = own.adapted(Nnx, "net", 3).apply(found.params["sgd"][0], data["test"][0], train=False)
+    right = float(np.mean(np.argmax(logits, -1) == data["test"][1]))
+    assert found.results["methods"][0]["seeds"][0]["test_accuracy"] == pytest.approx(right)
+    assert all(image.startswith(b"\x89PNG") for image in found.figures.values())
+    assert "sgd" not in capsys.readouterr().out
+    found.print()
+    assert "sam" in capsys.readouterr().out
+    assert "over SGD" in repr(found)
+    assert re.search("<pre.*>.*sam", found._repr_html_(), re.DOTALL)
+    written = {path.name for path in out.iterdir()}
+    assert {"results.json", "results.csv", "params.npz", "report.html"} <= written
+
+
+def test_a_loss_and_a_metric(data):
+    """A regression: the metric is the mean over the test examples, of the last params."""
+    distance = lambda outputs, y: jnp.abs(outputs[:, 0] - y)
+    regression = {part: (x, x[:, 0]) for part, (x, _) in data.items()}
+    net = nn.Dense(1)
+    options = {"loss": SQUARE, "metric": distance, "higher_is_better": False, "lr": 0.01}
+    found = quick(net, **regression, epochs=20, **options)
+    x, y = regression["test"]
+    expected = np.mean(distance(net.apply(found.params["sgd"][0], x), y))
+    assert expected < np.mean(np.abs(y))
+    (seed,) = found.results["methods"][0]["seeds"]
+    assert seed[found.results["metric"]["key"]] == pytest.approx(float(expected), rel=1e-5)
