@@ -2,12 +2,10 @@
 
 import dataclasses
 import difflib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.typing import ArrayLike
 
 from sam_optax.experiments import comparison
