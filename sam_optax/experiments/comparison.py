@@ -194,7 +194,7 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> Result:
     if out:
         if options.tune:
             (out.path / search.FILE).unlink(missing_ok=True)
-        _print(f"\nThe results are in {out.path}. Open {out.path / 'report.html'}.")
+        _print(f"\nThe results are in {out.path}. Open {out.path / REPORT}.")
     if all(method["diverged"] == len(found["seeds"]) for method in found["methods"]):
         raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
     variables = {name: of.variables for name, of in outcomes.items()}
@@ -225,7 +225,7 @@ def _finished(run: _Run, path: Path, out: OutputDirectory | None) -> Result | No
     run.print(found)
     if out and not (path / REPORT).exists():
         _draw(out, found)
-    _print(f"\nThis run is finished: its results are in {path}.")
+    _print(f"\nThis run is finished: its results are in {path}. Open {path / REPORT}.")
     return Result(found, results.load_params(path / "params.npz"))
 
 

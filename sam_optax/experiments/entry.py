@@ -146,7 +146,7 @@ def _mistake(box: str) -> str:
         return f"{option} {values}: use {kind}."
     if found := re.search(r"invalid choice '(.*?)' for argument '(.*?)'.*?one of (\(.*?\))", text):
         choices = [c for c in re.findall(r"'([^']*)'", found[3]) if c != "None"]
-        return f"{found[2]} {found[1]}: use {' or '.join(choices)}."
+        return f"{found[2]} {found[1]}: use {' or '.join(sorted(choices, reverse=True))}."
     if found := re.search(r"Missing value for argument '(.*?)'", text):
         return f"{found[1]}: no value is given; give one."
     if found := re.search(r"Unrecognized options: (\S+?)(,| |$)", text):

@@ -83,6 +83,7 @@ def make(dataset, *methods, model=None, count=1, hyperparameters=None, **options
         for name, values in (hyperparameters or {}).items()
     }
     options = {"batch_size": 16, "epochs": 2, "seeds": 1, "label_noise": 0.0, **options}
+    options = {"weight_decay": 5e-4, **options}  # of all methods
     if isinstance(model, str):
         options["model"] = model
     given = Compare(methods=methods, hyperparameters=Hyperparameters(**groups), **options)

@@ -176,7 +176,7 @@ def test_data_that_are_not_digits_want_radii_of_their_own(
     monkeypatch.setattr(comparison, "_draw", lambda *args: None)
     assert main(small(archive, "--methods", "sgd", "asam", "--out", str(tmp_path))) == 0
     assert re.match(
-        r"The radii of asam were chosen on digits with .* add --tune, .* as in --asam.rho 1\.\n",
+        r"The radii and weight decays of asam were .* add --tune, .* as in --asam.rho 1\.\n",
         capsys.readouterr().err,
     )
     assert "--asam.rho" in results.from_json(tmp_path / "results.json")["notes"][0]

@@ -58,7 +58,7 @@ def data(arrays):
     return {"train": (f32("x_train"), arrays["y_train"]), "test": (f32("x_test"), arrays["y_test"])}
 
 
-quick = partial(compare, methods=["sgd", "sam"], epochs=1, batch_size=20, seeds=1, label_noise=0.0)
+quick = partial(compare, methods=["sgd", "sam"], epochs=1, batch_size=20, seeds=1, weight_decay=0.0)
 
 
 def outputs(model, key, train):
@@ -221,7 +221,7 @@ def test_what_a_call_returns_and_writes(data, tmp_path, capsys):
     found.print()
     assert "sam" in capsys.readouterr().out
     assert "over SGD" in repr(found)
-    assert re.search("<pre.*>.*sam", found._repr_html_(), re.DOTALL)
+    assert re.search("<pre.*>.*sam", found._repr_mimebundle_()["text/html"], re.DOTALL)
     written = {path.name for path in out.iterdir()}
     assert {"results.json", "results.csv", "params.npz", "report.html"} <= written
 

@@ -196,8 +196,11 @@ def test_without_a_preset_the_default_is_a_demonstration_on_digits():
     assert tuple(found.rows) == ("sgd", "sam", "asam", "rsam", "fsam")
     for name, one in found.rows.items():
         settings = {**found.shared, **one.settings}
-        assert {k: s.value for k, s in settings.items()} == {**DEFAULTS, "m": 100}
-        assert {s.source for s in settings.values()} == {"default", "default (the whole batch)"}
+        decay = METHODS[name].weight_decay or DEFAULTS["weight_decay"]
+        expected = {**DEFAULTS, "m": 100, "weight_decay": decay}
+        assert {k: s.value for k, s in settings.items()} == expected
+        sources = {"default", "default (the whole batch)", "default, chosen on digits"}
+        assert {s.source for s in settings.values()} <= sources
         assert set(one.sources.values()) <= {"default, chosen on digits"}
         assert one.variant == METHODS[name].variant()
 
@@ -416,7 +419,7 @@ def test_radii_that_were_chosen_on_digits_are_said_to_be_on_other_data(data):
     for task in ((data, {}), (digits, {"label_noise": 0.2}), (digits, {"model": "cnn"})):
         (note,) = described(task[0], **task[1])["notes"]
         assert note.startswith(
-            "The radii of sam were chosen on digits with 40 % wrong labels, for "
+            "The radii and weight decays of sam were chosen on digits with 40 % wrong labels, for "
         )
         assert note.endswith(
             "add --tune, which chooses them on held-out examples, or give them, "

@@ -373,6 +373,8 @@ def trials(monkeypatch, trainer):
 def command(archive, tmp_path, capsys):
     def run(*more, methods=("--methods", "sgd", "sam")):
         options = f"--dataset npz:{archive} --batch-size 20 --epochs 5 --tune"
+        if not {"--weight-decay", "--preset"} & {*more}:
+            options += " --weight-decay 0.0005"
         code = main(["compare", *options.split(), *methods, "--out", str(tmp_path / "out"), *more])
         printed = capsys.readouterr()
         return code, printed.out, printed.err

@@ -29,7 +29,7 @@ def stable_sam(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), sam_optax.match_ascent_norm())
 
 
-@method("GC-SAM")
+@method("GC-SAM", weight_decay=0.0015)
 def gc_sam(base: Base, rho: float = 0.5) -> Optimizer:
     """Both gradients without their means over the inputs of each output, in Flax's layout."""
 
@@ -40,7 +40,9 @@ def gc_sam(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(optax.chain(centralize, sam_optax.sam(rho)), centralize)
 
 
-@method("ZSharp", {"quantile": "Share of a layer that does not lead the ascent."})
+@method(
+    "ZSharp", {"quantile": "Share of a layer that does not lead the ascent."}, weight_decay=0.0015
+)
 def zsharp(base: Base, rho: float = 0.5, quantile: float = 0.95) -> Optimizer:
     return base.sharp(optax.chain(sam_optax.zscore_filter(quantile), sam_optax.sam(rho)))
 
@@ -92,6 +94,7 @@ def x_sam(base: Base, rho: float = 0.25, alpha: float = 0.5, iterations: int = 5
     gradients=5,  # two are products with the Hessian
     arguments=arguments.steepness,
     groups=False,
+    weight_decay=5.56e-05,
 )
 def gam(base: Base, rho: float = 0.5, alpha: float = 1.0) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
@@ -103,13 +106,14 @@ def gam(base: Base, rho: float = 0.5, alpha: float = 1.0) -> Optimizer:
     arguments=arguments.two_batches,
     needs_previous=True,
     groups=False,
+    weight_decay=0.0015,
 )
-def sampa(base: Base, rho: float = 1.0, lmbda: float = 0.2) -> Optimizer:
+def sampa(base: Base, rho: float = 0.5, lmbda: float = 0.2) -> Optimizer:
     """On one device."""
     return sam_optax.simultaneous(base.tx, sam_optax.sam(rho), lmbda)
 
 
-@method("AdaSAM")
+@method("AdaSAM", weight_decay=0.0015)
 def ada_sam(base: Base, rho: float = 0.5, lr: float = 0.03) -> Optimizer:
     """AMSGrad as the base optimizer."""
     return base.replaced(optax.amsgrad, lr).sharp(sam_optax.sam(rho))

@@ -27,8 +27,9 @@ def _periodic(batches: float, k: int, **_: float) -> float:
     },
     arguments=arguments.rising,
     groups=False,
+    weight_decay=0.000167,
 )
-def esam(base: Base, rho: float = 0.5, beta: float = 0.6, fraction: float = 0.5) -> Optimizer:
+def esam(base: Base, rho: float = 0.25, beta: float = 0.6, fraction: float = 0.5) -> Optimizer:
     return base.sharp(optax.chain(sam_optax.sam(rho), sam_optax.random_mask(beta, key=base.key)))
 
 
@@ -45,7 +46,7 @@ def every(base: Base, rho: float = 1.0, k: int = 5) -> Optimizer:
 
 
 @method("LookSAM", {"alpha": "Size α of the reused part."}, gradients=_periodic)
-def looksam(base: Base, rho: float = 0.3, k: int = 5, alpha: float = 0.7) -> Optimizer:
+def looksam(base: Base, rho: float = 0.075, k: int = 5, alpha: float = 0.7) -> Optimizer:
     reuse = sam_optax.reuse_orthogonal(alpha)
     return base.sharp(sam_optax.sam(rho), reuse, when=sam_optax.every(k))
 
@@ -68,6 +69,7 @@ def ae_sam(base: Base, rho: float = 0.5, c: float = 0.0, decay: float = 0.9) -> 
     gradients=lambda batches, fraction, **_: 1 + fraction,
     arguments=arguments.part,
     groups=False,
+    weight_decay=0.000167,
 )
 def part(base: Base, rho: float = 0.95, fraction: float = 0.02) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
@@ -84,12 +86,12 @@ def _ahead(base: Base, perturbation: Optimizer) -> Optimizer:
     return base.sharp(sam_optax.momentum_start(opposite, base.decay))
 
 
-@method("Momentum-SAM", **_PAST)
-def msam(base: Base, rho: float = 2.0) -> Optimizer:
+@method("Momentum-SAM", **_PAST, weight_decay=0.0015)
+def msam(base: Base, rho: float = 1.0) -> Optimizer:
     return _ahead(base, sam_optax.sam(rho))
 
 
-@method("Momentum-SAM with ASAM's normalization", **_PAST)
+@method("Momentum-SAM with ASAM's normalization", **_PAST, weight_decay=0.000167)
 def m_asam(base: Base, rho: float = 5.0, eta: float = 0.01) -> Optimizer:
     return _ahead(base, sam_optax.asam(rho, eta))
 

@@ -21,12 +21,12 @@ _START = {
 _FISHER = {"eta": "Weight η of the Fisher information."}
 
 
-@method("the base optimizer", gradients=1, groups=False, radius=())
+@method("the base optimizer", gradients=1, groups=False, radius=(), weight_decay=0.0045)
 def sgd(base: Base) -> Optimizer:
     return base.tx
 
 
-@method("SAM")
+@method("SAM", weight_decay=5.56e-05)
 def sam(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
 
@@ -55,7 +55,7 @@ def asam(
 
 # With the default λ, the cosine of ε and the gradient is 0.89, so ρ = 0.6 goes about as far along
 # the gradient as SAM with 0.5.
-@method("R-SAM", _START)
+@method("R-SAM", _START, weight_decay=1.85e-05)
 def rsam(base: Base, rho: float = 0.6, gamma: float = _GAMMA, lmbda: float = _LMBDA) -> Optimizer:
     return base.sharp(sam_optax.rsam(rho, gamma, lmbda, key=base.key))
 
@@ -97,9 +97,10 @@ def _friendly(base: Base, perturbation: Optimizer, sigma: float, lmbda: float) -
         "lr_max": "Learning rate at which the radius is ρ.",
     },
     radius=("rho_max", "rho_min"),
+    weight_decay=0.0015,
 )
 def gsam(
-    base: Base, rho_max: float = 0.8, rho_min: float = 0.2, alpha: float = 0.1, lr_max: float = 0.1
+    base: Base, rho_max: float = 0.4, rho_min: float = 0.1, alpha: float = 0.1, lr_max: float = 0.1
 ) -> Optimizer:
     radii = {"rho_max": rho_max, "rho_min": rho_min, "lr_min": 0, "lr_max": lr_max}
     rho = sam_optax.rho_from_learning_rate(base.learning_rate, **radii)
@@ -125,13 +126,13 @@ def wsam(base: Base, rho: float = 0.5, gamma: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), sam_optax.mix_gradients(_odds(gamma)))
 
 
-@method("WSAM, decoupled")
+@method("WSAM, decoupled", weight_decay=0.000167)
 def wsam_decoupled(base: Base, rho: float = 0.5, gamma: float = 0.9) -> Optimizer:
     around = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, _odds(gamma))
     return base._replace(make=lambda _: optax.identity()).sharp(sam_optax.sam(rho), around)
 
 
-@method("VaSSO", {"theta": "Weight θ of the new gradient in the average."})
+@method("VaSSO", {"theta": "Weight θ of the new gradient in the average."}, weight_decay=1.85e-05)
 def vasso(base: Base, rho: float = 0.5, theta: float = 0.4) -> Optimizer:
     if not 0 < theta <= 1:
         raise ValueError(f"theta must be in (0, 1], got {theta!r}.")

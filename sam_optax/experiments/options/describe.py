@@ -261,9 +261,9 @@ def _notes(
         method, option = next(iter(theirs.items()))
         given = f"{option_flag(method, option)} {METHODS[method].options[option].default / 2:g}"
         notes.append(
-            f"The radii of {', '.join(theirs)} were chosen on digits with 40 % wrong labels, for "
-            "the mlp, and this task may need others: add --tune, which chooses them on held-out "
-            f"examples, or give them, as in {given}."
+            f"The radii and weight decays of {', '.join(theirs)} were chosen on digits with 40 % "
+            "wrong labels, for the mlp, and this task may need others: add --tune, which chooses "
+            f"them on held-out examples, or give them, as in {given}."
         )
     return [*notes, *dataset.notes, *(resolved.preset.differs if resolved.preset else ())]
 
