@@ -122,7 +122,7 @@ def translations(network, params, x) -> list[str]:
 
 def decoded(row) -> str:
     """What follows the separator, up to the end."""
-    target = bytes(row.tolist()).partition(bytes([SEPARATOR]))[2]
+    target = bytes(map(int, row)).partition(bytes([SEPARATOR]))[2]
     return target.partition(bytes([END]))[0].decode(errors="replace")
 
 
@@ -130,8 +130,7 @@ def bleu(found: Result, network, x, y) -> dict[str, float]:
     """Sacrebleu's BLEU of the greedy translations, by method, mean of the seeds."""
     import sacrebleu
 
-    full = np.concatenate([x[:, :1], np.where(y >= 0, y, x)], axis=1)
-    references = [decoded(np.append(row[row != END], END)) for row in full]
+    references = [decoded([SEPARATOR, *row[row >= 0]]) for row in y]
 
     def of(params):
         return sacrebleu.corpus_bleu(translations(network, params, x), [references]).score

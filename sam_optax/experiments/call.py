@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -108,9 +109,7 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
             close = difflib.get_close_matches(name, [*names, *METHODS], 1)
             hint = f"did you mean {close[0]}?" if close else "see python -m sam_optax compare -h."
             raise UserError(f"{name}: unknown option; {hint}")
-    if "out" in found:
-        from pathlib import Path
-
+    if found.get("out") is not None:
         found["out"] = Path(found["out"])
     return {**found, "hyperparameters": Hyperparameters(**groups)}
 

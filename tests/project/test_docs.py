@@ -142,6 +142,7 @@ def test_the_figure_on_the_front_page_is_drawn_from_results(tmp_path):
         seeds = [{"curves": {"test_accuracy": [a, 0.9]}, "test_accuracy": 0.9} for a in (0.5, 0.6)]
         found = [
             {
+                "name": name,
                 "method": name,
                 "seeds": [{**run, "diverged": False} for run in seeds],
                 "step_cost": 1.0,
@@ -152,12 +153,12 @@ def test_the_figure_on_the_front_page_is_drawn_from_results(tmp_path):
         ]
         return json.dumps({"methods": found})
 
-    for run, methods in {"compare": ("sgd", "rsam"), "frontier": ("sgd", "sam", "part")}.items():
+    for run, methods in {"compare": ("sgd", "rsam"), "tuned": ("sgd", "sam", "part")}.items():
         (tmp_path / run).mkdir()
         (tmp_path / run / "results.json").write_text(results(*methods))
     figure = tmp_path / "overview.png"
     script = [sys.executable, str(DOCS / "images" / "overview.py")]
-    subprocess.run([*script, tmp_path / "compare", tmp_path / "frontier", figure], check=True)
+    subprocess.run([*script, tmp_path / "compare", tmp_path / "tuned", figure], check=True)
     assert figure.read_bytes().startswith(b"\x89PNG")
     for path in (DOCS / "images").glob("*.png"):
         assert path.stat().st_size < 100_000

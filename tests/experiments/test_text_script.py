@@ -1,0 +1,61 @@
+"""``notebooks/text.py``: a transformer on bytes, by ``compare`` from Python."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sam_optax.experiments.networks import own
+
+SCRIPT = Path(__file__).parents[2] / "notebooks" / "text.py"
+find = lambda name: own.find(f"{SCRIPT}:{name}")
+pytestmark = pytest.mark.slow
+
+
+def test_parts_of_a_text_are_labelled_with_the_next_bytes():
+    x, y = find("text")("abcdefgh", 3)
+    assert [bytes(row.tolist()) for row in x] == [b"abc", b"def"]
+    assert [bytes(row.tolist()) for row in y] == [b"bcd", b"efg"]
+
+
+def test_only_the_target_of_a_pair_is_labelled(capsys):
+    x, y = find("pairs")("ab\tcd\nlonger\ttext\n", 6)
+    assert x.tolist() == [[97, 98, 0xFE, 99, 100, 0xFF]]
+    assert y.tolist() == [[-1, -1, 99, 100, 0xFF, -1]]
+    assert "1 pairs of more than 6 bytes" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="line 1 has 1 columns"):
+        find("pairs")("ab", 6)
+
+
+def test_translations_take_the_likeliest_byte_until_the_end():
+    """Of a network that says the byte after each, and END after "d"."""
+    after = jnp.arange(256).at[:255].add(1).at[ord("d")].set(0xFF).at[0xFE].set(ord("b"))
+    network = SimpleNamespace(apply=lambda params, x, train: jnp.eye(256)[after[x]])
+    x, _ = find("pairs")("xy\tzz\nx\tzzz\n", 8)
+    assert find("translations")(network, None, x) == ["bcd", "bcd"]
+
+
+def test_bleu_is_that_of_the_references():
+    x, y = find("pairs")("xy\tone two three four five\n", 40)
+    found = SimpleNamespace(params={"sgd": {0: None}})
+    silent = SimpleNamespace(apply=lambda params, x, train: jnp.eye(256)[jnp.full_like(x, 0xFF)])
+    assert find("bleu")(found, silent, x, y)["sgd"] == 0.0
+    echo = SimpleNamespace(
+        apply=lambda params, x, train: jnp.eye(256)[jnp.asarray(np.maximum(y, 0))]
+    )
+    assert find("bleu")(found, echo, x, y)["sgd"] == pytest.approx(100)
+
+
+def test_it_trains_on_a_text_and_on_pairs(tmp_path, capsys):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{n}\t{n + 1}\n" for n in range(40)))
+    options = find("Options")
+    for given in (options(), options(path=path, length=12)):
+        given.epochs, given.seeds, given.methods = 1, 1, ("sgd", "sam")
+        if given.path is None:  # a small part of a large text
+            find("main").__globals__["text"] = lambda content, n: find("text")(content[:20_000], n)
+        found = find("main")(given)
+        assert list(found.params) == ["sgd", "sam"]
+    assert "BLEU:" in capsys.readouterr().out
