@@ -18,12 +18,11 @@ _COMMANDS = {
     "train": "train one network by one method, in a paper's setting or yours",
     "analyze": "measure the sharpness of the networks that a run has trained",
     "ranks": "find which sharpness measure ranks networks by their generalization gap",
-    "bench": "measure what a training step of each method costs",
-    "collectives": "count what a sharded step sends between devices",
+    "cost": "count what a training step of each method costs, also on a TPU that is not there",
 }
 # Modules of sam_optax.experiments whose names differ from the command's. Each is imported only when
 # its command runs; `run(options)` takes the dataclass named after the command, such as `Compare`.
-_MODULES = {"train": "compare", "analyze": "analyze.command", "bench": "bench.command"}
+_MODULES = {"train": "compare", "analyze": "analyze.command", "cost": "cost.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -39,6 +40,7 @@ class Base(NamedTuple):
     weight_decay: float = 0.0
     examples: int = 1  # to train on
     decay: float | None = None  # of an average of gradients, where it keeps no momentum of them
+    options: Mapping[str, Any] = MappingProxyType({})  # further ones, of ``sharpness_aware``
 
     @property
     def tx(self) -> optax.GradientTransformation:
@@ -62,7 +64,7 @@ class Base(NamedTuple):
         **options: Any,
     ) -> optax.GradientTransformationExtraArgs:
         """The base optimizer (behind ``descent``, if given), driven by the sharp gradient."""
-        options |= {"descent": descent, "info": self.info, "groups": self.groups}
+        options |= {"descent": descent, "info": self.info, "groups": self.groups, **self.options}
         return sam_optax.sharpness_aware(self.tx, perturbation, **options)
 
 
