@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from sam_optax.experiments.cost import measure, problems, report, steps
-from sam_optax.experiments.cost.placement import DATA, Placement, make_mesh
+from sam_optax.experiments.cost.placement import DATA, LIBTPU, Placement, make_mesh
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import COUNT, Allowed, check, declared, one_of, option
 from sam_optax.experiments.reporting import output
@@ -88,11 +88,9 @@ def _in_another_process(options: Cost) -> Record:
     """Measures with other devices than this process has, and with no program cached."""
     env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     kind, _, count = (options.target or "").partition(":")
-    if kind:  # libtpu would look for a TPU, and for the machines of its pod
-        env |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
-    if kind == "cpu":
-        flags = env.get("XLA_FLAGS", "")
-        env["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}"
+    if kind:
+        flags = f"--xla_force_host_platform_device_count={count}" if kind == "cpu" else ""
+        env |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **LIBTPU}
     program = [sys.executable, "-c", f"import {__name__} as command; command.answer()"]
     given = pickle.dumps(options)
     done = subprocess.run(program, input=given, env=env, stdout=subprocess.PIPE)

@@ -5,7 +5,7 @@ the base optimizer. The library's steps are compared with them.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,28 +90,28 @@ def fsam_state(params: optax.Params) -> PyTree:
 def by_hand(
     method: Function,
     loss: Loss,
-    tx: optax.GradientTransformation,
+    base: optax.GradientTransformation,
     start: Function | None = None,
     axis: str | None = None,
     synchronized: bool = False,
 ) -> Step:
     """The step of a method; with ``axis``, the program of one device."""
-
-    def mean(tree: PyTree) -> PyTree:
-        return tree if axis is None else jax.lax.pmean(tree, axis)
+    tx = optax.with_extra_args_support(base)
 
     def step(params: optax.Params, state: PyTree, batch: PyTree) -> PyTree:
+        def mean(tree: PyTree) -> PyTree:
+            return tree if axis is None else jax.lax.pmean(tree, axis)
+
         def ascent(params: optax.Params, stride: int = 1) -> PyTree:
             examples = jax.tree.map(lambda leaf: leaf[::stride], batch)
             value, grads = jax.value_and_grad(loss)(params, examples)
             return value, mean(grads) if synchronized else grads
 
-        def sharp(params: optax.Params) -> optax.Updates:
+        def sharp(params: optax.Params, *_: Any) -> optax.Updates:
             return jax.grad(loss)(params, batch)
 
-        own, base_state = state
-        value, grads, own = method(At(params, own, base_state, ascent, sharp, mean))
-        updates, base_state = tx.update(mean(grads), base_state, params)
+        value, grads, own = method(At(params, state[0], state[1], ascent, sharp, mean))
+        updates, base_state = tx.update(mean(grads), state[1], params, grad_fn=sharp)
         return optax.apply_updates(params, updates), (own, base_state), value
 
     return Step(lambda params: (start(params) if start else (), tx.init(params)), step)

@@ -93,7 +93,7 @@ def costs(compiled: jax.stages.Compiled) -> dict[str, float]:
         "bytes accessed": analysis["bytes accessed"],
         "temporaries": memory.temp_size_in_bytes,
         "instructions": len(_INSTRUCTION.findall(text)),
-        "estimated seconds": analysis.get("optimal_seconds", 0),
+        "estimated seconds": max(0.0, analysis.get("optimal_seconds", 0.0)),  # < 0: unknown
         **collectives(text),
     }
 

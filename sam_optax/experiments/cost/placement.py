@@ -17,6 +17,8 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.types import PyTree
 
 DATA, MODEL = "data", "model"
+LIBTPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+"""Environment in which libtpu compiles: it looks for no pod, and other processes may use it."""
 
 
 def make_mesh(target: str | None = None, axes: Sequence[str] | None = None) -> Mesh:
@@ -28,9 +30,12 @@ def make_mesh(target: str | None = None, axes: Sequence[str] | None = None) -> M
         try:
             devices = topologies.get_topology_desc(target[4:], platform="tpu").devices
         except Exception as error:  # of several types, which JAX does not document
-            raise UserError(f"--target {target}: no topology, such as tpu:v5e:2x2.") from error
+            reason = str(error).splitlines()[0]
+            raise UserError(f"--target {target}: {reason}; use tpu:v5e:2x2, say.") from error
     parts = [axis.partition("=") for axis in axes or ()]
     sizes = {name: int(size) for name, _, size in parts} or {DATA: len(devices) if target else 1}
+    if DATA not in sizes:
+        raise UserError(f"--mesh {' '.join(axes or ())}: name an axis data, for the batch.")
     if (count := math.prod(sizes.values())) > len(devices):
         raise UserError(f"--mesh of {count} devices: there are {len(devices)}; use at most these.")
     return Mesh(np.array(devices[:count]).reshape(*sizes.values()), tuple(sizes))

@@ -49,10 +49,12 @@ def add_ratios(steps: Mapping[str, Record], base: str) -> None:
 
 
 def print_tables(console: Console, steps: Mapping[str, Json]) -> None:
-    """Prints what is not zero everywhere, three measures side by side."""
+    """Prints what is not zero everywhere, as many measures side by side as there is room for."""
     shown = [key for key in _MEASURES if any(step[key] for step in steps.values())]
-    for keys in (shown[i : i + 3] for i in range(0, len(shown), 3)):
+    side = max(1, (console.width - max(map(len, steps))) // 26)
+    for keys in (shown[i : i + side] for i in range(0, len(shown), side)):
         table = ruled("step")
+        table.columns[0].no_wrap = True
         for heading in itertools.chain(*((_MEASURES[k][0], "/hand", "/base") for k in keys)):
             table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
         for name, step in steps.items():

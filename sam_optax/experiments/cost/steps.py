@@ -61,15 +61,18 @@ def make(
     def loss(params: optax.Params, batch: PyTree) -> jax.Array:
         return jnp.mean(losses(params, batch))
 
-    base = method.Base(OPTIMIZERS[optimizer], optax.constant_schedule(1e-3))
-    if row.method == CONTRIB:
-        return _contrib(loss, base.tx)
+    tx = OPTIMIZERS[optimizer](1e-3)
+    base = method.Base(lambda rate: tx, optax.constant_schedule(1e-3))
+    if row.method == CONTRIB:  # as its documentation has it
+        adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.5))
+        contrib = optax.contrib.sam(tx, adversary, sync_period=2, opaque_mode=True)
+        return by_hand(HANDWRITTEN["sgd"], loss, contrib)
     axis = DATA if per_device else None
     variant = registry.METHODS["sam" if row.method in OPTIONS else row.method].variant(**changes)
     if row.by_hand:
         of = functools.partial(HANDWRITTEN[row.method], **variant.hyperparameters)
         start = {"fsam": fsam_state}.get(row.method)
-        return by_hand(of, loss, base.tx, start, axis, row.synchronized)
+        return by_hand(of, loss, tx, start, axis, row.synchronized)
     options = {"axis_name": axis, "sync_perturbation": row.synchronized}
     options |= {row.method: True} if row.method in OPTIONS else {}
     tx = variant.transformation(base._replace(options=options), jax.random.key(0))
@@ -79,19 +82,5 @@ def make(
         at = method.Step(losses, values, params, batch, jax.random.key(0), batch, batch)
         params, state, first = variant.update(tx, state, at)
         return params, state, None if first is None else first[0]
-
-    return Step(tx.init, step)
-
-
-def _contrib(loss: Loss, tx: optax.GradientTransformation) -> Step:
-    """As its documentation writes it."""
-    adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.5))
-    tx = optax.contrib.sam(tx, adversary, sync_period=2, opaque_mode=True)
-
-    def step(params: optax.Params, state: optax.OptState, batch: PyTree) -> PyTree:
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        grad_fn = jax.grad(lambda p, _: loss(p, batch))
-        updates, state = tx.update(grads, state, params, grad_fn=grad_fn)
-        return optax.apply_updates(params, updates), state, value
 
     return Step(tx.init, step)
