@@ -47,6 +47,7 @@ def test_a_step_of_sam_sends_what_two_gradients_are(tmp_path):
     gradient = pytest.approx(4 * 4 * (64 * 64 + 64), rel=0.01)
     assert model["steps"]["sgd by hand"]["all-reduce bytes"] == gradient
     assert model["steps"]["sam"]["all-reduce bytes"] == gradient
+    assert model["steps"]["sam"]["gradients"] == 2
     assert model["steps"]["sam, synchronized"]["/base"]["sent"] == pytest.approx(2, rel=0.01)
     (model,) = cost(tmp_path, *arguments, "--params", "fsdp").values()
     sam, base = model["steps"]["sam"], model["steps"]["sgd by hand"]

@@ -70,10 +70,12 @@ def build(
     lowered = traced.lower()
     middle = time.perf_counter()
     compiled = lowered.compile()
+    parts = placement.mesh.size if placement.per_device else 1  # of the batch, each traced alone
+    examples = len(jax.tree.leaves(batch)[0]) // parts
     record = {
         "trace seconds": middle - start,
         "compile seconds": time.perf_counter() - middle,
-        "gradients": gradients(traced.jaxpr) / len(jax.tree.leaves(batch)[0]),
+        "gradients": gradients(traced.jaxpr) / examples,
         "state": sum(
             math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
             for x in jax.tree.leaves(state)
