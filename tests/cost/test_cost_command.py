@@ -25,13 +25,13 @@ def test_measures_prints_and_writes(tmp_path, capsys):
     arguments = ["--models", "mlp:2x8", "--methods", "sam", "--time", "--rounds", "2"]
     (model,) = cost(tmp_path, *arguments, "--batch-size", "4").values()
     assert model["parameters"] == 2 * (8 * 8 + 8)
-    names = ["sgd by hand", "sam by hand", "optax.contrib.sam", "sam"]
+    names = ["base optimizer", "sam by hand", "optax.contrib.sam", "sam"]
     assert list(model["steps"]) == names
     for step in model["steps"].values():
         assert len(step["rounds"]) == 2
         assert min(step["rounds"]) > 0 < step["compile seconds"]
         assert step["/hand"]["seconds"] > 0
-    sam, base = model["steps"]["sam"], model["steps"]["sgd by hand"]
+    sam, base = model["steps"]["sam"], model["steps"]["base optimizer"]
     assert sam["flops"] > 1.5 * base["flops"]
     assert (base["gradients"], sam["gradients"]) == (1, 2)
     assert (base["state"], sam["state"]) == (4 * 144, 4 * 144 + 8)
@@ -45,12 +45,12 @@ def test_a_step_of_sam_sends_what_two_gradients_are(tmp_path):
     arguments = ["--target", "cpu:2", "--models", "mlp:4x64", "--methods", "sam"]
     (model,) = cost(tmp_path, *arguments, "--per-device").values()
     gradient = pytest.approx(4 * 4 * (64 * 64 + 64), rel=0.01)
-    assert model["steps"]["sgd by hand"]["all-reduce bytes"] == gradient
+    assert model["steps"]["base optimizer"]["all-reduce bytes"] == gradient
     assert model["steps"]["sam"]["all-reduce bytes"] == gradient
     assert model["steps"]["sam"]["gradients"] == 2
     assert model["steps"]["sam, synchronized"]["/base"]["sent"] == pytest.approx(2, rel=0.01)
     (model,) = cost(tmp_path, *arguments, "--params", "fsdp").values()
-    sam, base = model["steps"]["sam"], model["steps"]["sgd by hand"]
+    sam, base = model["steps"]["sam"], model["steps"]["base optimizer"]
     assert sam["all-gather bytes"] == pytest.approx(2 * base["all-gather bytes"], rel=0.1)
 
 

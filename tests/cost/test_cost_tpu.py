@@ -40,7 +40,7 @@ MORE_REDUCTIONS = {"rsam": 3, "skip_nonfinite": 1}
 # Bounds that do not hold where the params are replicated, with what was measured.
 REPLICATED = ("data parallel", "shard_map", "pmap")
 EXCEEDED = {
-    "rsam": "FLOPs 1.008, bytes 1.08: each device draws all of the noise, and a loop holds part of it",
+    "rsam": "FLOPs 1.008, bytes 1.08: each device draws the noise of all params",
     "skip_nonfinite": "bytes 1.04: the branch that is skipped is not fused with the select",
 }
 

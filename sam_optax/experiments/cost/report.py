@@ -33,7 +33,8 @@ _MEASURES: Mapping[str, tuple[str, float, int]] = {  # key -> unit, its size, di
     "instructions": ("instructions", 1, 0),
     "seconds": ("ms", 1e-3, 2),
 }
-_DRAWN = ("flops", "bytes accessed", "temporaries", "sent", "estimated seconds", "seconds")
+_DRAWN = {"flops": "FLOPs", "bytes accessed": "bytes accessed", "temporaries": "temporaries"}
+_DRAWN |= {"sent": "collectives", "estimated seconds": "estimated time", "seconds": "time"}
 
 
 def add_ratios(steps: Mapping[str, Record], base: str) -> None:
@@ -72,14 +73,17 @@ def _cells(step: Json, key: str) -> list[str]:
 
 def draw(models: Mapping[str, Json]) -> bytes:
     """Bars of what each step costs over the base optimizer's, a row of panels per network."""
-    tall = max(len(model["steps"]) for model in models.values())
-    figure = Figure(figsize=(14, (1 + 0.2 * tall) * len(models)), layout="constrained")
-    panels = figure.subplots(len(models), len(_DRAWN), sharey="row", squeeze=False)
+    steps = [step for model in models.values() for step in model["steps"].values()]
+    drawn = [key for key in _DRAWN if any(step[key] for step in steps)]
+    height = sum(1 + 0.2 * len(model["steps"]) for model in models.values())
+    figure = Figure(figsize=(2 + 2 * len(drawn), height), layout="constrained")
+    panels = figure.subplots(len(models), len(drawn), sharey="row", squeeze=False)
     for row, (name, model) in zip(panels, models.items(), strict=True):
-        for panel, key in zip(row, _DRAWN, strict=True):
+        for panel, key in zip(row, drawn, strict=True):
             ratios = [step["/base"][key] or np.nan for step in model["steps"].values()]
             panel.barh(list(model["steps"]), ratios)
-            panel.set(title=f"{name}: {key}", xlabel="× the base optimizer's")
+            panel.set(title=_DRAWN[key], xlabel="× the base optimizer's")
             axes.tidy(panel, "x")
+        row[0].set_ylabel(name)
         row[0].invert_yaxis()
     return axes.png(figure)

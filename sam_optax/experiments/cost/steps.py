@@ -32,6 +32,8 @@ class Row(NamedTuple):
     synchronized: bool = False
 
     def __str__(self) -> str:
+        if self == BASE:
+            return "base optimizer"
         return self.method + " by hand" * self.by_hand + ", synchronized" * self.synchronized
 
     @property
