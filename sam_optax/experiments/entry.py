@@ -22,12 +22,11 @@ _COMMANDS = {
     "compare": "train SGD and sharpness-aware methods on the same data and compare them",
     "analyze": "measure the sharpness of the networks that a run has trained",
     "ranks": "find which sharpness measure ranks networks by their generalization gap",
-    "bench": "measure what a training step of each method costs",
-    "collectives": "count what a sharded step sends between devices",
+    "cost": "count what a training step of each method costs, also on a TPU that is not there",
 }
 # Modules of sam_optax.experiments whose names differ from the command's. Each is imported only when
 # its command runs; `run(options)` takes the dataclass named after the command, such as `Compare`.
-_MODULES = {"compare": "comparison", "analyze": "analyze.command", "bench": "bench.command"}
+_MODULES = {"compare": "comparison", "analyze": "analyze.command", "cost": "cost.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

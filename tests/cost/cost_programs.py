@@ -5,23 +5,32 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from cost_hlo import Program
+from more_by_hand import LIBRARY, MORE, STARTS
 
 import sam_optax
-from sam_optax.experiments.bench import measure, models, steps
-from sam_optax.experiments.bench.handwritten import HANDWRITTEN, Loss, Step
-from sam_optax.experiments.bench.measure import CompiledCost
+from sam_optax.experiments.cost import measure, problems, steps
+from sam_optax.experiments.cost.handwritten import Step, by_hand
+from sam_optax.experiments.cost.placement import Placement, make_mesh
+from sam_optax.experiments.cost.problems import Losses
+from sam_optax.experiments.networks.vit import VisionTransformer
 
-MakeStep = Callable[[Loss], Step]
-PROBLEMS: dict[str, Callable[[], models.Problem]] = {
-    "mlp": functools.cache(lambda: models.mlp(256)),
+MakeStep = Callable[[Losses], Step]
+BASE_TX = steps.OPTIMIZERS["sgd"](1e-3)
+PROBLEMS: dict[str, Callable[[], problems.Problem]] = {
+    "mlp": functools.cache(lambda: problems.make("mlp:4x1024", 256)),
     # Ratios of program sizes depend little on the depth, and compile time much.
-    "vit": functools.cache(lambda: models.vit(4, blocks=1)),
+    "vit": functools.cache(
+        lambda: problems.classification(
+            VisionTransformer(10, width=64, depth=1, heads=4, patch=4), 4, (28, 28, 1)
+        )
+    ),
 }
 
 
-# What the library's steps of the benchmark perturb by.
+# What the library's steps of the command perturb by.
 METHODS: dict[str, Callable[[], sam_optax.Perturbation]] = {
     "sam": lambda: sam_optax.sam(0.05),
     "asam": lambda: sam_optax.asam(0.5, 0.01),
@@ -30,9 +39,13 @@ METHODS: dict[str, Callable[[], sam_optax.Perturbation]] = {
 }
 
 
-def library_step(loss: Loss, method: sam_optax.Perturbation, **options: Any) -> Step:
+def mean(losses: Losses) -> Losses:
+    return lambda params, batch: jnp.mean(losses(params, batch))
+
+
+def library_step(losses: Losses, method: sam_optax.Perturbation, **options: Any) -> Step:
     """A training step with ``sharpness_aware``, as a user writes it."""
-    tx = sam_optax.sharpness_aware(steps.base_tx(), method, **options)
+    tx, loss = sam_optax.sharpness_aware(BASE_TX, method, **options), mean(losses)
 
     def step(params: optax.Params, state: Any, batch: Any) -> Any:
         grad_fn = jax.grad(lambda p: loss(p, batch))
@@ -46,41 +59,46 @@ def library_step(loss: Loss, method: sam_optax.Perturbation, **options: Any) -> 
     return Step(tx.init, step)
 
 
-base_step = steps.library("sgd")
+@functools.cache
+def library(method: str, **options: Any) -> MakeStep:
+    """The library's step of a method of the command; with options, as a user writes it."""
+    if not options:
+        row, changes = steps.Row(method), LIBRARY.get(method, {})
+        return lambda losses: steps.make(row, losses, **changes)
+    return lambda losses: library_step(losses, METHODS[method](), **options)
 
 
 @functools.cache
-def library(method: str, **options: Any) -> MakeStep:
-    """The library's step of a method of the benchmark; with options, as a user writes it."""
-    if not options:
-        return steps.library(method)
-    return lambda loss: library_step(loss, METHODS[method](), **options)
+def handwritten(method: str, **changes: Any) -> MakeStep:
+    """The hand-written step of a method."""
+    if method not in MORE:
+        return lambda losses: steps.make(steps.Row(method, by_hand=True), losses, **changes)
+    of = functools.partial(MORE[method], **changes)
+    return lambda losses: by_hand(of, mean(losses), BASE_TX, STARTS.get(method))
 
 
-def handwritten(method: str) -> MakeStep:
-    """The hand-written step of a method of the benchmark."""
-    return HANDWRITTEN[method]
+base_step = handwritten("sgd")
 
 
 @functools.cache
 def perturbation(make: Callable[[], sam_optax.Perturbation]) -> MakeStep:
     """A library step with another perturbation."""
-    return lambda loss: library_step(loss, make())
+    return lambda losses: library_step(losses, make())
 
 
 @functools.cache
 def compiled(make: MakeStep, problem: str = "mlp") -> jax.stages.Compiled:
     made = PROBLEMS[problem]()
-    return compile_step(make(made.loss), made.params, made.batch)
+    return compile_step(make(made.losses), jax.eval_shape(made.init), made.batch)
 
 
 def compile_step(step: Step, params: optax.Params, batch: Any) -> jax.stages.Compiled:
-    return measure.build(lambda: step, params, batch).compiled
+    return measure.build(lambda: step, params, batch, Placement(make_mesh())).compiled
 
 
 @functools.cache
-def cost(make: MakeStep, problem: str = "mlp") -> CompiledCost:
-    return measure.compiled_cost(compiled(make, problem))
+def cost(make: MakeStep, problem: str = "mlp") -> dict[str, float]:
+    return measure.costs(compiled(make, problem))
 
 
 @functools.cache
@@ -90,5 +108,5 @@ def program(make: MakeStep, problem: str = "mlp") -> Program:
 
 def ratios(make: MakeStep, reference: MakeStep, problem: str = "mlp") -> dict[str, float]:
     """Each count of a compiled step over that of another."""
-    this, other = cost(make, problem)._asdict(), cost(reference, problem)._asdict()
-    return {name: this[name] / other[name] for name in this}
+    this, other = cost(make, problem), cost(reference, problem)
+    return {name: this[name] / other[name] for name in this if other[name]}

@@ -10,7 +10,7 @@ from cost_hlo import Program
 from helpers import init_mlp, mlp
 
 import sam_optax
-from sam_optax.experiments.bench.measure import compiled_cost
+from sam_optax.experiments.cost.measure import costs
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def base():
 
 def flops(compiled):
     """As multiples of the base optimizer's step."""
-    return compiled_cost(compiled).flops / compiled_cost(base()).flops
+    return costs(compiled)["flops"] / costs(base())["flops"]
 
 
 def dots(compiled):

@@ -1,15 +1,16 @@
-"""The wider family in the benchmark: against hand-written steps, and the work that is left out."""
+"""The wider family: against hand-written steps, and the work that is left out."""
 
 import jax
 import optax
 import pytest
 from cost_programs import base_step, cost, handwritten, library, perturbation
 from helpers import assert_close, mlp_loss
+from more_by_hand import FRACTION, MORE
 from test_cost_handwritten import three_steps, too_much
 
 import sam_optax
-from sam_optax.experiments.bench.handwritten import FRACTION, HANDWRITTEN
-from sam_optax.experiments.bench.steps import METHODS
+from sam_optax.experiments.cost.handwritten import HANDWRITTEN
+from sam_optax.experiments.cost.steps import METHODS
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ MAKERS["random_mask"] = perturbation(
         optax.chain(sam_optax.sam(0.05), sam_optax.random_mask(0.6, key=jax.random.key(0)))
     )
 )
-BY_HAND = [name for name in MAKERS if name in HANDWRITTEN]
+BY_HAND = [name for name in MAKERS if name in {*HANDWRITTEN, *MORE}]
 # Gradients a step evaluates; those of a branch are counted with it.
 GRADIENTS = {"part": 1 + FRACTION, "momentum": 1, "low_pass": 1, "looksam": 2, "every": 2}
 
@@ -49,7 +50,7 @@ def test_costs_what_a_handwritten_step_costs(name):
 @pytest.mark.parametrize("name", MAKERS)
 def test_evaluates_no_more_gradients_than_it_should(name):
     """FLOPs are those of matrix products, but for some per cent."""
-    measured = cost(MAKERS[name]).flops / cost(base_step).flops
+    measured = cost(MAKERS[name])["flops"] / cost(base_step)["flops"]
     assert measured == pytest.approx(GRADIENTS.get(name, 2), rel=0.04)
 
 
@@ -65,5 +66,5 @@ def test_handwritten_steps_take_the_same_step(name):
 
 
 def test_every_handwritten_step_is_of_a_method():
-    assert set(HANDWRITTEN) <= {"sgd", *METHODS}
-    assert set(HANDWRITTEN) == {"sgd", "sam", "asam", "fsam", "rsam", *BY_HAND}
+    assert {*HANDWRITTEN, *MORE} <= {"sgd", *METHODS}
+    assert {*HANDWRITTEN, *MORE} == {"sgd", "sam", "asam", "fsam", "rsam", *BY_HAND}

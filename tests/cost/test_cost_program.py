@@ -20,8 +20,7 @@ from helpers import init_mlp, mlp_loss, x64
 from methods import build
 
 import sam_optax
-from sam_optax.experiments.bench.handwritten import guarded_norm
-from sam_optax.experiments.bench.measure import state_bytes
+from sam_optax.experiments.cost.handwritten import guarded_norm
 
 pytestmark = pytest.mark.slow
 
@@ -198,6 +197,10 @@ def test_few_equations_for_each_leaf(method, most):
 
 
 # State: what a method keeps from step to step, beside the base optimizer's.
+
+
+def state_bytes(state):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -51,11 +51,11 @@ def test_bleu_is_that_of_the_references():
 def test_it_trains_on_a_text_and_on_pairs(tmp_path, capsys):
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{n}\t{n + 1}\n" for n in range(40)))
-    options = find("Options")
-    for given in (options(), options(path=path, length=12)):
+    main = find("main")
+    script = main.__globals__
+    cut = script["text"]
+    script["text"] = lambda content, length: cut(content[:2000], length)  # it is a large one
+    for given in (script["Options"](length=16), script["Options"](path=path, length=12)):
         given.epochs, given.seeds, given.methods = 1, 1, ("sgd", "sam")
-        if given.path is None:  # a small part of a large text
-            find("main").__globals__["text"] = lambda content, n: find("text")(content[:20_000], n)
-        found = find("main")(given)
-        assert list(found.params) == ["sgd", "sam"]
+        assert list(main(given).params) == ["sgd", "sam"]
     assert "BLEU:" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -40,6 +41,7 @@ class Base(NamedTuple):
     examples: int = 1  # to train on
     decay: float | None = None  # of an average of gradients, where it keeps no momentum of them
     key: Any = None  # of a method's draws
+    options: Mapping[str, Any] = MappingProxyType({})  # further ones, of ``sharpness_aware``
 
     @property
     def tx(self) -> optax.GradientTransformation:
@@ -63,7 +65,7 @@ class Base(NamedTuple):
         **options: Any,
     ) -> optax.GradientTransformationExtraArgs:
         """The base optimizer (behind ``descent``, if given), driven by the sharp gradient."""
-        options |= {"descent": descent, "info": self.info, "groups": self.groups}
+        options |= {"descent": descent, "info": self.info, "groups": self.groups, **self.options}
         return sam_optax.sharpness_aware(self.tx, perturbation, **options)
 
 

@@ -7,17 +7,18 @@ from jax.typing import DTypeLike
 
 
 class MLP(nn.Module):
-    """Two hidden layers of 256 units on the flattened input."""
+    """Hidden layers, two of 256 units if nothing else is said, on the flattened input."""
 
     classes: int
     width: int = 256
+    depth: int = 2
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         del train
         x = x.reshape(x.shape[0], -1)
-        for _ in range(2):
+        for _ in range(self.depth):
             x = nn.relu(nn.Dense(self.width, dtype=self.dtype)(x))
         return nn.Dense(self.classes)(x.astype(jnp.float32))
 

@@ -1,1 +1,0 @@
-"""``python -m sam_optax bench``: what a training step of each method costs."""
