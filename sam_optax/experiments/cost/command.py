@@ -1,3 +1,4 @@
+# ruff: noqa: RUF009 (functions declare fields)
 """``python -m sam_optax cost``: options and measurements."""
 
 import dataclasses

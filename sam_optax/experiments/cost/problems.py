@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -35,29 +34,26 @@ def make(name: str, size: int, dtype: DTypeLike = jnp.float32) -> Problem:
     if name == "vit":
         vit = VisionTransformer(10, width=64, depth=4, heads=4, patch=4, dtype=dtype)
         return classification(vit, size, (28, 28, 1))
-    text = name in registry.ARCHITECTURES and registry.ARCHITECTURES[name].needs == "text"
-    shape, classes = ((128,), 256) if text else ((32, 32, 3), 10)
-    module = registry.build(name, shape, classes, dtype, text)
-    return classification(module, size, shape, jnp.int32 if text else jnp.float32)
+    shape = (32, 32, 3)
+    return classification(registry.build(name, shape, 10, dtype), size, shape)
 
 
-def classification(
-    module: nn.Module, size: int, shape: tuple[int, ...], kind: DTypeLike = jnp.float32
-) -> Problem:
-    """Of examples, or of each token of a text. BatchNorm keeps no averages of its statistics."""
-    x = jax.ShapeDtypeStruct((size, *shape), kind)
+def classification(module: Any, size: int, shape: tuple[int, ...]) -> Problem:
+    """Of examples. BatchNorm keeps no averages of its statistics, and dropout one mask."""
+    x = jax.ShapeDtypeStruct((size, *shape), jnp.float32)
     init = jax.jit(lambda x: module.init(jax.random.key(0), x, train=True))
-    variables = jax.eval_shape(init, x)
-    state = [name for name in variables if name != "params"]
+    shapes = jax.eval_shape(init, x)
+    state = [name for name in shapes if name != "params"]
 
     def logits(params: optax.Params, x: jax.Array) -> jax.Array:
-        zeros = {name: jax.tree.map(jnp.zeros_like, variables[name]) for name in state}
-        return module.apply({"params": params, **zeros}, x, train=True, mutable=state)[0]
+        zeros = {name: jax.tree.map(jnp.zeros_like, shapes[name]) for name in state}
+        streams = dict.fromkeys(("params", "dropout"), jax.random.key(1))
+        variables = {"params": params, **zeros}
+        return module.apply(variables, x, train=True, mutable=state, rngs=streams)[0]
 
     def losses(params: optax.Params, batch: PyTree) -> jax.Array:
         x, y = batch
-        found = optax.softmax_cross_entropy(logits(params, x), y)
-        return jnp.mean(found, axis=tuple(range(1, found.ndim)))
+        return optax.softmax_cross_entropy(logits(params, x), y)
 
-    y = jax.eval_shape(logits, variables["params"], x)  # probabilities of the classes
-    return Problem(lambda: init(jnp.zeros((1, *shape), kind))["params"], losses, (x, y))
+    y = jax.eval_shape(logits, shapes["params"], x)  # probabilities of the classes
+    return Problem(lambda: init(jnp.zeros((1, *shape)))["params"], losses, (x, y))
