@@ -50,7 +50,7 @@ def test_bleu_is_that_of_the_references():
 
 def test_it_trains_on_a_text_and_on_pairs(tmp_path, capsys):
     path = tmp_path / "pairs.tsv"
-    path.write_text("".join(f"{n}\t{n + 1}\n" for n in range(40)))
+    path.write_text("".join(f"{n}\t{n + 1}\n" for n in range(120)))
     main = find("main")
     script = main.__globals__
     cut = script["text"]
