@@ -109,6 +109,8 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
             close = difflib.get_close_matches(name, [*names, *METHODS], 1)
             hint = f"did you mean {close[0]}?" if close else "see python -m sam_optax compare -h."
             raise UserError(f"{name}: unknown option; {hint}")
+    if found.get("out") == "":
+        raise UserError("out: is empty; give a directory, or leave it out.")
     if found.get("out") is not None:
         found["out"] = Path(found["out"])
     return {**found, "hyperparameters": Hyperparameters(**groups)}

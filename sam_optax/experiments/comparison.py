@@ -38,6 +38,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Compare", "run"]
 
+_FILES: tuple[str, ...] = (
+    "results.*",
+    "params*.npz",
+    "report.html",
+    "metrics.jsonl",
+    "tensorboard",
+    search.FILE,
+)
+_FILES += ("curves.png", "bars.png", "steps.png", "cost.png", "sweep.png", "tune.png")
 CHECKPOINT = "checkpoint"
 """Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
@@ -84,7 +93,8 @@ def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result |
         return _train_and_write(run, None)
     import matplotlib  # noqa: F401  (before training, in case it is not installed)
 
-    with OutputDirectory(options.out) as out:
+    ours = results.from_json(options.out / "results.json") is not None
+    with OutputDirectory(options.out, _FILES, ours) as out:
         return _train_and_write(run, out)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import re
 import signal
@@ -110,6 +111,9 @@ def _run(name: str, arguments: list[str]) -> int:
 
         if help.asked(arguments):
             return 0
+    for option, value in itertools.pairwise(["", *arguments]):
+        if value in ("", "--out="):  # which would be the current directory
+            return _fail(f"{value[:-1] or option}: is empty; give a value, or leave it out.")
     module = importlib.import_module(f"sam_optax.experiments.{_MODULES.get(name, name)}")
     messages = io.StringIO()
     try:

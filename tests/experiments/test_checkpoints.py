@@ -158,6 +158,7 @@ def test_files_of_others_among_checkpoints_stay(interrupted, command, trainer, t
 )
 def test_a_search_that_is_damaged_or_of_another_tool_is_refused(command, trainer, out, content):
     out.mkdir()
+    (out / ".sam_optax").touch()
     (out / "tune.json").write_text(content)
     for more in ((), ("--resume",)):
         refused(command("--tune", "--trials", "9", *more), f"{out}/tune.json is damaged, or of an")

@@ -244,7 +244,7 @@ def test_files_and_networks_that_are_not_there_are_told(capsys, trainer, archive
 
     options = ["compare", "--dataset", f"npz:{archive}", "--batch-size", "20"]
     assert "nowhere.npz: cannot be read (no such file" in told("nowhere.npz")
-    assert "--init : is empty; give a name, or leave it out" in told("")
+    assert "--init: is empty; give a value, or leave it out" in told("")
     neither = "is damaged, or not the params.npz of a run; give one."
     assert f"--init {archive}: {neither}" in told(archive)
     (networks.with_name("a.txt")).write_text("a")

@@ -1,12 +1,17 @@
 """Files that appear complete or not at all."""
 
+import json
 import os
 from pathlib import Path
 
 import filelock
+import numpy as np
 import pytest
 
+from sam_optax.__main__ import main
+from sam_optax.experiments import compare
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory
 
 
@@ -95,3 +100,52 @@ def test_what_killed_processes_left_is_taken_away(tmp_path, monkeypatch, failure
     with OutputDirectory(tmp_path) as out:
         out.write({"a": b"new", "b": b"more"})
     assert contents(tmp_path) == {".mine.partial": "", "a": "new", "b": "more"}
+
+
+def test_files_of_others_are_not_replaced_and_links_not_followed(
+    archive, tmp_path, capsys, trainer
+):
+    """Cases 77 and 82 of the collected mistakes: each of our names, by another's hand."""
+    options = ["--dataset", f"npz:{archive}", "--batch-size", "20", "--epochs", "2", "--out"]
+
+    def run(out):
+        code = main(["compare", *options, str(out)])
+        return code, capsys.readouterr().err
+
+    for name in ("results.json", "params.npz", "metrics.jsonl", "cost.png", "params_epoch_5.npz"):
+        out = tmp_path / f"theirs {name}"
+        out.mkdir()
+        (out / name).write_text("mine")
+        code, error = run(out)
+        assert (code, f"--out: {out / name} was not written by this command" in error) == (2, True)
+        assert contents(out) == {name: "mine"}
+        (tmp_path / "elsewhere").write_text("mine")
+        (out / name).unlink()
+        (out / name).symlink_to(tmp_path / "elsewhere")
+        code, error = run(out)
+        assert (code, f"--out: {out / name} is a symbolic link" in error) == (2, True)
+        assert (tmp_path / "elsewhere").read_text() == "mine"
+    assert not trainer.began_at
+    (out / name).rename(out / "notes")
+    for _ in range(2):  # other names, and our own, are no obstacle
+        assert run(out)[0] == 0
+    (out / ".sam_optax").unlink()
+    assert run(out)[0] == 0  # results of a run say whose they are
+
+
+def test_an_empty_directory_is_not_the_current_one(archive, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given in (["--out", ""], ["--out="]):
+        assert main(["compare", "--dataset", f"npz:{archive}", *given]) == 2
+        assert "--out: is empty; give a value, or leave it out." in capsys.readouterr().err
+    with pytest.raises(UserError, match="out: is empty"):
+        compare(train=(np.ones((4, 2)), [0, 1, 0, 1]), out="")
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines_of_another_tool_among_the_metrics_are_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 1}\n[1]\nnull\n{"epoch": "one"}\n')
+    with Live(tmp_path, epochs=9) as live:
+        live.add("sam", 0, 1, {"train_loss": 0.5})
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["train_loss"] == 0.5

@@ -29,7 +29,8 @@ class Live:
             for old in self._logs.glob("*/*/events.out.tfevents.*") if self._logs else ():
                 old.unlink()
             for line in before:
-                with contextlib.suppress(ValueError):  # the last one may be incomplete after a kill
+                # The last one may be incomplete after a kill.
+                with contextlib.suppress(ValueError, TypeError, KeyError):
                     if (point := json.loads(line))["epoch"] <= self._epochs:
                         self._write(point)
         return self

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,22 +11,28 @@ import filelock
 
 from sam_optax.experiments.errors import UserError
 
+MARK, _LOCK = ".sam_optax", ".lock"
+"""A file by which a run knows a directory as its own, and that of the process that writes there."""
+
 
 class OutputDirectory:
     """A directory for results, as a context manager, for one process at a time.
 
     Entering creates it with its parents, checks that it is writable before any work is done, and
-    removes unfinished files of killed processes. Leaving with an exception removes the directories
-    that entering created, if they are still empty.
+    removes unfinished files of killed processes. With ``names``, patterns of the files that are to
+    be written, it marks the directory, and refuses one with such files and without the mark (or
+    ``ours``). Links are refused. Leaving with an exception removes the directories that entering
+    created, if they are still empty.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, names: Iterable[str] = (), ours: bool = False) -> None:
+        self.path, self._names, self._ours = path, tuple(names), ours
         self._created: list[Path] = []
-        self._lock = filelock.FileLock(path / ".lock", timeout=0)
+        self._lock = filelock.FileLock(path / _LOCK, timeout=0)
 
     def __enter__(self) -> Self:
         with writable(self.path, self.__exit__):
+            self._check()
             self._created = [of for of in (self.path, *self.path.parents) if not of.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             _write(_partial(self.path / "probe"), b"")
@@ -34,6 +40,8 @@ class OutputDirectory:
             self._acquire()
             for partial in self.path.glob(".*.[0-9]*.partial"):
                 partial.unlink()
+            if self._names:
+                _write(self.path / MARK, b"")
         return self
 
     def __exit__(self, error: object, *more: object) -> None:
@@ -41,9 +49,23 @@ class OutputDirectory:
             # Removed before the lock is released, while only this process can hold it.
             Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release()
+        if error and self.path.is_dir() and os.listdir(self.path) == [MARK]:
+            (self.path / MARK).unlink()
         for path in self._created if error else ():
             with contextlib.suppress(OSError):  # not empty: contains other files
                 path.rmdir()
+
+    def _check(self) -> None:
+        """Raises :class:`UserError` for files that are not ours to replace."""
+        there = [of for name in self._names for of in sorted(self.path.glob(name))]
+        for of in (*there, self.path / MARK, self.path / _LOCK):
+            if of.is_symlink():
+                raise UserError(f"--out: {of} is a symbolic link; remove it, or choose another.")
+        if there and not (self._ours or (self.path / MARK).exists()):
+            raise UserError(
+                f"--out: {there[0]} was not written by this command; choose another directory, or "
+                "move the file."
+            )
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Writes files as :func:`replace_files` does."""
