@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from sam_optax import analysis
 from sam_optax.experiments.analyze.measures import Quantity, rise, short
@@ -17,6 +16,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.finished import Network, RunDirs, measured, open_runs
 from sam_optax.experiments.options.declare import COUNT, check, declared, option
 from sam_optax.experiments.reporting import output
+from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.results import number, versions
 from sam_optax.experiments.reporting.words import counted, data_name, named, plain
 from sam_optax.experiments.training.task import values

@@ -6,7 +6,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from sam_optax.experiments.analyze import figures
@@ -20,6 +19,7 @@ from sam_optax.experiments.analyze.measures import (
 )
 from sam_optax.experiments.analyze.table import print_tables
 from sam_optax.experiments.finished import Network, Run, measured, open_runs
+from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.results import to_json, versions
 from sam_optax.experiments.reporting.words import printable

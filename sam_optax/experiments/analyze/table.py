@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
 from rich.text import Text
 
 from sam_optax.experiments.analyze.measures import Analyze, Numbers, Quantity, quantities, short
 from sam_optax.experiments.finished import Network, grouped
+from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.table import ruled
 from sam_optax.experiments.reporting.words import counted, printable, variation
 from sam_optax.experiments.training.measures import MEASURED

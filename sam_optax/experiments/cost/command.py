@@ -13,7 +13,6 @@ from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
-from rich.console import Console
 
 from sam_optax.experiments.cost import measure, problems, report, steps
 from sam_optax.experiments.cost.placement import DATA, LIBTPU, Placement, make_mesh
@@ -29,6 +28,7 @@ from sam_optax.experiments.options.declare import (
     option,
 )
 from sam_optax.experiments.reporting import output
+from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import versions
 from sam_optax.experiments.types import Record

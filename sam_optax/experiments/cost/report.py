@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from sam_optax.experiments.cost.measure import COLLECTIVES
 from sam_optax.experiments.reporting import axes
+from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.table import ruled
 from sam_optax.experiments.types import Json, Record
 

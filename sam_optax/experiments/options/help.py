@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -12,6 +11,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import flag, suggest
 from sam_optax.experiments.options.options import FIELDS, Compare
+from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.words import plain
 
 _EXAMPLES = """examples:

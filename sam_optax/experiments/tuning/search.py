@@ -9,12 +9,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from rich.console import Console
 
 from sam_optax.experiments.data.builtin import hold_out
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import flag
+from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import identity, work
