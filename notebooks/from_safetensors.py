@@ -10,6 +10,7 @@ import re
 import sys
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 HEAD = 64  # width of an attention head, in ViT-S/16, ViT-B/16 and DeiT
@@ -66,4 +67,8 @@ def converted(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     source, target = sys.argv[1:]
-    np.savez(target, **converted(load_file(source)))
+    try:
+        tensors = load_file(source)
+    except (OSError, KeyError, TypeError, SafetensorError) as error:  # such as a dtype unknown here
+        raise SystemExit(f"{source}: cannot be read ({type(error).__name__}: {error}).") from error
+    np.savez(target, **converted(tensors))

@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -266,3 +268,18 @@ def test_files_and_networks_that_are_not_there_are_told(capsys, trainer, archive
 def test_tensors_of_other_networks_are_refused_by_name(pretrained, tmp_path):
     with pytest.raises(SystemExit, match=r"head_dist.bias: not a tensor of a ViT or DeiT."):
         save(tmp_path / "vit.npz", pretrained | {"head_dist.bias": np.ones(3)})
+
+
+@pytest.mark.parametrize("content", [b"PK", "F8"])
+def test_a_file_that_cannot_be_converted_is_one_line(tmp_path, content):
+    path = tmp_path / "model.safetensors"
+    if content == "F8":  # case 80 of the collected mistakes
+        header = b'{"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}'
+        content = len(header).to_bytes(8, "little") + header + bytes(4)
+    path.write_bytes(content)
+    command = [sys.executable, str(SCRIPT), str(path), str(tmp_path / "out.npz")]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert process.returncode == 1
+    assert process.stderr.startswith(f"{path}: cannot be read (")
+    assert process.stderr.count("\n") == 1
+    assert not (tmp_path / "out.npz").exists()
