@@ -40,10 +40,12 @@ def every(at, rho=0.05, k=2):
 def info(at, rho=0.5):
     """SAM, with the norms and the cosine that its state keeps."""
     value, grads = at.ascent(at.params)
-    sharp = at.sharp(along(at.params, grads, rho))
+    perturbed = along(at.params, grads, rho)
+    distance = guarded_norm(jax.tree.map(jnp.subtract, perturbed, at.params))
+    sharp = at.sharp(perturbed)
     mean_grads, mean_sharp = at.mean(grads), at.mean(sharp)
     products = jax.tree.map(lambda g, s: jnp.sum(g * s), mean_grads, mean_sharp)
-    norms = guarded_norm(mean_grads), guarded_norm(mean_sharp)
+    norms = guarded_norm(mean_grads), guarded_norm(mean_sharp), distance
     return value, sharp, (*norms, jax.tree.reduce(jnp.add, products) / (norms[0] * norms[1]))
 
 
@@ -81,7 +83,7 @@ def rsam(at, rho=0.05, gamma=0.1, lmbda=2.0):
 MORE = {of.__name__: of for of in (fisher_sam, gsam, part, every, info, rsam)}
 STARTS = {
     "every": lambda params: jnp.zeros((), jnp.int32),
-    "info": lambda params: (jnp.zeros(()),) * 3,
+    "info": lambda params: (jnp.zeros(()),) * 4,
     "rsam": lambda params: jax.random.key(0),
 }
 LIBRARY = {  # what the library's steps get, so that both take the same step

@@ -18,7 +18,8 @@ from sam_optax.experiments.types import PyTree
 
 DATA, MODEL = "data", "model"
 LIBTPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-"""Environment in which libtpu compiles: it looks for no pod, and other processes may use it."""
+LIBTPU |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+"""Environment in which libtpu compiles and looks for no TPU; every topology is compiled for."""
 
 
 def make_mesh(target: str | None = None, axes: Sequence[str] | None = None) -> Mesh:
