@@ -41,7 +41,7 @@ MORE_REDUCTIONS = {"rsam": 3, "skip_nonfinite": 1}
 REPLICATED = ("data parallel", "shard_map", "pmap")
 EXCEEDED = {
     "rsam": "FLOPs 1.008, bytes 1.08: each device draws the noise of all params",
-    "skip_nonfinite": "bytes 1.04: the base optimizer's update is in a conditional, which fuses less",
+    "skip_nonfinite": "bytes 1.04: the base optimizer's update is in a conditional",
 }
 
 
