@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -72,6 +73,7 @@ def _main(given: list[str]) -> int:
     except UserError as error:
         return _fail(str(error))
     except KeyboardInterrupt as stop:
+        warnings.simplefilter("ignore")  # what was waited for, such as Orbax's writing, ends here
         return _fail("interrupted.", 128 + (stop.args[0] if stop.args else signal.SIGINT))
     except (MemoryError, RuntimeError) as error:
         if (reason := _of_the_machine(error)) is None:

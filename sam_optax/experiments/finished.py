@@ -164,9 +164,9 @@ def _open(directory: Path, label: str, programs: dict[Any, Function]) -> Run:
             "compare --out."
         )
     try:
-        of_run = identity.of(results)
-        dataset = tasks.load_dataset(of_run["settings"]).some(of_run["settings"]["scale"])
-        if dataset.sha256 != of_run["data"]:
+        of_run, settings = identity.of(results), tasks.values(results["settings"])
+        dataset = tasks.load_dataset(settings).some(settings["scale"])
+        if dataset.sha256 != results["dataset"]["sha256"]:
             raise UserError(
                 f"{dataset.name}: its contents have changed since the run; the trained params no "
                 "longer belong to it."

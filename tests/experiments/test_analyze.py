@@ -203,11 +203,11 @@ WRONG = {
     f"{NAME} is float32[7, 3], but float32[": array(npy(np.zeros((7, 3), np.float32))),
     f"{NAME} is <U4[256], but float32[256]": array(npy(np.full(256, "text"))),
     "holds no results.json and params": lambda run: (run / "results.json").write_text('{"a": 1}'),
-    "(KeyError: 'settings')": without("settings"),
+    "missing required field `settings`": without("settings"),
     "(KeyError: 'dtype')": without("settings", "dtype"),
     "'lr')": without("settings", "lr"),
-    "(KeyError: 'name')": without("dataset", "name"),
-    "(KeyError: 'seeds')": without("methods", 0, "seeds"),
+    "missing required field `name` - at `$.dataset`": without("dataset", "name"),
+    "missing required field `seeds` - at `$.methods[0]`": without("methods", 0, "seeds"),
     "(KeyError: 'test_accuracy')": without("methods", 0, "seeds", 0, "curves", "test_accuracy"),
 }
 

@@ -270,7 +270,9 @@ BY_HAND = {
 HYPER = {
     "sam_batches": {"batches": 3},
     "part": {"fraction": 0.2},
-    "gsam": {"lr_max": 0.5},
+    "gsam": {"rho_max": 0.8, "rho_min": 0.2, "lr_max": 0.5},
+    "looksam": {"rho": 0.3},
+    "msam": {"rho": 2.0},
     "ae_sam": {"c": 1.0, "decay": 0.5},
     "vasso": {"theta": 0.3},
     "lookbehind": {"alpha": 0.4},
@@ -314,10 +316,10 @@ def test_one_batch_is_sam_and_as_many_as_there_are_is_the_full_gradient(trained)
 
 def test_the_momentum_is_the_base_optimizer_s_with_what_it_adds_to_the_gradient(trained):
     base = BASE._replace(make=lambda rate: decayed(BASE.make(rate)))
-    assert_close(run("msam", base), momentum_loop(-2.0, weight_decay=0.1), 1e-5)
+    assert_close(run("msam", base, rho=2.0), momentum_loop(-2.0, weight_decay=0.1), 1e-5)
     assert_close(run("momentum", base), momentum_loop(0.3, weight_decay=0.1), 1e-5)
     with pytest.raises(AssertionError):
-        assert_close(run("msam", base), trained["msam"], 1e-2)
+        assert_close(run("msam", base, rho=2.0), trained["msam"], 1e-2)
 
 
 def test_without_momentum_of_gradients_there_is_an_average_of_them():
@@ -384,7 +386,11 @@ def test_the_wrong_method_is_told_apart(trained):
         ("sam_batches", {"batches": 0}, r"--sam-batches\.batches must be at least 1, got 0"),
         ("ssam_f", {"every": 0}, r"--ssam-f\.every must be at least 1, got 0"),
         ("wsam", {"gamma": 1.0}, r"--wsam\.gamma must be in \[0, 1\), got 1\.0"),
-        ("gsam", {"rho_max": 0.1}, r"--gsam\.rho_max must be in \[0\.2, inf\), got 0\.1"),
+        (
+            "gsam",
+            {"rho_max": 0.1, "rho_min": 0.2},
+            r"--gsam\.rho_max must be in \[0\.2, inf\), got 0\.1",
+        ),
         ("low_pass", {"samples": 0}, r"--low-pass\.samples must be at least 1, got 0"),
         ("vasso", {"theta": 0.0}, r"--vasso\.theta must be in \(0, 1\], got 0\.0"),
         ("x_sam", {"iterations": 0}, r"--x-sam\.iterations must be at least 1, got 0"),

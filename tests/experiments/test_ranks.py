@@ -23,7 +23,8 @@ pytestmark = pytest.mark.slow
 
 def train(archive, out, *more):
     options = ["--dataset", f"npz:{archive}", "--epochs", "1", "--seeds", "2", "--batch-size", "20"]
-    return main(["compare", *options, "--label-noise", "0.2", *more, "--out", str(out)])
+    options += ["--label-noise", "0.2", "--weight-decay", "0.0005"]
+    return main(["compare", *options, *more, "--out", str(out)])
 
 
 def rank(*paths, **more):
