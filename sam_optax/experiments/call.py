@@ -1,7 +1,6 @@
 """``compare`` from Python: the command with a network, data, loss and metric as objects."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from sam_optax.experiments import comparison
 from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.options.declare import suggest
 from sam_optax.experiments.options.hyperparameters import Hyperparameters
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.result import Result
@@ -40,8 +40,8 @@ def compare(
     Args:
       model: the name of a built-in network, ``FILE.py:NAME``, a Flax Linen module, the class of a
         Linen or NNX module, or a function that returns one; one of NNX takes ``rngs``, and a
-        parameter ``classes`` gets their number. A Linen module may take ``train``, ``training`` or
-        ``deterministic`` in its call. Default: the command's, an MLP.
+        parameter ``classes`` gets their number. A Linen module may take ``train``, ``training``,
+        ``deterministic`` or ``use_running_average`` in its call. Default: the command's, an MLP.
       train: training examples ``(x, y)``: x of any shape (n, …), y the integer labels (n,), or with
         a ``loss`` anything it takes. Default: the command's data, digits, or ``dataset=``.
       test: test examples ``(x, y)``. Default: a fifth of the training examples is held out.
@@ -52,7 +52,8 @@ def compare(
         the accuracy, or the loss if one is given.
       higher_is_better: whether a higher ``metric`` is better; required with one.
       **options: any option of the command by its name, such as ``epochs=20, seeds=3, lr=0.1,
-        out="runs/first"``, and hyperparameters by method: ``sam={"rho": [0.1, 0.2]}``.
+        out="runs/first"``, and hyperparameters by method: ``sam={"rho": [0.1, 0.2]}``. With
+        ``resume=True`` pass the same network and loss: they cannot be told from others.
 
     Returns:
       The :class:`Result`.
@@ -106,9 +107,8 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
         elif name in METHODS and METHODS[name].options:
             groups[name] = _hyperparameters(name, value)
         else:
-            close = difflib.get_close_matches(name, [*names, *METHODS], 1)
-            hint = f"did you mean {close[0]}?" if close else "see python -m sam_optax compare -h."
-            raise UserError(f"{name}: unknown option; {hint}")
+            see = "see python -m sam_optax compare -h."
+            raise UserError(f"{name}: unknown option; {suggest(name, [*names, *METHODS], see)}")
     if found.get("out") == "":
         raise UserError("out: is empty; give a directory, or leave it out.")
     if found.get("out") is not None:

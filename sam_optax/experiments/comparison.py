@@ -31,26 +31,19 @@ from sam_optax.experiments.training.task import (
 from sam_optax.experiments.training.train import Outcome, Training
 from sam_optax.experiments.training.work import work
 from sam_optax.experiments.tuning import search
-from sam_optax.experiments.types import Json, Record
+from sam_optax.experiments.types import Json, PyTree, Record
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
 __all__ = ["Compare", "run"]
 
-_FILES: tuple[str, ...] = (
-    "results.*",
-    "params*.npz",
-    "report.html",
-    "metrics.jsonl",
-    "tensorboard",
-    search.FILE,
-)
-_FILES += ("curves.png", "bars.png", "steps.png", "cost.png", "sweep.png", "tune.png")
 CHECKPOINT = "checkpoint"
 """Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
+_FILES = ("results.*", "params*.npz", REPORT, "metrics.jsonl", "tensorboard", search.FILE)
+"""Besides the figures."""
 
 
 def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result | None:
@@ -91,10 +84,10 @@ def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result |
     run = _Run(options, task, description, place, show)
     if options.out is None or jax.process_index():  # only one process writes
         return _train_and_write(run, None)
-    import matplotlib  # noqa: F401  (before training, in case it is not installed)
+    from sam_optax.experiments.reporting import figures  # slow; before training, if it cannot be
 
     ours = results.from_json(options.out / "results.json") is not None
-    with OutputDirectory(options.out, _FILES, ours) as out:
+    with OutputDirectory(options.out, (*_FILES, *figures.CAPTIONS), ours) as out:
         return _train_and_write(run, out)
 
 
@@ -189,10 +182,11 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> Result:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
                 _say(f"{there}; --resume continues from it.")
             raise
+    params = by_seed({name: of.variables for name, of in outcomes.items()}, run.task.seeds)
     try:
         if out:
             (out.path / REPORT).unlink(missing_ok=True)  # that of an earlier run
-            out.write(_files(run.task, found, outcomes))
+            out.write(_files(found, params))
             if options.tune and not (checkpoints and checkpoints.epoch):
                 (out.path / search.FILE).unlink(missing_ok=True)  # it is in the results now
     finally:  # where either fails, a full disk or a closed pipe, there is still the other
@@ -207,8 +201,7 @@ def _train_and_write(run: _Run, out: OutputDirectory | None) -> Result:
         _print(f"\nThe results are in {out.path}. Open {out.path / REPORT}.")
     if all(method["diverged"] == len(found["seeds"]) for method in found["methods"]):
         raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
-    variables = {name: of.variables for name, of in outcomes.items()}
-    return Result(found, by_seed(variables, run.task.seeds))
+    return Result(found, params)
 
 
 def _checkpoints(run: _Run, out: Path) -> "Checkpoints | None":
@@ -239,10 +232,9 @@ def _finished(run: _Run, path: Path, out: OutputDirectory | None) -> Result | No
     return Result(found, results.load_params(path / "params.npz"))
 
 
-def _files(task: Task, found: Json, outcomes: Mapping[str, Outcome]) -> dict[str, bytes]:
-    variables = {name: of.variables for name, of in outcomes.items()}
+def _files(found: Json, params: Mapping[str, Mapping[int, PyTree]]) -> dict[str, bytes]:
     return {
-        "params.npz": to_npz(variables, task.seeds, identity.of(found)),
+        "params.npz": to_npz(params, identity.of(found)),
         "results.csv": results.to_csv(found),
         "results.json": results.to_json(found),
     }

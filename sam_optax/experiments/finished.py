@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
-from rich.text import Text
 
 from sam_optax import analysis
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.networks import own
 from sam_optax.experiments.reporting import snapshots, words
-from sam_optax.experiments.reporting.console import Console
+from sam_optax.experiments.reporting.console import Console, say
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import from_json, load_params
 from sam_optax.experiments.training import identity, measures
@@ -41,7 +41,7 @@ class Run:
 
     ``label`` tells it from the other runs, if there are several, which share the loss ``programs``,
     and ``about`` is what they have in common, in words.
-    ``labels`` are those that each seed was trained on, and ``accuracy`` that of each method after
+    ``labels`` are those that each seed was trained on, and ``scores`` those of each method after
     each epoch on the test examples, (seeds, epochs), of the seeds that have not diverged.
     """
 
@@ -52,7 +52,7 @@ class Run:
     about: str
     programs: dict[Any, Function]
     labels: np.ndarray
-    accuracy: dict[str, np.ndarray]
+    scores: dict[str, np.ndarray]
     networks: list["Network"] = dataclasses.field(default_factory=list)
 
 
@@ -165,6 +165,7 @@ def _open(directory: Path, label: str, programs: dict[Any, Function]) -> Run:
         )
     try:
         of_run, settings = identity.of(results), tasks.values(results["settings"])
+        _check_code(directory, settings)
         dataset = tasks.load_dataset(settings).some(settings["scale"])
         if dataset.sha256 != results["dataset"]["sha256"]:
             raise UserError(
@@ -175,8 +176,8 @@ def _open(directory: Path, label: str, programs: dict[Any, Function]) -> Run:
         labels = tasks.noisy_labels(task, task.seeds)
         about = words.data_name(results) if label else words.task(results)
         key = words.Score.of(results).key
-        accuracy = {method["name"]: _curves(method["seeds"], key) for method in results["methods"]}
-        run = Run(results, task, directory, label, about, programs, labels, accuracy)
+        scores = {method["name"]: _curves(method["seeds"], key) for method in results["methods"]}
+        run = Run(results, task, directory, label, about, programs, labels, scores)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{path}: describes no run of this version ({type(error).__name__}: {error}); train "
@@ -184,6 +185,21 @@ def _open(directory: Path, label: str, programs: dict[Any, Function]) -> Run:
         ) from error
     run.networks.extend(_networks(run, snapshots.mark(of_run)))
     return run
+
+
+def _check_code(directory: Path, settings: Json) -> None:
+    """Raises :class:`UserError` unless the run's network, data and loss are those of the names."""
+    if objects := settings.get("from_python"):
+        raise UserError(
+            f"{directory}: has its {' and '.join(objects)} from Python, in no file of the run; "
+            "measure it with sam_optax.analysis."
+        )
+    digest, model = settings.get("model_sha256"), settings["model"]
+    if digest is not None and digest != own.sha256(model):
+        raise UserError(
+            f"--model {model}: its file has changed since the run of {directory}; restore it, or "
+            "train again."
+        )
 
 
 def _curves(seeds: Sequence[Json], key: str) -> np.ndarray:
@@ -210,8 +226,7 @@ def _networks(run: Run, ours: str) -> Iterator[Network]:
                 snapshots.check(path, {f"{name}/{seed}/{leaf}": of for leaf, of in arrays.items()})
                 yield Network(run, name, seed, epoch, title, last, path)
     for path, why in left_out.items():
-        text = words.printable(f"{path}: {why}, and left out; train again to have it.")
-        Console(stderr=True, highlight=False).print(Text(text), soft_wrap=True)
+        say(f"{path}: {why}, and left out; train again to have it.")
 
 
 def grouped(networks: Iterable[Network], *names: str) -> dict[Any, list[Network]]:
@@ -228,7 +243,7 @@ def measured(
     """What ``measure`` returns for each network, with a progress display."""
     work = {title: (1.0, len(members)) for title, members in grouped(networks, "title").items()}
     found = {}
-    with Progress(Console(stderr=True, highlight=False), work, what) as progress:
+    with Progress(Console(stderr=True), work, what) as progress:
         for network in networks:
             start = time.perf_counter()
             found[network] = measure(network)

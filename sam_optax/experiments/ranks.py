@@ -90,7 +90,7 @@ def run(options: Ranks) -> None:
         f"{data_name(runs[0].results)}: {len(gap)} networks ({(~fine).sum()} diverged) of "
         f"{counted(len(runs), 'run')}\ntraining loss {ranges[0]}, gap {ranges[1]} nats\n"
     )
-    console = Console(highlight=False, markup=False)
+    console = Console(markup=False)
     console.print(heading, soft_wrap=True)
     print_columns(console, shown(rows))
     console.print(LEGEND, style="dim", soft_wrap=True)

@@ -91,6 +91,17 @@ def test_vectors_are_no_images(capsys, archive):
     assert "--model cnn: the examples are vectors" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "given", "off"), [("crop", "2", "0"), ("flip", "True", "False")]
+)
+def test_what_is_for_images_is_turned_off_by_a_value(capsys, archive, trainer, option, given, off):
+    """Left out, it would be what a preset has."""
+    assert main(small(archive, f"--{option}", given)) == 2
+    expected = f"--{option} {given}: is for images, not examples of shape (6,); give {off}."
+    assert expected in capsys.readouterr().err
+    assert not trainer.began_at
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_without_a_command_it_lists_the_commands(capsys, arguments):
     assert main(arguments) == 0
@@ -130,6 +141,11 @@ def test_the_help_of_a_method_lists_its_own_options(capsys):
     text = capsys.readouterr().out
     assert re.search(r"--rsam.gamma +Scale γ .*\(default: 0.1\)", text)
     assert "--sam.rho" not in text
+
+
+def test_an_option_behind_help_is_no_method(capsys):
+    assert main(["compare", "--help", "--tune"]) == 0
+    assert "examples:" in capsys.readouterr().out
 
 
 # What would be trained.

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from sam_optax.__main__ import main
 from sam_optax.experiments import Result, compare
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
@@ -219,6 +220,11 @@ REFUSED = {
         r"loss: returns shape \(\)",
     ),
     "noise of targets": ({"loss": SQUARE, "label_noise": 0.4}, "--label-noise 0.4"),
+    "noise of the command": (
+        {"train": None, "test": None, "dataset": "digits", "model": "mlp", "loss": SQUARE},
+        r"--label-noise 0.4: is not for a loss of yours; give 0.0.",
+    ),
+    "no integer": ({"epochs": 3.0}, "--epochs 3: use an integer of at least 1, .* of type int"),
     "dry run": ({"dry_run": True}, "dry_run"),
 }
 
@@ -263,3 +269,73 @@ def test_a_loss_and_a_metric(data):
     assert expected < np.mean(np.abs(y))
     (seed,) = found.results["methods"][0]["seeds"]
     assert seed[found.results["metric"]["key"]] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "cost", "top5_accuracy"])
+def test_a_metric_is_what_its_function_returns_whatever_its_name(name, data):
+    """It is not in percent, and no column of ours takes its place."""
+
+    def metric(outputs, y):
+        return jnp.full(len(y), 7.5)
+
+    metric.__name__ = name
+    found = quick(Linen, **data, metric=metric, higher_is_better=True)
+    heading, text = f"test_{name}", repr(found)
+    assert found.results["units"][heading] == "mean over the test examples, after the last epoch"
+    (summary,) = (of["summary"] for of in found.results["methods"] if of["name"] == "sam")
+    assert summary[heading]["mean"] == 7.5
+    assert re.search(rf"^method +with +test {name} ", text, re.M)
+    assert re.search(r"^sam +ρ \S+ +7\.5000 ", text, re.M)
+    assert f"test {name}:" in text
+    assert "750" not in text
+
+
+def test_a_network_whose_file_has_changed_is_another(tmp_path, archive, capsys):
+    path, out = tmp_path / "net_that_changes.py", tmp_path / "run"
+    path.write_text(PLAIN)
+    options = {"dataset": f"npz:{archive}", "out": out}
+    found = quick(f"{path}:Net", **options).results
+    assert found["settings"]["model_sha256"]["value"] == own.sha256(f"{path}:Net")
+    assert quick(f"{path}:Net", **options, resume=True).results["seeds"] == [0]
+    path.write_text(PLAIN + "# another\n")
+    arguments = ["--dataset", f"npz:{archive}", "--model", f"{path}:Net", "--out", str(out)]
+    arguments += ["--methods", "sgd", "sam", "--epochs", "1", "--batch-size", "20", "--seeds", "1"]
+    capsys.readouterr()
+    assert main(["compare", *arguments, "--weight-decay", "0", "--resume"]) == 2
+    assert re.search("--resume: .* holds the results .* --model-sha256 ", capsys.readouterr().err)
+    assert main(["analyze", str(out)]) == 2
+    assert f"--model {path}:Net: its file has changed since" in capsys.readouterr().err
+
+
+def test_a_network_of_a_package_is_known_by_its_file(tmp_path, monkeypatch):
+    (tmp_path / "module_of_mine.py").write_text(PLAIN)
+    monkeypatch.chdir(tmp_path)
+    assert own.sha256("module_of_mine:Net") == own.sha256(f"{tmp_path}/module_of_mine.py:Net")
+    with pytest.raises(UserError, match=r"--model sys:Net: sys is in no file; give FILE.py"):
+        own.sha256("sys:Net")
+
+
+def test_what_was_given_from_python_is_not_taken_for_what_has_its_name(archive, tmp_path, capsys):
+    """Neither to go on with it nor to measure it."""
+    out, options = tmp_path / "run", {"dataset": f"npz:{archive}"}
+    loss = lambda outputs, y: -jax.nn.log_softmax(outputs)[jnp.arange(len(y)), y]
+    found = quick("mlp", **options, loss=loss, out=out).results
+    assert found["settings"]["from_python"]["value"] == ["loss"]
+    assert quick("mlp", **options, loss=loss, out=out, resume=True).results["seeds"] == [0]
+    with pytest.raises(UserError, match=r"--resume: .* --from-python \['loss'\] \(now None\)"):
+        quick("mlp", **options, out=out, resume=True)
+    scored = {"metric": SQUARE, "higher_is_better": False}
+    with pytest.raises(UserError, match=r"settings: --metric test_loss \(now test_metric\)\. "):
+        quick("mlp", **options, **scored, loss=loss, out=out, resume=True)
+    assert main(["analyze", str(out)]) == 2
+    assert f"{out}: has its loss from Python, in no file of the run" in capsys.readouterr().err
+
+
+def test_a_metric_from_python_does_not_hinder_measuring(archive, tmp_path, capsys):
+    out, half = tmp_path / "run", lambda outputs, y: jnp.full(len(y), 0.5)
+    quick("mlp", dataset=f"npz:{archive}", metric=half, higher_is_better=True, out=out)
+    capsys.readouterr()
+    assert main(["analyze", str(out), "--measures", "eigenvalues", "--lanczos-steps", "5"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^method +epoch +test metric +λ₁", text, re.M)
+    assert re.search(r"^sam +1 +0\.5000 ", text, re.M)

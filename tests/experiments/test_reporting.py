@@ -412,6 +412,7 @@ def test_a_metric_of_the_user_s_takes_the_place_of_the_accuracy(drawn):
     for _, outcome in methods:
         outcome.curves["test_loss"] = outcome.curves.pop("test_accuracy")
     metric = {"key": "test_loss", "name": "loss", "higher_is_better": False}
+    metric["is_accuracy"] = False
     found = of_run(*methods, metric=metric)
     assert found["methods"][1]["differences"]["sgd"]["test_loss"]["mean"] == -0.5
     text = printed(found)

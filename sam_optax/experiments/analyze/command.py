@@ -6,8 +6,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 
-from rich.text import Text
-
 from sam_optax.experiments.analyze import figures
 from sam_optax.experiments.analyze.measures import (
     ADAPTIVE,
@@ -19,10 +17,9 @@ from sam_optax.experiments.analyze.measures import (
 )
 from sam_optax.experiments.analyze.table import print_tables
 from sam_optax.experiments.finished import Network, Run, measured, open_runs
-from sam_optax.experiments.reporting.console import Console
+from sam_optax.experiments.reporting.console import Console, say
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.results import to_json, versions
-from sam_optax.experiments.reporting.words import printable
 
 __all__ = ["Analyze", "run"]
 
@@ -40,9 +37,8 @@ def run(options: Analyze) -> None:
             if "slices" in options.measures:
                 out.write(figures.slices(networks))
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
-            print_tables(Console(highlight=False), options, found)
-    path = printable(str(out.path))
-    Console(highlight=False).print(Text(f"\nThe files are in {path}."), soft_wrap=True)
+            print_tables(Console(), options, found)
+    say(f"\nThe files are in {out.path}.", stderr=False)
 
 
 def files(

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from sam_optax.experiments.analyze.measures import Analyze, Numbers, Quantity, quantities, short
 from sam_optax.experiments.finished import Network, grouped
+from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.table import ruled
 from sam_optax.experiments.reporting.words import counted, printable, variation
@@ -58,7 +59,9 @@ def print_tables(console: Console, options: Analyze, found: Mapping[Network, Num
         columns = [Column("run", [*map(printable, runs)])] if any(runs) else []
         columns += [Column("method", names), Column("epoch", [*map(str, epochs)])]
         if gammas == (None,):
-            columns.append(Column("test accuracy\n%", [_accuracy(of[0]) for of in members]))
+            score = words.Score.of(members[0][0].run.results)
+            heading = f"test {score.name}\n{score.unit}".rstrip()
+            columns.append(Column(heading, [_score(of[0]) for of in members]))
         else:
             columns.append(Column("noise\nγ", [*map(short, noise)]))
         for i, what in enumerate(shown):
@@ -74,10 +77,12 @@ def print_tables(console: Console, options: Analyze, found: Mapping[Network, Num
     console.print(Text("\n".join(lines)), style="dim")
 
 
-def _accuracy(network: Network) -> str:
-    """The test accuracy after the epoch, mean over the seeds."""
-    curves = network.run.accuracy[network.name]
-    return f"{100 * curves[:, network.epoch - 1].mean():.2f}" if len(curves) else "–"
+def _score(network: Network) -> str:
+    """The test score after the epoch, mean over the seeds."""
+    curves, score = network.run.scores[network.name], words.Score.of(network.run.results)
+    if not len(curves):
+        return "–"
+    return score.text({"mean": curves[:, network.epoch - 1].mean(), "std": None})
 
 
 def _mean(values: Sequence[float | None], digits: int) -> str:

@@ -111,7 +111,7 @@ def run(options: Cost) -> None:
     if options.out is not None:
         output.write_json(options.out, found)
         output.replace_files({options.out.with_suffix(".png"): report.draw(found["models"])})
-    console = Console(highlight=False)
+    console = Console()
     for name, model in found["models"].items():
         heading = f"{name}: {model['parameters']:,} parameters; {found['devices']}"
         console.print(heading, "", style="bold", soft_wrap=True)

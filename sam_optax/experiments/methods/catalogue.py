@@ -55,7 +55,6 @@ def zsharp(base: Base, rho: float = 0.5, quantile: float = 0.95) -> Optimizer:
     },
     gradients=lambda batches, k, **_: 1 + k,
     arguments=arguments.gradient,
-    groups=False,
 )
 def lookbehind(base: Base, rho: float = 0.25, k: int = 2, alpha: float = 0.5) -> Optimizer:
     """The learning rate follows the training steps, each with k of the base."""
@@ -63,12 +62,7 @@ def lookbehind(base: Base, rho: float = 0.25, k: int = 2, alpha: float = 0.5) ->
     return sam_optax.lookbehind(tx, sam_optax.sam(rho), k, alpha)
 
 
-@method(
-    "XSAM",
-    {"every": "Steps between two searches of the maximum."},
-    arguments=arguments.value,
-    groups=False,
-)
+@method("XSAM", {"every": "Steps between two searches of the maximum."}, arguments=arguments.value)
 def xsam(base: Base, rho: float = 0.5, every: int = 100) -> Optimizer:
     """Its search has the radius of the perturbation."""
     return base.sharp(sam_optax.sam(rho), sam_optax.toward_maximum(rho, every))
@@ -82,7 +76,6 @@ def xsam(base: Base, rho: float = 0.5, every: int = 100) -> Optimizer:
     },
     gradients=lambda batches, iterations, **_: 2 + 2 * iterations,
     arguments=arguments.eigenvector,
-    groups=False,
 )
 def x_sam(base: Base, rho: float = 0.25, alpha: float = 0.5, iterations: int = 5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), sam_optax.away_from_eigenvector(alpha))
@@ -93,7 +86,6 @@ def x_sam(base: Base, rho: float = 0.25, alpha: float = 0.5, iterations: int = 5
     {"alpha": "Weight α of the gradient norm's gradient."},
     gradients=5,  # two are products with the Hessian
     arguments=arguments.steepness,
-    groups=False,
     weight_decay=5.56e-05,
 )
 def gam(base: Base, rho: float = 0.5, alpha: float = 1.0) -> Optimizer:
@@ -105,7 +97,6 @@ def gam(base: Base, rho: float = 0.5, alpha: float = 1.0) -> Optimizer:
     {"lmbda": "Share λ of the gradient at the step ahead."},
     arguments=arguments.two_batches,
     needs_previous=True,
-    groups=False,
     weight_decay=0.0015,
 )
 def sampa(base: Base, rho: float = 0.5, lmbda: float = 0.2) -> Optimizer:
@@ -130,7 +121,6 @@ def light_sam(base: Base, rho: float = 0.005, lr: float = 0.1) -> Optimizer:
     "SAM-Polyak",
     {"largest": "Largest learning rate γ_b."},
     arguments=arguments.linearized_back,
-    groups=False,
     decays=False,
 )
 def sam_polyak(base: Base, rho: float = 0.25, largest: float = 0.3) -> Optimizer:

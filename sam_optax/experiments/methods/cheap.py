@@ -26,7 +26,6 @@ def _periodic(batches: float, k: int, **_: float) -> float:
         "fraction": "Share γ of the examples in the second pass.",
     },
     arguments=arguments.rising,
-    groups=False,
     weight_decay=0.000167,
 )
 def esam(base: Base, rho: float = 0.25, beta: float = 0.6, fraction: float = 0.5) -> Optimizer:
@@ -68,7 +67,6 @@ def ae_sam(base: Base, rho: float = 0.5, c: float = 0.0, decay: float = 0.9) -> 
     {"fraction": "Share of the batch for the ascent gradient."},
     gradients=lambda batches, fraction, **_: 1 + fraction,
     arguments=arguments.part,
-    groups=False,
     weight_decay=0.000167,
 )
 def part(base: Base, rho: float = 0.95, fraction: float = 0.02) -> Optimizer:

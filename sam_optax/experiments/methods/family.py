@@ -153,7 +153,7 @@ def ssam_d(
     return base.sharp(optax.chain(sam_optax.sam(rho), mask))
 
 
-@method("δ-SAM", gradients=3, arguments=arguments.reweighted, groups=False)
+@method("δ-SAM", gradients=3, arguments=arguments.reweighted)
 def delta_sam(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
 
@@ -163,13 +163,12 @@ def delta_sam(base: Base, rho: float = 0.5) -> Optimizer:
     gradients=lambda batches, **_: 1 + batches,
     arguments=arguments.whole,
     needs_data=True,
-    groups=False,
 )
 def sam_full(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
 
 
-@method("SAM along another batch", arguments=arguments.another_batch, needs_data=True, groups=False)
+@method("SAM along another batch", arguments=arguments.another_batch, needs_data=True)
 def sam_db(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
 
@@ -180,7 +179,6 @@ def sam_db(base: Base, rho: float = 0.5) -> Optimizer:
     gradients=lambda data, batches, **_: 1 + min(data, batches),
     arguments=arguments.several_batches,
     needs_data=True,
-    groups=False,
 )
 def sam_batches(base: Base, rho: float = 0.5, batches: int = 2) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
@@ -191,7 +189,6 @@ def sam_batches(base: Base, rho: float = 0.5, batches: int = 2) -> Optimizer:
     gradients=lambda batches, **_: 2 + batches,
     arguments=arguments.full_gradient,
     needs_data=True,
-    groups=False,
 )
 def sam_noise(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(optax.chain(sam_optax.project_out(), sam_optax.sam(rho)))

@@ -119,7 +119,7 @@ class Method:
     options: Mapping[str, Option]  # NAME is --METHOD.NAME on the command line
     # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
     gradients: float | Callable[..., float] = 2.0
-    arguments: Callable[..., Arguments] = lambda step, **options: {}
+    arguments: Callable[..., Arguments] | None = None
     needs_data: bool = False  # whether a step needs all training examples in memory
     needs_previous: bool = False  # whether a step needs the batch of the previous step
     # Whether groups of a batch can have separate perturbations: not for methods that use the whole
@@ -188,7 +188,8 @@ class Variant(NamedTuple):
 
     def _arguments(self, step: Step) -> tuple[Arguments, str | None]:
         """The arguments of ``update``, and which gradients the method computes itself, if any."""
-        arguments = self.method.arguments(step, **self.hyperparameters)
+        of = self.method.arguments
+        arguments = of(step, **self.hyperparameters) if of else {}
         if {"grad_fn", "value_and_grad_fn"} & set(arguments):
             return arguments, "sharp"
         if "ascent_grad_fn" in arguments:

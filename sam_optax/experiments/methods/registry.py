@@ -38,21 +38,30 @@ def method(
     *,
     gradients: float | Callable[..., float] = 2.0,
     arguments: Callable[..., Arguments] | None = None,
+    groups: bool = True,
     radius: tuple[str, ...] = ("rho",),
     **flags: Any,
 ) -> Callable[[Build], Build]:
     """Registers ``build(base, **hyperparameters)`` by its name; see :class:`Method`.
 
     ``help`` says of hyperparameters what they are, where others of the name are something else.
+    What a method adds to the arguments of ``update`` is of the whole batch: it has no ``groups``.
     """
     texts = {**_HELP, **(help or {})}
 
     def register(build: Build) -> Build:
         _, *parameters = inspect.signature(build).parameters.values()
         options = {p.name: Option(p.default, texts[p.name], _kind(p)) for p in parameters}
-        if arguments is not None:
-            flags["arguments"] = arguments
-        found = Method(title, build, options, gradients=gradients, radius=radius, **flags)
+        found = Method(
+            title,
+            build,
+            options,
+            gradients=gradients,
+            arguments=arguments,
+            groups=groups and arguments is None,
+            radius=radius,
+            **flags,
+        )
         METHODS[build.__name__] = found
         return build
 

@@ -8,9 +8,11 @@ outputs, and with ``mutable`` also the other variables after the call.
 
 import dataclasses
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -44,20 +46,38 @@ def find(spec: str) -> Any:
       UserError: there is no such file, module or name, or importing it fails.
     """
     place, _, name = spec.rpartition(":")
-    try:
-        module = _of_file(Path(place).expanduser()) if place.endswith(".py") else _module(place)
-    except UserError:
-        raise
-    except Exception as error:  # whatever the user's code raises
-        raise UserError(f"--model {spec}: {place} fails with {_line(error)}.") from error
+    module = _imported(spec)
     if not hasattr(module, name):
         raise UserError(f"--model {spec}: {place} has no {name or 'name after the colon'}.")
     return getattr(module, name)
 
 
-def _of_file(path: Path) -> Any:
-    if not path.is_file():
+def sha256(spec: str) -> str:
+    """The digest of the file in which :func:`find` looks; what that imports is not part of it."""
+    place = spec.rpartition(":")[0]
+    path = place if place.endswith(".py") else getattr(_imported(spec), "__file__", None)
+    if path is None:
+        raise UserError(f"--model {spec}: {place} is in no file; give FILE.py:NAME.")
+    return hashlib.sha256(_file(path).read_bytes()).hexdigest()
+
+
+def _file(path: str) -> Path:
+    if not (found := Path(path).expanduser()).is_file():
         raise UserError(f"--model {path}: there is no such file.")
+    return found
+
+
+def _imported(spec: str) -> Any:
+    place = spec.rpartition(":")[0]
+    try:
+        return _of_file(_file(place)) if place.endswith(".py") else _module(place)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise UserError(f"--model {spec}: {place} fails with {_line(error)}.") from error
+
+
+def _of_file(path: Path) -> Any:
     spec: Any = importlib.util.spec_from_file_location(path.stem, path.absolute())
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # dataclasses look up their module there
@@ -173,11 +193,12 @@ class Nnx:
     ) -> Any:
         """The outputs, and with ``mutable`` the state; every stream of random numbers is new."""
         streams, *arrays = self._like
-        keys = iter(jax.random.split((rngs or {"dropout": jax.random.key(0)})["dropout"], 1024))
+        key, numbers = (rngs or {"dropout": jax.random.key(0)})["dropout"], itertools.count()
 
         def fresh(leaf: Any) -> Any:
-            is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            return next(keys) if is_key else jax.numpy.zeros(leaf.shape, leaf.dtype)
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                return jax.random.fold_in(key, next(numbers))
+            return jax.numpy.zeros(leaf.shape, leaf.dtype)
 
         filled = [
             _filled(like, variables.get(part, {}))

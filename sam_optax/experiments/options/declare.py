@@ -28,11 +28,12 @@ def one_of(names: Iterable[str]) -> Allowed:
     return Allowed(lambda value: value in names, lambda value: f"unknown; {suggest(value, names)}")
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name."""
+def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The remedy for an unknown name: a similar one, or else all of them."""
     known = [*known]
-    close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}."
+    if close := difflib.get_close_matches(name, known, 1):
+        return f"did you mean {close[0]}?"
+    return otherwise or f"use one of {', '.join(known)}."
 
 
 def allowed(has: Callable[[Any], bool], remedy: str) -> Allowed:
@@ -42,8 +43,12 @@ def allowed(has: Callable[[Any], bool], remedy: str) -> Allowed:
 
 def at_least(least: int) -> Allowed:
     """An integer of at least ``least`` that fits into an int32."""
-    remedy = f"use an integer of at least {least}, below 2^31"
-    return allowed(lambda value: least <= value < 2**31 and value == int(value), remedy)
+
+    def remedy(value: Any) -> str:
+        of = ", of type int" if isinstance(value, float) else ""
+        return f"use an integer of at least {least}, below 2^31{of}."
+
+    return Allowed(lambda x: hasattr(x, "__index__") and least <= x < 2**31, remedy)
 
 
 NOT_EMPTY = allowed(bool, "is empty; give a name, or leave it out")

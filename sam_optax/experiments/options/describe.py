@@ -19,24 +19,12 @@ from sam_optax.experiments.options.resolve import (
 )
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import initial
-from sam_optax.experiments.training.task import NOTHING, Given
+from sam_optax.experiments.training.task import ACCURACY, NOTHING, Given
 from sam_optax.experiments.types import Record
 
 _OF_OPTIONS = ("scale", "dtype", "seeds", "seed_offset")
-_WHERE_GIVEN = (
-    *(
-        "preset",
-        "frontier",
-        "tune",
-        "tune_lr",
-        "trials",
-        "image_column",
-        "label_column",
-        "test_split",
-        "length",
-    ),
-    *("save_every", "init"),
-)
+_WHERE_GIVEN: tuple[str, ...] = ("preset", "tune", "tune_lr", "trials", "save_every", "init")
+_WHERE_GIVEN += ("image_column", "label_column", "test_split")
 _OF_OPTIMIZERS = {"nesterov": ("sgd", "rmsprop"), "beta2": ("adam", "adamw")}
 _OF_PIXELS = ("crop", "flip", "cutout")
 _OF_LABELS = ("label_noise", "mixup", "label_smoothing")
@@ -61,16 +49,29 @@ def planned(options: Compare, resolved: Resolved) -> Record:
     notes = resolved.preset.differs if resolved.preset else ()
     return {
         "settings": {name: setting._asdict() for name, setting in shared.items()},
-        "methods": [
-            {
-                "name": name,
-                "hyperparameters": row.variant.hyperparameters,
-                "sources": row.sources,
-                "settings": {k: v._asdict() for k, v in row.settings.items() if k not in common},
-            }
-            for name, row in resolved.rows.items()
-        ],
+        "methods": [_of_method(name, resolved, rows, common) for name in rows],
         "notes": [*_choices(resolved, rows), *notes],
+    }
+
+
+def _of_method(
+    name: str,
+    resolved: Resolved,
+    rows: Mapping[str, Mapping[str, Setting]],
+    common: Mapping[str, Setting],
+) -> Record:
+    """A method with its hyperparameters, and its settings that are not common to all."""
+    row = resolved.rows[name]
+    return {
+        "name": name,
+        "method": row.method,
+        "title": METHODS[row.method].title,
+        "hyperparameters": {  # JSON has no infinity
+            option: str(value) if value == math.inf else value
+            for option, value in row.variant.hyperparameters.items()
+        },
+        "sources": dict(row.sources),
+        "settings": {k: v._asdict() for k, v in rows[name].items() if k not in common},
     }
 
 
@@ -121,16 +122,17 @@ def describe(
         for setting in _OF_LABELS if given.loss else ():
             if value := settings[setting].value:
                 raise UserError(
-                    f"{flag(setting)} {value}: is not for a loss of yours; leave it out."
+                    f"{flag(setting)} {value}: is not for a loss of yours; give {type(value)()}."
                 )
         for setting in _OF_PIXELS if len(dataset.shape) < 3 else ():
             if value := settings[setting].value:
                 raise UserError(
                     f"{flag(setting)} {value}: is for images, not examples of shape "
-                    f"{dataset.shape}; leave it out."
+                    f"{dataset.shape}; give {type(value)()}."
                 )
-    own_network = given.model is not None or own.is_spec(resolved.shared["model"].value)
-    if own_network and options.dtype != "float32":
+    model = resolved.shared["model"].value
+    in_file = given.model is None and own.is_spec(model)
+    if (given.model is not None or in_file) and options.dtype != "float32":
         raise UserError(
             f"--dtype {options.dtype}: is for the built-in networks; set the dtype of yours in its "
             "own code, and leave it out."
@@ -141,6 +143,12 @@ def describe(
     }
     common = _common(rows)
     shared = {**shared_settings(options, resolved), **common}
+    if in_file:
+        shared["model_sha256"] = Setting(own.sha256(model), "of the file")
+    if given.objects:
+        shared["from_python"] = Setting(given.objects, "given")
+    if given.metric is not ACCURACY:
+        shared["metric"] = Setting(given.metric.key, "given")
     if options.init:
         shared["init_sha256"] = Setting(initial.sha256(options.init), "of the file")
     elif resolved.preset and resolved.preset.init:
@@ -159,24 +167,12 @@ def describe(
             "described": dataset.described,
             "sha256": dataset.sha256,
         },
-        "metric": {
-            "key": given.metric.key,
-            "name": given.metric.name,
-            "higher_is_better": given.metric.higher_is_better,
-        },
+        "metric": given.metric.record,
         "seeds": list(range(options.seed_offset, options.seed_offset + options.seeds)),
         "notes": _notes(options, resolved, dataset, full, rows),
         "methods": [
             {
-                "name": name,
-                "method": row.method,
-                "title": METHODS[row.method].title,
-                "hyperparameters": {  # JSON has no infinity
-                    option: str(value) if value == math.inf else value
-                    for option, value in row.variant.hyperparameters.items()
-                },
-                "sources": dict(row.sources),
-                "settings": {k: v._asdict() for k, v in rows[name].items() if k not in common},
+                **_of_method(name, resolved, rows, common),
                 "epochs": rows[name]["epochs"].value,
                 "batch_size": rows[name]["batch_size"].value,
                 "steps_per_epoch": len(dataset.train.y) // rows[name]["batch_size"].value,

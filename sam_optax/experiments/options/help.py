@@ -27,8 +27,8 @@ def asked(arguments: list[str]) -> bool:
         _print(basic=False)
     elif {"-h", "--help"} & set(arguments):
         place = next(i for i, a in enumerate(arguments) if a in ("-h", "--help"))
-        if names := arguments[place + 1 : place + 2]:
-            _of_method(names[0])
+        if (name := "".join(arguments[place + 1 : place + 2])) and not name.startswith("-"):
+            _of_method(name)
         else:
             _print(basic=True)
     else:
@@ -42,7 +42,7 @@ def _print(basic: bool) -> None:
         for name, field in FIELDS.items()
         if name != "hyperparameters" and (field.metadata.get("basic") or not basic)
     ]
-    console = Console(highlight=False, markup=False)
+    console = Console(markup=False)
     console.print("usage: python -m sam_optax compare [options]\n")
     for paragraph in (inspect.getdoc(Compare) or "").split("\n\n"):
         console.print(" ".join(paragraph.split()) + "\n")
@@ -68,7 +68,7 @@ def _of_method(name: str) -> None:
     if name not in METHODS:
         raise UserError(f"--help {name}: unknown method; {suggest(name, METHODS)}")
     method = METHODS[name]
-    console = Console(highlight=False, markup=False)
+    console = Console(markup=False)
     console.print(f"{name}: {method.title}; each option takes one or several values\n")
     rows = [
         (f"--{name.replace('_', '-')}.{option.replace('_', '-')}", _default(help, default))

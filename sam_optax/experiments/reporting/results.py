@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.schema import UNITS, Results, checked
+from sam_optax.experiments.reporting.schema import OF_METRIC, UNITS, Results, checked
 from sam_optax.experiments.reporting.words import Score
 from sam_optax.experiments.types import Json, PyTree, Record
 
@@ -106,7 +106,7 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
         "format_version": FORMAT_VERSION,
         **description,
         "parameters": parameters,
-        "units": UNITS,
+        "units": UNITS if score.is_accuracy else UNITS | {score.key: OF_METRIC},
         "versions": versions(),
         "methods": [{**row, "differences": differences(row, methods, score)} for row in methods],
     }

@@ -9,7 +9,6 @@ from sam_optax.experiments.errors import UserError
 
 UNITS = {
     "test_accuracy": "share of the test examples that are classified right, after the last epoch",
-    "test_loss": "mean of the loss over the test examples, after the last epoch",
     "test_top5_accuracy": "share of them whose label is among the five likeliest (> 10 classes)",
     "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
     "held_out": "score on the held-out examples, with labels as trained on, by seed",
@@ -30,6 +29,8 @@ UNITS = {
     "compile_seconds": "seconds to compile the training step",
     "examples_per_second": "training examples per second, of all seeds",
 }
+OF_METRIC = "mean over the test examples, after the last epoch"
+"""Of a metric of the user's."""
 
 
 class _Seed(msgspec.Struct):

@@ -49,9 +49,9 @@ def mark(identity: Json) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def to_npz(variables: Mapping[str, PyTree], seeds: tuple[int, ...], identity: Json) -> bytes:
-    """The file of the variables of each method, which have an axis of seeds in front."""
-    file = io.BytesIO(results.params_to_npz(by_seed(variables, seeds)))
+def to_npz(params: Mapping[str, Mapping[int, PyTree]], identity: Json) -> bytes:
+    """The file of the variables of each method and seed."""
+    file = io.BytesIO(results.params_to_npz(params))
     with zipfile.ZipFile(file, "a") as archive:
         archive.comment = mark(identity).encode()
     return file.getvalue()
@@ -105,4 +105,5 @@ class Snapshots(NamedTuple):
 
     def save(self, epoch: int, variables: Mapping[str, PyTree]) -> None:
         """Writes the variables of each method, an axis of seeds in front of every leaf."""
-        self.out.write({file_name(epoch): to_npz(variables, self.seeds, self.identity)})
+        params = by_seed(variables, self.seeds)
+        self.out.write({file_name(epoch): to_npz(params, self.identity)})

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.results import BASES
-from sam_optax.experiments.reporting.schema import UNITS
+from sam_optax.experiments.reporting.schema import OF_METRIC, UNITS
 from sam_optax.experiments.types import Json
 
 _SCORES = {  # heading: before the key, heading of the interval
@@ -83,10 +83,10 @@ def summarize(results: Json, without: Sequence[str] = ()) -> tuple[Table, dict[s
     found = [_cells(method, results) for method in methods]
     names = [n for n in found[0] if n not in without and any(row[n] != "–" for row in found)]
     rows = [[row[name] for name in names] for row in found]
-    legend = {score.name: UNITS.get(score.key, "mean over the test examples, after the last epoch")}
+    legend = {score.heading: UNITS[score.key] if score.is_accuracy else OF_METRIC}
     legend |= {name: _LEGEND[name] for name in names if name in _LEGEND}
     if len(results["seeds"]) > 1:
-        legend[score.name] += "; mean ± standard deviation of seeds"
+        legend[score.heading] += "; mean ± standard deviation of seeds"
     if "sharpness" in legend:
         legend["sharpness"] += f", {words.setting(results, 'sharpness_rho'):g}"
     if words.setting(results, "tune"):
@@ -113,10 +113,10 @@ def _cells(method: Json, results: Json) -> dict[str, str]:
     row, score = {"method": method["method"]}, words.Score.of(results)
     row["with"] = words.trained_with(method)
     scores = {
-        score.name if of == "score" else of: (before + score.key, interval)
+        score.heading if of == "score" else of: (before + score.key, interval)
         for of, (before, interval) in _SCORES.items()
     }
-    for name, (key, interval) in {**scores, **_TOP5}.items():
+    for name, (key, interval) in {**scores, **(_TOP5 if score.is_accuracy else {})}.items():
         row[name] = score.text(summary[key]) if key in summary else "–"
         width = summary.get(key, none)["interval"]
         digits = 2 if score.unit else 4
@@ -124,7 +124,7 @@ def _cells(method: Json, results: Json) -> dict[str, str]:
     if "tune" in method:
         row["chosen epoch"] = f"{method['tune']['epoch']}: {row['chosen epoch']}"
     if 0 < method["diverged"] < len(seeds):
-        row[score.name] += f"\n{method['diverged']} of {len(seeds)} diverged"
+        row[score.heading] += f"\n{method['diverged']} of {len(seeds)} diverged"
     for base in BASES:
         gain = method["differences"].get(base, {}).get(score.key, none)
         known = gain["mean"] is not None

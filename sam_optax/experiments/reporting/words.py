@@ -35,6 +35,7 @@ class Score(NamedTuple):
     key: str = "test_accuracy"
     name: str = "accuracy"
     higher_is_better: bool = True
+    is_accuracy: bool = True  # or else a function of the user's, whatever its name
 
     @classmethod
     def of(cls, results: Json) -> "Score":
@@ -44,12 +45,17 @@ class Score(NamedTuple):
     @property
     def factor(self) -> float:
         """From what is stored to what is shown: shares are shown in percent."""
-        return 100 if self.key == "test_accuracy" else 1
+        return 100 if self.is_accuracy else 1
 
     @property
     def unit(self) -> str:
         """What is shown behind a number."""
-        return "%" if self.factor == 100 else ""
+        return "%" if self.is_accuracy else ""
+
+    @property
+    def heading(self) -> str:
+        """Of a column; with a word before a user's name, which may be that of another column."""
+        return self.name if self.is_accuracy else f"test {self.name}"
 
     @property
     def label(self) -> str:

@@ -111,6 +111,12 @@ class Metric(NamedTuple):
         """Its name in the results."""
         return f"test_{self.name}"
 
+    @property
+    def record(self) -> Record:
+        """What readers of the results need to know of it."""
+        known = {"key": self.key, "name": self.name, "higher_is_better": self.higher_is_better}
+        return {**known, "is_accuracy": self.of is None}
+
 
 ACCURACY = Metric()
 
@@ -196,6 +202,11 @@ class Given(NamedTuple):
     dataset: Dataset | None = None
     loss: Callable[[jax.Array, jax.Array], jax.Array] | None = None
     metric: Metric = ACCURACY
+
+    @property
+    def objects(self) -> list[str]:
+        """Which of network, data and loss are given, as no file of the run has them."""
+        return [name for name in ("model", "dataset", "loss") if getattr(self, name) is not None]
 
 
 NOTHING = Given()
