@@ -99,7 +99,7 @@ def test_numbers_over_epochs_are_the_library_s(kept, archive, capsys):
     test, rng = load(f"npz:{archive}").test, np.random.default_rng(0)
     model = build("mlp", (6,), 3, jnp.float32)
     logits, y = model.apply(network.load(), test.x, train=False), corrupt(test.y, 0.4, 3, rng)
-    expected = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+    expected = float(optax.softmax_cross_entropy_with_integer_labels(logits, y).mean())
     assert float(network.loss(network.load(), "test")(params)) == pytest.approx(expected, rel=1e-5)
     expected = analysis.hessian_eigenvalues(loss, params, 1).values[0]
     assert found[LAMBDA] == pytest.approx(float(expected), rel=2e-2)
@@ -108,13 +108,15 @@ def test_numbers_over_epochs_are_the_library_s(kept, archive, capsys):
     assert not drawn & {"stability", "sharpness_over_rho"}
 
 
-def test_studies_of_several_runs(run_dir, kept, archive, tmp_path, capsys):
+def test_studies_of_several_runs(run_dir, kept, archive, tmp_path, capsys, monkeypatch):
     """Grids, groups and stability of two runs together, of one seed."""
-    arguments = ["analyze", str(run_dir), str(kept), "--out", str(tmp_path), "--seeds", "1"]
+    monkeypatch.chdir(run_dir.parents[1])
+    run, other = (str(of.relative_to(run_dir.parents[1])) for of in (run_dir, kept))
+    arguments = ["analyze", run, other, "--out", str(tmp_path), "--seeds", "1"]
     arguments += ["--measures", "sharpness", "adaptive_sharpness", "stability", "slices"]
     arguments += ["--rho", "0.1", "0.4", "--p", "2", "inf", "--m", "16"]
     assert main([*arguments, "--gamma", "0", "0.3", "--noise-scale", "relative"]) == 0
-    found = numbers(tmp_path, run=str(run_dir), method="sam")
+    found = numbers(tmp_path, run=run, method="sam")
     of_examples, params = loss_and_params(archive, run_dir, "sam", 0)
     order = jnp.asarray(np.random.default_rng(0).permutation(40))
     loss = analysis.DatasetLoss.from_examples(of_examples, order, 40)
@@ -136,7 +138,7 @@ def test_studies_of_several_runs(run_dir, kept, archive, tmp_path, capsys):
             value = found["perturbed_loss", None, rho, gamma]
             assert value == pytest.approx(float(after[j]), rel=1e-4)
     printed, value = capsys.readouterr().out, found["cosine", None, 0.1, 0.3]
-    line = rf"^cosine +– +0\.1 +0\.3 +{run_dir} +sam +2 +{value:.3f} *$"
+    line = rf"^cosine +– +0\.1 +0\.3 +{run} +sam +2 +{value:.3f} *$"
     assert re.search(line, printed, re.M)
     assert not re.search("^cosine .* 0.04 ", printed, re.M)
     drawn = {"sharpness_over_epoch", "adaptive_sharpness_over_epoch", "sharpness_over_rho"}

@@ -63,10 +63,12 @@ def print_table(rows: Sequence[Record], radii: Sequence[float]) -> None:
             width = seeds.std(ddof=1) if len(seeds) > 1 else np.nan
             table.add_row(*(Text(plain(x)) for x in key), variation(seeds.mean(), width, 3))
         table.add_section()
+    for column in table.columns:
+        column.overflow = "fold"  # the ends of long paths tell runs apart
     table.columns[-1].justify = "right"
     lines = [f"{name}: {UNITS[name]}" for (name,) in grouped(shown, "measure") if name in UNITS]
     lines.append("on the training set, with the labels trained on; mean ± deviation of the seeds")
-    Console().print(table, Text("\n".join(lines), style="dim"), sep="\n\n")
+    Console().print(table, Text("\n".join(["", *lines]), style="dim"))
 
 
 def figures(rows: Sequence[Record], sliced: Iterable[Network], data: str) -> dict[str, bytes]:
