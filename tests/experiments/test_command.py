@@ -105,7 +105,7 @@ def test_what_is_for_images_is_turned_off_by_a_value(capsys, archive, trainer, o
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_without_a_command_it_lists_the_commands(capsys, arguments):
     assert main(arguments) == 0
-    assert re.search(r"compare .*\n *analyze .*\n *ranks .*\n", capsys.readouterr().out)
+    assert re.search(r"compare .*\n *analyze .*\n *cost .*\n", capsys.readouterr().out)
 
 
 def test_an_unknown_command(capsys):
