@@ -81,9 +81,8 @@ def test_the_remaining_time_is_measured_and_a_resumed_run_starts_at_its_own(cloc
     assert lines[-1] == "training, epoch 80 of 80: 100 % done, 0:00:00 left"
 
 
-def test_other_commands_name_the_kind_and_may_get_more_work(clock):
-    shown = Progress(Console(file=(file := io.StringIO())), {"sam [x]": (1.0, 1)}, "measuring")
-    shown.more("sam [x]", 1)
+def test_other_commands_name_the_kind(clock):
+    shown = Progress(Console(file=(file := io.StringIO())), {"sam [x]": (1.0, 2)}, "measuring")
     shown.done("sam [x]", 2.0)
     assert file.getvalue() == "measuring sam [x], 1 of 2: 50 % done\n"
 

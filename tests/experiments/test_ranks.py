@@ -16,7 +16,7 @@ from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.registry import build
-from sam_optax.experiments.reporting.results import load_params
+from sam_optax.experiments.reporting.snapshots import load_params
 
 pytestmark = pytest.mark.slow
 

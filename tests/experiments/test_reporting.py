@@ -12,9 +12,10 @@ from scipy import stats
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.reporting import axes, figures, html, results, sweeps, table, words
+from sam_optax.experiments.reporting import axes, figures, html, results, snapshots, table, words
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.live import Live
+from sam_optax.experiments.training.task import ACCURACY
 from sam_optax.experiments.training.train import Outcome
 
 SEEDS = (5, 6, 7)
@@ -45,7 +46,7 @@ def of_run(*methods, name="npz:small.npz", metric=None, **settings):
         "dataset": data | {"classes": 3, "sha256": "0" * 64},
         "seeds": list(SEEDS[: methods[0][1].curves["train_loss"].shape[1]]),
         "notes": [],
-        "metric": metric or words.Score()._asdict(),
+        "metric": metric or ACCURACY.record,
         "methods": [method for method, _ in methods],
     }
     return results.collect(description, 1234, {of["name"]: outcome for of, outcome in methods})
@@ -62,7 +63,7 @@ def found():
 
 def printed(found, width=120):
     file = io.StringIO()
-    table.print_results(Console(file=file, width=width), found)
+    Console(file=file, width=width).print(table.ResultsTable(found), soft_wrap=True)
     return file.getvalue()
 
 
@@ -70,8 +71,7 @@ def printed(found, width=120):
 def drawn(monkeypatch):
     """The figures that are drawn, and not compressed."""
     kept = []
-    for module in (figures, sweeps):
-        monkeypatch.setattr(module, "png", lambda figure, *of: kept.append(figure) or b"png")
+    monkeypatch.setattr(figures, "png", lambda figure, *of: kept.append(figure) or b"png")
     return kept
 
 
@@ -160,15 +160,15 @@ def test_csv_has_a_line_for_every_run(found):
 def test_variables_come_back_as_they_were(tmp_path):
     path = tmp_path / "params.npz"
     given = {"params": {"Dense_0": {"kernel": np.eye(2)}}, "batch_stats": {"mean": np.ones(3)}}
-    path.write_bytes(results.params_to_npz({"sam 0.5": {6: given}, "sgd": {6: given, 7: given}}))
+    path.write_bytes(snapshots.to_npz({"sam 0.5": {6: given}, "sgd": {6: given, 7: given}}, {}))
     with np.load(path) as archive:
         assert "sam 0.5/6/params/Dense_0/kernel" in archive.files
-    loaded = results.load_params(path)
+    loaded = snapshots.load_params(path)
     assert (list(loaded), list(loaded["sgd"])) == (["sam 0.5", "sgd"], [6, 7])
     np.testing.assert_array_equal(loaded["sgd"][7]["params"]["Dense_0"]["kernel"], np.eye(2))
-    path.write_bytes(path.read_bytes()[:-30])
+    path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match=r"params\.npz: is damaged"):
-        results.load_params(path)
+        snapshots.load_params(path)
 
 
 def test_the_table_says_what_was_trained_on_and_what_came_out(found):
@@ -260,11 +260,10 @@ def test_accuracy_is_drawn_over_cost_also_where_runs_diverged(diverged, drawn):
 
 
 def test_figures_suit_the_run_and_say_what_they_do_not_show(found, drawn):
-    assert list(figures.all_figures(found)) == ["curves.png", "bars.png", "cost.png", "steps.png"]
-    curves, bars, _, steps = drawn
+    assert list(figures.all_figures(found)) == ["curves.png", "cost.png", "steps.png"]
+    curves, _, steps = drawn
     assert steps.axes[0].get_title("left") == "not drawn: sgd (has none)"
     assert "asam (not known)" in curves.axes[1].get_title("left")
-    assert "diverged" in [text.get_text() for text in bars.axes[0].texts]
     ticks = curves.axes[0].xaxis.get_major_locator().tick_values(1, 60)
     assert {x % 10 for x in ticks} == {0}
     for i, names in ((0, ["curves.png"]), (2, ["curves.png", "steps.png"])):
@@ -284,7 +283,7 @@ def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(drawn):
         *(asam(rho, p) for rho in (0.1, 2.0, 0.5) for p in (2.0, "inf")),
         *(gsam(rho) for rho in (0.1, 0.5)),
     )
-    assert sweeps.options(found) == ["rho", "rho_max", "rho_min"]  # infinity is no place on an axis
+    assert figures.swept(found) == ["rho", "rho_max", "rho_min"]  # infinity is no place on an axis
     assert next(iter(figures.all_figures(found))) == "sweep.png"
     rho, rho_max, _ = drawn[0].axes
     assert sorted(rho.get_legend_handles_labels()[1]) == ["asam, p 2", "asam, p inf", "sgd"]
@@ -308,8 +307,8 @@ def test_trials_of_two_values_are_a_line_for_each_of_the_second():
         for decay in (0.001, 0.01)
     ]
     panel = Figure().subplots()
-    [look] = axes.styles(["sam"])
-    sweeps.landscape(panel, trials, trials[2]["values"], look, words.Score())
+    search = {"trials": trials, "chosen": trials[2]["values"]}
+    figures.landscape(panel, search, 0, words.Score())
     names = panel.get_legend_handles_labels()[1]
     assert names == ["weight decay 0.001", "weight decay 0.01"]
     marks = {line.get_marker(): line.get_xydata()[0] for line in panel.lines if len(line._x) == 1}
@@ -361,7 +360,7 @@ def test_text_from_outside_is_never_markup(found):
     page = html.html_page(found, {}).decode()
     assert "sales_$2020_$2021 [bold]??&lt;/td&gt;&lt;script&gt;.npz" in page
     found["dataset"]["name"] = "数据" * 100
-    assert figures.bars(found).startswith(b"\x89PNG")
+    assert figures.cost(found).startswith(b"\x89PNG")
 
 
 def lines_of(path):

@@ -17,7 +17,7 @@ from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.method import Base, Step
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.reporting import figures, results, sweeps, words
+from sam_optax.experiments.reporting import figures, results, words
 from sam_optax.experiments.training import devices
 from sam_optax.experiments.training import train as training
 from sam_optax.experiments.training.task import ACCURACY, Metric, noisy_labels
@@ -525,7 +525,7 @@ def test_each_method_has_a_panel_of_what_was_tried(command, trials, tmp_path, mo
     found = results.from_json(tmp_path / "out" / "results.json")
     found["methods"][1]["tune"]["trials"][-1]["broken_down"] = True
     drawn = []
-    monkeypatch.setattr(sweeps, "png", lambda figure, *of: drawn.append(figure) or b"")
+    monkeypatch.setattr(figures, "png", lambda figure, *of: drawn.append(figure) or b"")
     assert {"tune.png", "curves.png"} <= set(figures.all_figures(found))
     [decay, radius] = drawn[0].axes
     assert radius.get_title("left") == "sam"
