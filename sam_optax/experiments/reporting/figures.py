@@ -163,23 +163,27 @@ def _panel(
 def _over(
     axes: Axes, option: str, rows: Sequence[Json], method: int, score: words.Score
 ) -> list[str]:
-    """Draws a line for each setting of what else varies, or a band if nothing does.
+    """Draws a line for each setting of what else varies, or a band if there is one row.
 
     Returns what is not drawn, and why.
     """
-    several, others = _varied([row["hyperparameters"] for row in rows], option)
+    at = [str(row["hyperparameters"].get(option)) for row in rows]
+    others = []  # such as p, but not rho_min where rho_max determines it
+    for name in rows[0]["hyperparameters"]:
+        pairs = {*zip(at, (str(row["hyperparameters"][name]) for row in rows), strict=True)}
+        others += [name] if len(pairs) > len({*at}) else []
     lines: dict[str, list[tuple[float, Json]]] = {}
     absent = []
     for row in rows:
         values, summary = row["hyperparameters"], row["summary"][score.key]
         if summary["mean"] is None:
             absent.append(f"{row['name']} (diverged)")
-        elif not several:
+        elif len(rows) == 1:
             mean, half = (score.factor * (summary[key] or 0) for key in ("mean", "interval"))
             colour, line, _ = style(method)
             axes.axhline(mean, color=colour, linestyle=line, label=row["method"])
             axes.axhspan(mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
-        elif option in several and _is_number(values[option]):
+        elif _is_number(values.get(option)):
             texts = [f"{words.symbol(o)} {words.plain(values[o])}" for o in others]
             label = ", ".join(filter(None, [row["method"], *texts]))
             lines.setdefault(label, []).append((values[option], summary))
@@ -192,23 +196,12 @@ def _over(
     return absent
 
 
-def _varied(given: Sequence[Json], option: str) -> tuple[list[str], list[str]]:
-    """The hyperparameters of several values, and those of them that one does not determine.
-
-    Values that change together, such as both radii of a schedule, are one dimension.
-    """
-    several = [o for o in given[0] if len({str(of[o]) for of in given}) > 1]
-    count = len({str(of.get(option)) for of in given})
-    pairs = {o: len({(str(of.get(option)), str(of[o])) for of in given}) for o in several}
-    return several, [o for o in several if pairs[o] > count]
-
-
 def _points(
     axes: Axes, x: Any, summaries: Sequence[Json], score: words.Score, look: Style, **more: Any
 ) -> None:
     """Draws mean scores, with intervals where they are known."""
     y, half = (np.array([of[k] or 0 for of in summaries], float) for k in ("mean", "interval"))
-    shown = {"linewidth": 1.2, "elinewidth": 1, "capsize": 3, "fillstyle": "none"}
+    shown: Any = {"linewidth": 1.2, "elinewidth": 1, "capsize": 3, "fillstyle": "none"}
     bars = score.factor * half if half.any() else None
     axes.errorbar(x, score.factor * y, bars, **look._asdict(), **shown, **more)
 

@@ -9,8 +9,8 @@ import jinja2
 from sam_optax.experiments.reporting import figures, results, table, words
 from sam_optax.experiments.types import Json
 
-_COST: tuple[str, ...] = ("name", "epochs", "steps_per_epoch", "batch_size", "gradients")
-_COST += ("epoch_seconds", "examples_per_second", "compile_seconds")
+_COST = ["name", "epochs", "steps_per_epoch", "batch_size", "gradients"]
+_COST += ["epoch_seconds", "examples_per_second", "compile_seconds"]
 
 
 def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
@@ -37,20 +37,17 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
     header = [f"{column.heading}\n{column.unit}".strip() for column in columns]
     rows = [*zip(*(column.cells for column in columns), strict=True)]
     what = methods[0]["title"] if len(methods) == 1 else f"{len(methods)} methods"
-    return (
-        environment.get_template("report.html")
-        .render(
-            title=f"{what}: {words.setting(found, 'model')} on {words.data_name(found)}",
-            headline=headline(found),
-            heading=[*words.heading(found), f"{found['parameters']:,} params"],
-            notes=found["notes"],
-            table=(header, rows, 2),
-            legend=table.legend(columns),
-            figures=[(figures.CAPTIONS[n], base64.b64encode(p).decode()) for n, p in drawn.items()],
-            sections=sections,
-        )
-        .encode()
-    )
+    template = environment.get_template("report.html")
+    return template.render(
+        title=f"{what}: {words.setting(found, 'model')} on {words.data_name(found)}",
+        headline=headline(found),
+        heading=[*words.heading(found), f"{found['parameters']:,} params"],
+        notes=found["notes"],
+        table=(header, rows, 2),
+        legend=table.legend(columns),
+        figures=[(figures.CAPTIONS[n], base64.b64encode(p).decode()) for n, p in drawn.items()],
+        sections=sections,
+    ).encode()
 
 
 def headline(found: Json) -> str:

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 import rich.console
 from rich.progress import BarColumn, TextColumn
@@ -39,7 +39,7 @@ class Progress:
         texts = "{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"
         name, *numbers = (TextColumn(text, markup=False) for text in texts)
         # A piece may take hours, so that the speed is that of the whole run.
-        options = {"disable": not can_draw(console), "speed_estimate_period": math.inf}
+        options: Any = {"disable": not can_draw(console), "speed_estimate_period": math.inf}
         self._bar = Bar(name, BarColumn(), *numbers, console=console, **options)
         total = sum(cost * count for cost, count in work.values())
         self._bar.add_task("starting", total=total, left="")

@@ -59,7 +59,6 @@ class _Dataset(msgspec.Struct):
     name: str
     train_examples: int
     test_examples: int
-    example_shape: list[int]
     classes: int
     sha256: str
 

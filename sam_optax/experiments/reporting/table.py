@@ -136,7 +136,7 @@ def _table(columns: Sequence[Column]) -> Table:
 def _number(
     of: Json | None, key: str = "mean", digits: int = 2, factor: float = 1, sign: str = ""
 ) -> str:
-    value = of and of[key]
+    value = None if of is None else of[key]
     return "–" if value is None else f"{sign}{factor * value:.{digits}f}"
 
 

@@ -11,8 +11,8 @@ from sam_optax.experiments.types import Json
 SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
 SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ", "theta": "θ"}
 _EXTENT = ("epochs", "steps_per_epoch", "batch_size")
-_RECIPE: tuple[str, ...] = ("lr", "schedule", "warmup_steps", "momentum", "nesterov", "beta2")
-_RECIPE += ("weight_decay", "clip")
+_RECIPE = ["lr", "schedule", "warmup_steps", "momentum", "nesterov", "beta2"]
+_RECIPE += ["weight_decay", "clip"]
 
 
 def counted(number: int, what: str) -> str:
