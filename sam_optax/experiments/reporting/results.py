@@ -96,7 +96,7 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
         "format_version": FORMAT_VERSION,
         **description,
         "parameters": parameters,
-        "units": {score.key: score.meaning, **UNITS},
+        "units": {**UNITS, score.key: score.meaning},
         "versions": versions(),
         "methods": [{**row, "differences": differences(row, methods, score)} for row in methods],
     }
