@@ -282,9 +282,11 @@ def test_trials_of_two_values_are_a_line_for_each_of_the_second():
     figures.landscape(panel, search, 0, words.Score())
     names = panel.get_legend_handles_labels()[1]
     assert names == ["weight decay 0.001", "weight decay 0.01"]
-    marks = {line.get_marker(): line.get_xydata()[0] for line in panel.lines if len(line._x) == 1}
-    assert marks["*"].tolist() == [0.2, 10]
-    assert marks["x"].tolist() == [0.4, 20]
+    marks = [(of.get_marker(), of.get_xydata()[0]) for of in panel.lines if len(of._x) == 1]
+    assert [mark for mark, _ in marks] == ["*", "x", "x"]
+    points = [of for line, *_ in panel.containers for of in line.get_xydata().tolist()]
+    assert [at.tolist() for _, at in marks] == [points[1], points[2], points[5]]
+    assert points[1] == [0.2, 10]
 
 
 def test_a_method_has_one_look_by_its_position():

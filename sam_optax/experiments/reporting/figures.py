@@ -79,12 +79,12 @@ def cost(results: Json) -> bytes:
     score, absent = words.Score.of(results), []
     for i, rows in enumerate(_by_method(results["methods"])):
         best = max(rows, key=score.rank)
-        summary, x = best["summary"][score.key], best["step_cost"]
-        if x is None or summary["mean"] is None:
+        x = best["step_cost"]
+        if x is None or best["summary"][score.key]["mean"] is None:
             absent.append(f"{best['name']} ({'diverged' if best['diverged'] else 'not timed'})")
         else:
             look = style(i)._replace(linestyle="none")
-            _points(axes, [x], [summary], score, look, label=best["method"], markersize=9)
+            _points(axes, [x], [best], score, look, label=best["method"], markersize=9)
     axes.set(xlabel="time of a training step, relative to SGD", ylabel=score.label)
     tidy(axes, "both", absent)
     if axes.containers:
@@ -131,14 +131,10 @@ def landscape(axes: Axes, search: Json, method: int, score: words.Score) -> None
     option = next(several, next(iter(chosen)))
     for of in trials:
         last = [curve[-1] or 0 for curve in of["held_out"]]  # None of a seed that diverged
-        mean, at = float(np.mean(last)), of["values"][option]
-        summary = {score.key: {"mean": mean, "interval": None}}
-        rows.append({"method": "", "hyperparameters": of["values"], "summary": summary})
-        look: Any = {"markersize": 14, "zorder": 3}
-        if of["values"] == chosen:
-            axes.plot(at, score.factor * mean, "*", color=style(method).color, **look)
-        if of["broken_down"]:
-            axes.plot(at, score.factor * mean, "x", color="black", **look)
+        summary = {score.key: {"mean": float(np.mean(last)), "interval": None}}
+        marks = "*" * (of["values"] == chosen) + "x" * of["broken_down"]
+        row = {"method": "", "hyperparameters": of["values"], "summary": summary}
+        rows.append({**row, "marks": marks})
     _panel(axes, option, {method: rows}, score, score.label.replace("test", "held-out"))
 
 
@@ -165,14 +161,14 @@ def _over(
 ) -> list[str]:
     """Draws a line for each setting of what else varies, or a band if there is one row.
 
-    Returns what is not drawn, and why.
+    Rows may have ``marks``, which are drawn on their points. Returns what is not drawn, and why.
     """
     at = [str(row["hyperparameters"].get(option)) for row in rows]
     others = []  # such as p, but not rho_min where rho_max determines it
     for name in rows[0]["hyperparameters"]:
         pairs = {*zip(at, (str(row["hyperparameters"][name]) for row in rows), strict=True)}
         others += [name] if len(pairs) > len({*at}) else []
-    lines: dict[str, list[tuple[float, Json]]] = {}
+    lines: dict[str, list[Json]] = {}
     absent = []
     for row in rows:
         values, summary = row["hyperparameters"], row["summary"][score.key]
@@ -186,24 +182,29 @@ def _over(
         elif _is_number(values.get(option)):
             texts = [f"{words.symbol(o)} {words.plain(values[o])}" for o in others]
             label = ", ".join(filter(None, [row["method"], *texts]))
-            lines.setdefault(label, []).append((values[option], summary))
+            lines.setdefault(label, []).append(row)
         else:
             absent.append(f"{row['name']} (not a number on this axis)")
-    for i, (label, points) in enumerate(lines.items()):
-        x, summaries = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-        shifted = np.array(x) * 1.015 ** len(axes.containers)  # none hides another
-        _points(axes, shifted, summaries, score, style(method, i), label=label)
+    for i, (label, drawn) in enumerate(lines.items()):
+        drawn.sort(key=lambda row: row["hyperparameters"][option])
+        x = np.array([row["hyperparameters"][option] for row in drawn])
+        x = x * 1.015 ** len(axes.containers)  # none hides another
+        _points(axes, x, drawn, score, style(method, i), label=label)
     return absent
 
 
 def _points(
-    axes: Axes, x: Any, summaries: Sequence[Json], score: words.Score, look: Style, **more: Any
+    axes: Axes, x: Any, rows: Sequence[Json], score: words.Score, look: Style, **more: Any
 ) -> None:
-    """Draws mean scores, with intervals where they are known."""
-    y, half = (np.array([of[k] or 0 for of in summaries], float) for k in ("mean", "interval"))
+    """Draws mean scores, with intervals where they are known, and the marks of the rows."""
+    found = [row["summary"][score.key] for row in rows]
+    y, half = (score.factor * np.array([of[k] or 0 for of in found]) for k in ("mean", "interval"))
     shown: Any = {"linewidth": 1.2, "elinewidth": 1, "capsize": 3, "fillstyle": "none"}
-    bars = score.factor * half if half.any() else None
-    axes.errorbar(x, score.factor * y, bars, **look._asdict(), **shown, **more)
+    axes.errorbar(x, y, half if half.any() else None, **look._asdict(), **shown, **more)
+    for row, *at in zip(rows, x, y, strict=True):
+        for mark in row.get("marks", ""):
+            colour = "black" if mark == "x" else look.color
+            axes.plot(*at, mark, markersize=14, color=colour, zorder=3)
 
 
 def _by_method(rows: Sequence[Json]) -> list[list[Json]]:

@@ -56,21 +56,19 @@ def headline(found: Json) -> str:
     known = [m for m in found["methods"] if m["summary"][score.key]["mean"] is not None]
     if not known:
         return "Every run diverged."
-    first, *others = sorted(known, key=score.rank, reverse=True)
-    ours, *theirs = (
-        f"{m['name']} {score.text(m['summary'][score.key])} {score.unit}".rstrip()
-        for m in (first, *others[:1])
-    )
-    text = f"Test {score.name} after the last epoch: {ours}"
-    if not others:
-        return f"{text} ({seeds})."
-    gain = results.gain(first, others[0], score.key)
+    ranked = sorted(known, key=score.rank, reverse=True)
+    texts = [f"{m['name']} {score.text(m['summary'][score.key])} {score.unit}" for m in ranked]
+    first, second = [*(text.rstrip() for text in texts), ""][:2]
+    line = f"Test {score.name} after the last epoch: {first}"
+    if not second:
+        return f"{line} ({seeds})."
+    gain = results.gain(ranked[0], ranked[1], score.key)
     if gain["mean"] is None or gain["interval"] is None:
-        return f"{text} and {theirs[0]} are not told apart (too few seeds to tell)."
+        return f"{line} and {second} are not told apart (too few seeds to tell)."
     points = f"{score.text(gain, 'interval', '+')}{' points' * bool(score.unit)}, seed by seed"
     if abs(gain["mean"]) > gain["interval"]:
-        return f"{text}, better than {theirs[0]} by {points} (95 % interval)."
-    return f"{text} and {theirs[0]} are not told apart ({points}; 95 % interval)."
+        return f"{line}, better than {second} by {points} (95 % interval)."
+    return f"{line} and {second} are not told apart ({points}; 95 % interval)."
 
 
 def _unused(found: Json, name: str, value: Any, source: str) -> bool:

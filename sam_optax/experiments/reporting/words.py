@@ -112,9 +112,9 @@ def task(results: Json) -> str:
 
 def title(results: Json, spread: str = "95 % confidence interval") -> str:
     """The task, and what is drawn of the seeds."""
-    seeds = counted(len(results["seeds"]), "seed")
-    of = f"mean and {spread} of {seeds}" if len(results["seeds"]) > 1 else seeds
-    return f"{task(results)}; {of}"
+    count = len(results["seeds"])
+    of = f"mean and {spread} of " if count > 1 else ""
+    return f"{task(results)}; {of}{counted(count, 'seed')}"
 
 
 def settings(description: Json) -> list[list[Any]]:
