@@ -287,6 +287,10 @@ def test_trials_of_two_values_are_a_line_for_each_of_the_second():
     points = [of for line, *_ in panel.containers for of in line.get_xydata().tolist()]
     assert [at.tolist() for _, at in marks] == [points[1], points[2], points[5]]
     assert points[1] == [0.2, 10]
+    figures.landscape(
+        alone := Figure().subplots(), {**search, "trials": trials[2:3]}, 0, words.Score()
+    )
+    assert [of.get_marker() for of in alone.lines] == ["o", "*"]
 
 
 def test_a_method_has_one_look_by_its_position():

@@ -174,7 +174,7 @@ def _over(
         values, summary = row["hyperparameters"], row["summary"][score.key]
         if summary["mean"] is None:
             absent.append(f"{row['name']} (diverged)")
-        elif len(rows) == 1:
+        elif len(rows) == 1 and "marks" not in row:
             mean, half = (score.factor * (summary[key] or 0) for key in ("mean", "interval"))
             colour, line, _ = style(method)
             axes.axhline(mean, color=colour, linestyle=line, label=row["method"])
