@@ -18,7 +18,8 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
 from sam_optax.experiments.reporting import snapshots, words
 from sam_optax.experiments.reporting.console import say
-from sam_optax.experiments.reporting.results import from_json, load_params
+from sam_optax.experiments.reporting.results import from_json
+from sam_optax.experiments.reporting.snapshots import load_params
 from sam_optax.experiments.training import identity, measures
 from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.types import Json, PyTree, Record

@@ -21,8 +21,7 @@ from sam_optax.experiments import open_run
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.networks.registry import build
-from sam_optax.experiments.reporting.results import load_params
-from sam_optax.experiments.reporting.snapshots import Snapshots
+from sam_optax.experiments.reporting.snapshots import Snapshots, load_params
 
 pytestmark = pytest.mark.slow
 
