@@ -13,7 +13,7 @@ import pytest
 import sam_optax
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import augmentation, own, registry
-from sam_optax.experiments.networks.resnet import Basic, Bottleneck, ResNet, WideResNet
+from sam_optax.experiments.networks.resnet import Basic, Bottleneck, ResNet, wide
 from sam_optax.experiments.networks.small import CNN, MLP
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.training import TrainState
@@ -83,7 +83,7 @@ def test_every_network_is_counted():
 TINY = {
     "basic": (partial(ResNet, stages=(1,), width=4), 4),
     "bottleneck": (partial(ResNet, stages=(1,), width=4, block=Bottleneck, stem="imagenet"), 8),
-    "wide": (partial(WideResNet, depth=10, widen=1), 4),
+    "wide": (wide(depth=10, widen=1), 4),
     "vit": (partial(VisionTransformer, width=8, depth=1, heads=2, patch=4), 8),
     "mlp": (MLP, 4),
     "cnn": (CNN, 4),
