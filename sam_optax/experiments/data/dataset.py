@@ -148,7 +148,8 @@ def _tokens(x: np.ndarray) -> bool:
 def _prepared(name: str, raw: Raw, scale: bool, classification: bool = True) -> Dataset:
     """The data set with its examples scaled, or with the statistics to scale images."""
     parts = builtin.hold_out(raw.train) if raw.test is None else (raw.train, raw.test)
-    x, mean, std = [part.x for part in parts], None, None
+    x: Any = [part.x for part in parts]
+    mean = std = None
     contents: list[Any] = [*parts[0], *parts[1]]
     if raw.images:
         mean, std = statistics(x[0])

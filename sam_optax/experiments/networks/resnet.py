@@ -97,7 +97,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        statistics = {"use_running_average": not train, "momentum": 0.9, "epsilon": 1e-5}
+        statistics: Any = {"use_running_average": not train, "momentum": 0.9, "epsilon": 1e-5}
         norm = partial(nn.BatchNorm, dtype=self.dtype, **statistics)
         x, pre = x.astype(self.dtype), self.block is PreActivation
         if self.stem == "imagenet":
