@@ -1,7 +1,7 @@
 """NNX modules with the interface of Linen modules.
 
-(Flax's ``nnx.bridge.ToLinen`` neither switches between training and evaluation nor, before 0.11,
-keeps to arrays in its variables.)
+(Flax's ``nnx.bridge.ToLinen`` does not switch between training and evaluation, and in Flax 0.10 it
+keeps the module's definition, which no archive of arrays can hold, among the variables.)
 """
 
 import itertools
