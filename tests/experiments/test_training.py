@@ -17,7 +17,7 @@ from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
 from sam_optax.experiments.networks import augmentation
-from sam_optax.experiments.networks.resnet import WideResNet
+from sam_optax.experiments.networks.resnet import wide
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.training import devices, evaluation, feed, measures, runner, task, work
 from sam_optax.experiments.training import train as training
@@ -508,7 +508,7 @@ def test_every_base_optimizer_has_a_momentum_to_perturb_along(recipe):
 
 
 KINDS = {
-    "wide resnet": WideResNet(3, depth=10, widen=1),
+    "wide resnet": wide(depth=10, widen=1)(3),
     "vision transformer": VisionTransformer(3, width=16, depth=1, heads=2, patch=4),
     **{name: name for name in ("mlp", "cnn", "tiny")},
 }

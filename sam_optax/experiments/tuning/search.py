@@ -54,7 +54,7 @@ def held_out(task: Task) -> Task:
             f"--tune: needs all examples in memory, and those of {dataset.name} stay on disk; "
             "leave it out, and give radii, such as --sam.rho 0.05."
         )
-    train, rest, *_ = hold_out(dataset.train, by_class=False)
+    train, rest = hold_out(dataset.train)
     batch = max(entry.recipe.batch_size for entry in task.entries.values())
     if batch > len(train.y):
         raise UserError(
