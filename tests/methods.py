@@ -111,6 +111,8 @@ KINDS = ["sam", "sam_scheduled", "asam", "fsam", "rsam", "only_rsam", "ssam", "m
 KINDS += ["low_pass_samples", "by_hand"]
 # Made of optax's pieces alone, which decides what they can do.
 OF_OPTAX = ["scale", "by_hand"]
+# Methods whose ε of a float16 gradient is float32: a difference may leave the range of float16.
+WIDEN = {"remove_full_gradient"}
 # Methods whose ε is not 0 where the gradient is 0. (Of a random start, the noise is left.)
 ASCEND_AT_ZERO: set[str] = set()
 # What the combinators add to a step, one at a time.
