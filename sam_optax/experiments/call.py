@@ -1,11 +1,10 @@
 """``compare`` from Python: the command with a network, data, loss and metric as objects."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax.typing import ArrayLike
 
 from sam_optax.experiments import comparison
@@ -13,12 +12,11 @@ from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import suggest
-from sam_optax.experiments.options.hyperparameters import Hyperparameters
 from sam_optax.experiments.options.options import Compare
+from sam_optax.experiments.reporting.words import Score
 from sam_optax.experiments.result import Result
-from sam_optax.experiments.training.task import ACCURACY, Given, Metric
+from sam_optax.experiments.training.task import Given, PerExample
 
-PerExample = Callable[[jax.Array, jax.Array], jax.Array]
 ARRAYS = "arrays"
 """The name of data that are given as arrays."""
 
@@ -84,13 +82,14 @@ def compare(
         settings["dataset"] = ARRAYS
     elif test is not None:
         raise UserError("test: give train, too.")
-    scored = ACCURACY
+    score = Score()
     if metric is not None:
         name = getattr(metric, "__name__", "metric")
-        scored = Metric(metric, name if name.isidentifier() else "metric", bool(higher_is_better))
+        name = name if name.isidentifier() else "metric"
+        score = Score(f"test_{name}", name, bool(higher_is_better), is_accuracy=False)
     elif loss is not None:
-        scored = Metric(loss, "loss", False)
-    given = Given(None if named else model, dataset, loss, scored)
+        score = Score("test_loss", "loss", higher_is_better=False, is_accuracy=False)
+    given = Given(None if named else model, dataset, loss, metric or loss, score)
     found = comparison.run(Compare(**settings), given, show=False)
     if found is None:
         raise UserError("dry_run: nothing is trained; leave it out.")
@@ -100,12 +99,12 @@ def compare(
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of :class:`Compare` from arguments, those of methods in a field of their own."""
     names = [field.name for field in dataclasses.fields(Compare) if field.name != "hyperparameters"]
-    found, groups = {}, {}
+    found: dict[str, Any] = {"hyperparameters": {}}
     for name, value in options.items():
         if name in names:
             found[name] = value
         elif name in METHODS and METHODS[name].options:
-            groups[name] = _hyperparameters(name, value)
+            found["hyperparameters"][name] = _hyperparameters(name, value)
         else:
             see = "see python -m sam_optax compare -h."
             raise UserError(f"{name}: unknown option; {suggest(name, [*names, *METHODS], see)}")
@@ -113,19 +112,17 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError("out: is empty; give a directory, or leave it out.")
     if found.get("out") is not None:
         found["out"] = Path(found["out"])
-    return {**found, "hyperparameters": Hyperparameters(**groups)}
+    return found
 
 
-def _hyperparameters(name: str, values: Any) -> Any:
+def _hyperparameters(name: str, values: Any) -> dict[str, tuple[Any, ...]]:
     if not isinstance(values, Mapping):
         raise UserError(f'{name}: got {values!r}; give a dict, such as {name}={{"rho": 0.1}}.')
-    group: Any = type(getattr(Hyperparameters(), name))
     known = METHODS[name].options
     for option in values:
         if option not in known:
             raise UserError(f"{name}: has no {option}; use some of {', '.join(known)}.")
-    several = {
+    return {
         option: tuple(value) if isinstance(value, list | tuple) else (value,)
         for option, value in values.items()
     }
-    return group(**several)

@@ -6,14 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 
 from sam_optax import analysis
 from sam_optax.experiments.data.labels import corrupt
@@ -27,11 +26,6 @@ from sam_optax.experiments.training import identity, measures
 from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.types import Function, Json, PyTree, Record
 
-RunDirs: TypeAlias = Annotated[
-    tuple[Path, ...],
-    tyro.conf.Positional,
-    tyro.conf.arg(help="Directories of --out of finished runs.", metavar="RUN_DIR ..."),
-]
 Value = TypeVar("Value")
 
 
@@ -91,7 +85,7 @@ class Network(NamedTuple):
         one distribution.
         """
         task, programs = self.run.task, self.run.programs
-        kind = task.model, words.setting(self.run.results, "scale"), part, group, train
+        kind = task.model, part, group, train
         if kind not in programs:
             programs[kind] = _losses(task, part, group, train)
         labels = self.run.labels[task.seeds.index(self.seed)]
@@ -166,7 +160,7 @@ def _open(directory: Path, label: str, programs: dict[Any, Function]) -> Run:
     try:
         of_run, settings = identity.of(results), tasks.values(results["settings"])
         _check_code(directory, settings)
-        dataset = tasks.load_dataset(settings).some(settings["scale"])
+        dataset = tasks.load_dataset(settings)
         if dataset.sha256 != results["dataset"]["sha256"]:
             raise UserError(
                 f"{dataset.name}: its contents have changed since the run; the trained params no "
@@ -189,6 +183,11 @@ def _open(directory: Path, label: str, programs: dict[Any, Function]) -> Run:
 
 def _check_code(directory: Path, settings: Json) -> None:
     """Raises :class:`UserError` unless the run's network, data and loss are those of the names."""
+    if settings.get("scale", 1) != 1:
+        raise UserError(
+            f"{directory}: was trained on a share of its examples (--scale) by an earlier version; "
+            "use that version, or train again."
+        )
     if objects := settings.get("from_python"):
         raise UserError(
             f"{directory}: has its {' and '.join(objects)} from Python, in no file of the run; "

@@ -13,8 +13,8 @@ from sam_optax import analysis
 from sam_optax.experiments.analyze.measures import Quantity, rise, short
 from sam_optax.experiments.analyze.table import Column, print_columns
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.finished import Network, RunDirs, measured, open_runs
-from sam_optax.experiments.options.declare import COUNT, check, declared, option
+from sam_optax.experiments.finished import Network, measured, open_runs
+from sam_optax.experiments.options.declare import COUNT, check, option, run_dirs
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.results import number, versions
@@ -42,7 +42,6 @@ adaptive − sharpness: difference of τ, each at its best ρ"""
 
 
 @dataclasses.dataclass(frozen=True)
-@declared
 class Ranks:
     """Finds which measure of sharpness ranks networks by their generalization gap.
 
@@ -51,7 +50,7 @@ class Ranks:
     coefficient of each setting in which the networks differ.
     """
 
-    run_dirs: RunDirs
+    run_dirs: tuple[Path, ...] = run_dirs()
     ascent_steps: int = option(5, "Number of ascent steps of the sharpness measures.", COUNT)
     out: Path | None = option(None, "JSON file to write all numbers to.", metavar="FILE")
 
@@ -107,7 +106,7 @@ def settings(networks: Sequence[Network]) -> dict[str, list[Any]]:
         entry, shared = network.entry, values(network.run.results["settings"])
         hyperparameters = (f"{k} {plain(v)}" for k, v in entry.variant.hyperparameters.items())
         row = {"method": " ".join([entry.method, *hyperparameters])}
-        row |= {key: shared[key] for key in ("model", "dtype", "label_noise", "scale")}
+        row |= {key: shared[key] for key in ("model", "dtype", "label_noise")}
         row |= {**dataclasses.asdict(entry.recipe), "m": f"batch size / {entry.recipe.groups}"}
         rows.append(row | ({"epoch": network.epoch} if snapshots else {}) | {"seed": network.seed})
     columns = {key: [row[key] for row in rows] for key in rows[0]}

@@ -250,7 +250,6 @@ def test_arrays_are_taken_as_they_are(shape, given, used, content):
     assert (dataset.train.x.dtype, dataset.dtype, dataset.train.y.dtype) == (used, used, np.int32)
     assert (dataset.shape, dataset.classes) == (shape, 3)
     assert dataset.described == f"train 12, test 6 examples of {content}, 3 classes"
-    assert dataset.some(0.5).described.startswith("train 6, test 3 examples")
 
 
 def test_without_test_arrays_a_fifth_is_held_out():
@@ -316,17 +315,3 @@ def test_any_path_will_do(name, tmp_path, arrays, monkeypatch):
         load(f"npz:~nobody/{name}.npz")
     with pytest.raises(UserError, match="is a directory"):
         load("npz:~")
-
-
-def test_a_share_of_the_examples_is_the_same_in_every_run():
-    whole = load("digits")
-    some = whole.some(0.1)
-    assert (len(some.train.y), len(some.test.y)) == (144, 36)
-    assert some.sha256 == whole.sha256
-    for part, all_of_them in ((some.train, whole.train), (some.test, whole.test)):
-        places = [np.flatnonzero((all_of_them.x == x).all((1, 2, 3)))[0] for x in part.x]
-        np.testing.assert_array_equal(part.y, all_of_them.y[places])
-        assert np.all(np.diff(places) > 0)
-    np.testing.assert_array_equal(some.train.x, load("digits").some(0.1).train.x)
-    assert whole.some(1) is whole
-    assert len(whole.some(1e-9).train.y) == 1

@@ -15,7 +15,7 @@ import optax
 
 from sam_optax import analysis
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.finished import Network, RunDirs
+from sam_optax.experiments.finished import Network
 from sam_optax.experiments.options import declare
 from sam_optax.experiments.options.declare import COUNT, one_of, option
 from sam_optax.experiments.reporting.results import number
@@ -27,7 +27,6 @@ MEASURES = ("sharpness", "adaptive_sharpness", "eigenvalues", "stability", "slic
 
 
 @dataclasses.dataclass(frozen=True)
-@declare.declared
 class Analyze:
     """Measures the sharpness of the networks that compare --out has trained.
 
@@ -37,7 +36,7 @@ class Analyze:
     seed, all on one scale.
     """
 
-    run_dirs: RunDirs
+    run_dirs: tuple[Path, ...] = declare.run_dirs()
     out: Path | None = option(
         None, "Directory for the files (default: that of the run, if there is one).", metavar="DIR"
     )
@@ -46,7 +45,7 @@ class Analyze:
         f"What to measure or draw, any of {', '.join(MEASURES)} (of the gradient along the ascent, "
         "with BatchNorm as in training).",
         one_of(MEASURES),
-        "MEASURE ...",
+        "MEASURE",
     )
     rho: tuple[float, ...] = option(
         (0.5,),

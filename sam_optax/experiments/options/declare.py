@@ -2,17 +2,11 @@
 
 import dataclasses
 import difflib
-import inspect
 import math
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, NamedTuple, TypeVar
-
-import tyro
+from typing import Any, NamedTuple
 
 from sam_optax.experiments.errors import UserError
-
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-Class = TypeVar("Class", bound=type)
 
 
 class Allowed(NamedTuple):
@@ -56,13 +50,15 @@ COUNT, COUNT_OR_ZERO = at_least(1), at_least(0)
 POSITIVE = allowed(lambda value: 0 < value < math.inf, "use a number above 0")
 NOT_NEGATIVE = allowed(lambda value: 0 <= value < math.inf, "use a number of at least 0")
 SHARE = allowed(lambda value: 0 <= value < 1, "use a number in [0, 1)")
-SCALE = allowed(lambda value: 0 < value <= 1, "use a number in (0, 1]")
 
 
 def option(
     default: Any, help: str, allowed: Allowed | None = None, metavar: str = "", **more: Any
 ) -> Any:
-    """A field with its help; ``basic=True`` shows it in the short help."""
+    """A field with its help, of which the short help has the first sentence if it is ``basic``.
+
+    ``positional`` values follow the name of the command.
+    """
     metadata = {"help": help, "allowed": allowed, "metavar": metavar, **more}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -74,25 +70,16 @@ def setting(
 
     ``unmentioned`` is the value if a preset does not mention it (default: ``default``).
     """
-    kinds = {bool: "True|False", int: "INT", float: "FLOAT"}
-    metavar = metavar or kinds.get(type(default), "NAME")
     return option(None, help, allowed, metavar, otherwise=default, **more)
 
 
-def declared(options: Class) -> Class:
-    """Tells tyro the help and the metavar of each field, before a class becomes a dataclass."""
-    hints = inspect.get_annotations(options)
-    for name, field in vars(options).items():
-        if isinstance(field, dataclasses.Field) and "help" in field.metadata:
-            of = field.metadata
-            arg = tyro.conf.arg(help=of["help"], metavar=of["metavar"] or None)
-            hints[name] = Annotated[hints[name], arg]
-    options.__annotations__ = hints
-    return options
+def run_dirs() -> Any:
+    """The directories of finished runs."""
+    return option((), "Directories of --out of finished runs.", metavar="RUN_DIR", positional=True)
 
 
 def flag(name: str) -> str:
-    """The name of the option on the command line."""
+    """The name of an option on the command line, such as ``sam.rho`` or ``batch_size``."""
     return "--" + name.replace("_", "-")
 
 

@@ -147,7 +147,7 @@ def heading(results: Json) -> list[str]:
     described = dataset.get("described") or f"{examples}, {dataset['classes']} classes"
     values = {key: {row[key] for row in results["methods"]} for key in _EXTENT}
     extent = [f"{named(key)} {' or '.join(map(str, sorted(of)))}" for key, of in values.items()]
-    optimizer, scale = setting(results, "optimizer", "sgd"), setting(results, "scale", 1)
+    optimizer = setting(results, "optimizer", "sgd")
     recipe = {name: setting(results, name) for name in _RECIPE}  # None where methods differ
     if not optimizer.startswith("adam"):
         del recipe["beta2"]
@@ -159,5 +159,4 @@ def heading(results: Json) -> list[str]:
         f"{labels}{counted(len(results['seeds']), 'seed')}",
         f"{setting(results, 'model')}; {', '.join(extent)}",
         f"{optimizer}: {', '.join(texts)}",
-        *([f"scaled down (--scale {scale:g}): not to be compared with full runs"] * (scale != 1)),
     ]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import chex
 import jax
@@ -15,6 +15,7 @@ from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.methods.method import Base, Variant
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import own, registry
+from sam_optax.experiments.reporting.words import Score
 from sam_optax.experiments.types import Json, PyTree, Record
 
 
@@ -99,26 +100,9 @@ class Entry:
         return dataclasses.replace(self, variant=variant, recipe=recipe)
 
 
-class Metric(NamedTuple):
-    """A score of each test example, (n,), from outputs and labels; without ``of`` the accuracy."""
-
-    of: Callable[[jax.Array, jax.Array], jax.Array] | None = None
-    name: str = "accuracy"
-    higher_is_better: bool = True
-
-    @property
-    def key(self) -> str:
-        """Its name in the results."""
-        return f"test_{self.name}"
-
-    @property
-    def record(self) -> Record:
-        """What readers of the results need to know of it."""
-        known = {"key": self.key, "name": self.name, "higher_is_better": self.higher_is_better}
-        return {**known, "is_accuracy": self.of is None}
-
-
-ACCURACY = Metric()
+PerExample: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""A loss or a score of each example, (n,), from outputs and labels."""
+ACCURACY = Score()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +112,8 @@ class Task:
     Each seed has a separate initialization, label noise, order of examples and R-SAM noise, all
     shared by the methods. The labels of ``dataset`` are clean. If its test examples are
     ``held_out`` training examples, they are tested with labels as noisy as those trained on.
-    ``initial`` are variables by path with which every seed starts. ``loss`` gives that of each
-    example, (n,), from outputs and labels; ``None`` is cross entropy.
+    ``initial`` are variables by path with which every seed starts. Without a ``loss`` it is cross
+    entropy, and without a ``metric``, which has the names and the direction of ``score``, accuracy.
     """
 
     dataset: Dataset
@@ -140,8 +124,9 @@ class Task:
     entries: Mapping[str, Entry]
     held_out: bool = False
     initial: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    loss: Callable[[jax.Array, jax.Array], jax.Array] | None = None
-    metric: Metric = ACCURACY
+    loss: PerExample | None = None
+    metric: PerExample | None = None
+    score: Score = ACCURACY
 
     @property
     def example(self) -> jax.Array:
@@ -200,8 +185,9 @@ class Given(NamedTuple):
 
     model: Any = None
     dataset: Dataset | None = None
-    loss: Callable[[jax.Array, jax.Array], jax.Array] | None = None
-    metric: Metric = ACCURACY
+    loss: PerExample | None = None
+    metric: PerExample | None = None
+    score: Score = ACCURACY
 
     @property
     def objects(self) -> list[str]:
@@ -245,6 +231,7 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
         entries=entries_of(description),
         loss=given.loss,
         metric=given.metric,
+        score=given.score,
     )
     if given.model is not None or own.is_spec(name):
         own.check(model, name, task.example, None if given.loss else (classes,))
