@@ -35,8 +35,6 @@ from sam_optax.experiments.types import Json, Record
 if TYPE_CHECKING:
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
-__all__ = ["Compare", "run"]
-
 CHECKPOINT = "checkpoint"
 """Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
@@ -111,9 +109,12 @@ class _Run:
         parameters = sum(leaf.size for leaf in weights) // len(self.task.seeds)
         found = Result(results.collect(self.description, parameters, outcomes), params)
         try:
-            self._write(found)
+            if self.out:
+                (self.out.path / REPORT).unlink(missing_ok=True)  # that of an earlier run
+                self.out.write(_files(found))
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
-            self._print_table(found.results)
+            if self.show:
+                table.print_results(_console(), found.results)
         if checkpoints:
             checkpoints.finish()
         if self.out:
@@ -160,7 +161,8 @@ class _Run:
             return None
         theirs, ours = identity.of(found), identity.of(self.description)
         identity.check(theirs, ours, f"{path} holds the results of")
-        self._print_table(found)
+        if self.show:
+            table.print_results(_console(), found)
         if self.out and not (path / REPORT).exists():
             _draw(self.out, found)
         _print(f"\nThis run is finished: its results are in {path}. Open {path / REPORT}.")
@@ -218,20 +220,13 @@ class _Run:
                 _say(f"{there}; --resume continues from it.")
             raise
 
-    def _write(self, found: Result) -> None:
-        if self.out:
-            (self.out.path / REPORT).unlink(missing_ok=True)  # that of an earlier run
-            self.out.write(
-                {
-                    "params.npz": to_npz(found.params, identity.of(found.results)),
-                    "results.csv": results.to_csv(found.results),
-                    "results.json": results.to_json(found.results),
-                }
-            )
 
-    def _print_table(self, found: Json) -> None:
-        if self.show:
-            table.print_results(_console(), found)
+def _files(found: Result) -> dict[str, bytes]:
+    return {
+        "params.npz": to_npz(found.params, identity.of(found.results)),
+        "results.csv": results.to_csv(found.results),
+        "results.json": results.to_json(found.results),
+    }
 
 
 def _draw(out: OutputDirectory, found: Json) -> None:

@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting.stream import Stream, printable
 
 _PROG = "python -m sam_optax"
 # Packages of the extra "experiments".
 _EXTRA = {"filelock", "flax", "jinja2", "matfree", "matplotlib", "mlxtend", "msgspec"}
 _EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX"}
+# Each module is imported only when its command runs: `run(options)` takes the dataclass named after
+# the command, such as `Compare`.
 _COMMANDS = {
-    "compare": "train SGD and sharpness-aware methods on the same data and compare them",
-    "analyze": "measure the sharpness of the networks that a run has trained",
-    "ranks": "find which sharpness measure ranks networks by their generalization gap",
-    "cost": "count what a training step of each method costs, also on a TPU that is not there",
+    "compare": ("comparison", "train SGD and sharpness-aware methods on the same data"),
+    "analyze": ("analyze.command", "measure the sharpness of the networks that a run has trained"),
+    "ranks": ("ranks", "find which measure of sharpness ranks networks by their gap"),
+    "cost": ("cost.command", "count what a step of each method costs, also on a TPU not there"),
 }
-# Modules of sam_optax.experiments whose names differ from the command's. Each is imported only when
-# its command runs; `run(options)` takes the dataclass named after the command, such as `Compare`.
-_MODULES = {"compare": "comparison", "analyze": "analyze.command", "cost": "cost.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,16 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(given: list[str]) -> int:
-    if not given or given[0] in ("-h", "--help"):
-        print(_help())
-        return 0
-    name, *arguments = given
-    if name not in _COMMANDS:
-        return _fail(f"{name}: unknown command; use one of {', '.join(_COMMANDS)}.")
-    from sam_optax.experiments.errors import UserError
-
     try:
-        _run(name, arguments)
+        _run(given)
         return 0
     except UserError as error:
         return _fail(str(error))
@@ -103,10 +95,18 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
-def _run(name: str, arguments: list[str]) -> None:
+def _run(given: list[str]) -> None:
+    if not given or given[0] in ("-h", "--help"):
+        commands = "\n".join(f"  {name:9}{summary}" for name, (_, summary) in _COMMANDS.items())
+        print(f"usage: {_PROG} COMMAND [options]\n\ncommands:\n{commands}\n")
+        print(f"{_PROG} COMMAND --help lists a command's options.")
+        return
+    name, *arguments = given
+    if name not in _COMMANDS:
+        raise UserError(f"{name}: unknown command; use one of {', '.join(_COMMANDS)}.")
     from sam_optax.experiments.options.arguments import parse, print_help
 
-    module = importlib.import_module(f"sam_optax.experiments.{_MODULES.get(name, name)}")
+    module = importlib.import_module(f"sam_optax.experiments.{_COMMANDS[name][0]}")
     command, program = getattr(module, name.title()), f"{_PROG} {name}"
     if not print_help(command, arguments, program):
         module.run(parse(command, arguments, program))
@@ -115,12 +115,3 @@ def _run(name: str, arguments: list[str]) -> None:
 def _fail(message: str, code: int = 2) -> int:
     print(f"sam_optax: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
-
-
-def _help() -> str:
-    width = max(map(len, _COMMANDS))
-    commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in _COMMANDS.items())
-    return (
-        f"usage: {_PROG} COMMAND [options]\n\ncommands:\n{commands}\n\n"
-        f"{_PROG} COMMAND --help lists a command's options."
-    )

@@ -16,6 +16,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import flag, option, suggest
 from sam_optax.experiments.reporting.words import plain
+from sam_optax.experiments.types import Json, Record
 
 Options = TypeVar("Options")
 Declared: TypeAlias = Mapping[str, tuple[Any, "dataclasses.Field[Any]"]]
@@ -40,7 +41,7 @@ def parse(command: type[Options], given: Sequence[str], program: str) -> Options
     Raises:
       UserError: an option is unknown, or its value is missing, not allowed or of another type.
     """
-    declared = {**_of_fields(command), **(_of_methods(METHODS) if _trains(command) else {})}
+    declared = known(command)
     see = f"(see {program} --help)"
     try:
         found, unknown = _parser(declared).parse_known_args(given)
@@ -49,12 +50,22 @@ def parse(command: type[Options], given: Sequence[str], program: str) -> Options
     for name in (argument.partition("=")[0] for argument in unknown):
         hint = suggest(name, map(flag, declared), "leave it out.")
         raise UserError(f"{name}: unknown option; {hint} {see}")
-    values: dict[str, Any] = {}
-    for name, value in vars(found).items():
+    return command(**collected(vars(found)))
+
+
+def collected(values: Json) -> Record:
+    """The fields of the options: those named METHOD.HYPERPARAMETER are together in one."""
+    found: Record = {}
+    for name, value in values.items():
         method, dot, option = name.partition(".")
-        of = values.setdefault("hyperparameters", {}).setdefault(method, {}) if dot else values
+        of = found.setdefault("hyperparameters", {}).setdefault(method, {}) if dot else found
         of[option or name] = tuple(value) if isinstance(value, list) else value
-    return command(**values)
+    return found
+
+
+def known(command: type) -> Declared:
+    """All options of a command."""
+    return {**_of_fields(command), **(_of_methods(METHODS) if _trains(command) else {})}
 
 
 def print_help(command: type, given: Sequence[str], program: str) -> bool:

@@ -98,4 +98,5 @@ def check(options: Any) -> None:
                 fine = False
             if not fine:
                 text = f"{one:g}" if isinstance(one, float) else one
-                raise UserError(f"{flag(field.name)} {text}: {rule.remedy(one)}")
+                given = f"{flag(field.name)} {text}".rstrip()
+                raise UserError(f"{given}: {rule.remedy(one)}")

@@ -162,7 +162,8 @@ class Compare:
         "Directory for the results, the trained params, report.html and its figures. The files are "
         "results.json, results.csv, params.npz, and metrics.jsonl, which grows with each epoch. "
         "The directory is created if needed; existing files of these names are replaced.",
-        metavar="DIR",
+        NOT_EMPTY,
+        "DIR",
         basic=True,
     )
     tensorboard: bool = option(False, "Also write the metrics for TensorBoard, into --out.")

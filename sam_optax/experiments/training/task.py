@@ -63,20 +63,17 @@ class Recipe:
         )
 
     def _optimizer(self, rate: optax.Schedule) -> optax.GradientTransformation:
-        pieces = [optax.clip_by_global_norm(self.clip)] if self.clip else []
         betas = {"b1": self.momentum, "b2": self.beta2}
-        if self.optimizer == "adamw":
-            pieces.append(optax.adamw(rate, **betas, weight_decay=self.weight_decay))
-        else:
-            pieces.append(optax.add_decayed_weights(self.weight_decay))
-            momentum = {"momentum": self.momentum or None, "nesterov": self.nesterov}
-            chosen = {
-                "sgd": optax.sgd(rate, **momentum),
-                "rmsprop": optax.rmsprop(rate, **momentum),
-                "adam": optax.adam(rate, **betas),
-            }
-            pieces.append(chosen[self.optimizer])
-        return optax.chain(*pieces)
+        momentum = {"momentum": self.momentum or None, "nesterov": self.nesterov}
+        chosen = {
+            "sgd": optax.sgd(rate, **momentum),
+            "rmsprop": optax.rmsprop(rate, **momentum),
+            "adam": optax.adam(rate, **betas),
+            "adamw": optax.adamw(rate, **betas, weight_decay=self.weight_decay),
+        }
+        clip = [optax.clip_by_global_norm(self.clip)] if self.clip else []
+        decay = [optax.add_decayed_weights(self.weight_decay)] * (self.optimizer != "adamw")
+        return optax.chain(*clip, *decay, chosen[self.optimizer])
 
 
 @dataclasses.dataclass(frozen=True)
