@@ -1,6 +1,8 @@
 """Networks, data, losses and metrics of users: from files and from Python."""
 
+import json
 import re
+import zipfile
 from functools import partial
 
 import flax.linen as nn
@@ -14,7 +16,9 @@ from sam_optax.__main__ import main
 from sam_optax.experiments import Result, compare
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
+from sam_optax.experiments.reporting import snapshots
 from sam_optax.experiments.reporting.results import load_params
+from sam_optax.experiments.training import identity
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
 
@@ -328,11 +332,27 @@ def test_what_was_given_from_python_is_not_taken_for_what_has_its_name(archive, 
     assert f"{out}: has its loss from Python, in no file of the run" in capsys.readouterr().err
 
 
+def with_scale(out, value):
+    """A run as earlier versions wrote it, of all its examples or of a share."""
+    path = out / "results.json"
+    found = json.loads(path.read_text())
+    found["settings"]["scale"] = {"value": value, "source": "default"}
+    path.write_text(json.dumps(found))
+    with zipfile.ZipFile(out / "params.npz", "a") as archive:
+        archive.comment = snapshots.mark(identity.of(found)).encode()
+
+
 def test_a_metric_from_python_does_not_hinder_measuring(archive, tmp_path, capsys):
     out, half = tmp_path / "run", lambda outputs, y: jnp.full(len(y), 0.5)
-    quick("mlp", dataset=f"npz:{archive}", metric=half, higher_is_better=True, out=out)
+    call = partial(quick, "mlp", dataset=f"npz:{archive}", metric=half, higher_is_better=True)
+    call(out=out)
+    with_scale(out, 1)
+    assert call(out=out, resume=True).results["settings"]["scale"]["value"] == 1
     capsys.readouterr()
     assert main(["analyze", str(out), "--measures", "eigenvalues", "--lanczos-steps", "5"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^method +epoch +test metric +λ₁", text, re.M)
     assert re.search(r"^sam +1 +0\.5000 ", text, re.M)
+    with_scale(out, 0.5)
+    assert main(["analyze", str(out)]) == 2
+    assert f"{out}: was trained on a share of its examples" in capsys.readouterr().err

@@ -19,8 +19,8 @@ from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.types import Json, Record
 
 Options = TypeVar("Options")
-Declared: TypeAlias = Mapping[str, tuple[Any, "dataclasses.Field[Any]"]]
-"""Type and declaration of each option, by its name: of a field, or METHOD.HYPERPARAMETER."""
+Declared: TypeAlias = Mapping[str, "dataclasses.Field[Any]"]
+"""The options of a command by name, which is that of a field, or METHOD.HYPERPARAMETER."""
 _KINDS: dict[type, tuple[str, str]] = {
     int: ("INT", "an integer"),
     float: ("FLOAT", "a number"),
@@ -83,7 +83,7 @@ def print_help(command: type, given: Sequence[str], program: str) -> bool:
             raise UserError(f"--help {method}: unknown method; {suggest(method, METHODS)}")
         shown, texts = _of_methods([method]), {"description": f"{method}: {METHODS[method].title}"}
     elif _trains(command):
-        shown = {name: of for name, of in shown.items() if of[1].metadata.get("basic")}
+        shown = {name: of for name, of in shown.items() if of.metadata.get("basic")}
         texts["epilog"] = f"methods: {', '.join(METHODS)}"
         more = f"\n{_EXAMPLES}\n\n{_MORE}"
     parser = _parser(shown, "epilog" in texts, usage=f"{program} [options]", **texts)
@@ -97,18 +97,16 @@ def _trains(command: type) -> bool:
 
 
 def _of_fields(command: type) -> Declared:
-    hints = typing.get_type_hints(command)
-    fields = (field for field in dataclasses.fields(command) if "help" in field.metadata)
-    return {field.name: (hints[field.name], field) for field in fields}
+    return {of.name: of for of in dataclasses.fields(command) if "help" in of.metadata}
 
 
 def _of_methods(names: Iterable[str]) -> Declared:
     found = {}
     for name in names:
         for hyperparameter, (default, help, kind) in METHODS[name].options.items():
-            known = plain(default) if default is not None else "that of sam_optax"
-            help = f"{help.rstrip('.')} (default: {known})."
-            found[f"{name}.{hyperparameter}"] = tuple[kind, ...], option(None, help)  # type: ignore[valid-type]
+            field = option("that of sam_optax" if default is None else default, help)
+            field.type = tuple[kind, ...]  # type: ignore[valid-type]
+            found[f"{name}.{hyperparameter}"] = field
     return found
 
 
@@ -121,10 +119,10 @@ def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.A
         argument_default=argparse.SUPPRESS,
         formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=30),
     )
-    for name, (hint, field) in declared.items():
-        kind, several = _kind(hint)
+    for name, field in declared.items():
+        kind, several = _kind(field.type)
         how: dict[str, Any] = {"help": _text(field, short)}
-        if hint is bool:
+        if field.type is bool:
             how["action"] = "store_true"
         else:
             how["type"] = functools.partial(_value, kind)

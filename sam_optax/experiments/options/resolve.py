@@ -55,7 +55,6 @@ def resolve(options: Compare) -> Record:
     _check_learning_rate(options, layers)
     shared = {name: _found(name, getattr(options, name), layers) for name in SHARED}
     rows = [row for name in _methods(options, preset) for row in _rows(name, options, preset)]
-    _check_unused(options, {row["method"] for row in rows})
     common = {
         name: setting
         for name, setting in rows[0]["settings"].items()
@@ -78,16 +77,23 @@ def _of_options(options: Compare) -> Record:
 
 
 def _methods(options: Compare, preset: Preset | None) -> Sequence[str]:
-    if options.methods is None:
-        return (preset.methods or tuple(preset.rows)) if preset else DEFAULT
-    if not options.methods:
+    names: Sequence[str] = (preset.methods or tuple(preset.rows)) if preset else DEFAULT
+    if options.methods is not None:
+        names = options.methods
+    if not names:
         raise UserError(f"--methods: none given; name some of {', '.join(METHODS)}.")
-    for name in options.methods:
+    for name in names:
         if name not in METHODS:
             raise UserError(f"--methods {name}: unknown method; {suggest(name, METHODS)}")
-        if options.methods.count(name) > 1:
+        if names.count(name) > 1:
             raise UserError(f"--methods {name}: given twice; name each method once.")
-    return options.methods
+    for name, values in options.hyperparameters.items():
+        if values and name not in names:
+            given = flag(f"{name}.{next(iter(values))}")
+            raise UserError(
+                f"{given}: {name} is not trained; add it to --methods, or leave it out."
+            )
+    return names
 
 
 def _layers(options: Compare, preset: Preset | None, method: str = "") -> list[Layer]:
@@ -177,15 +183,6 @@ def _hyperparameters(name: str, options: Compare, preset: Preset | None) -> dict
                 )
             several[option] = {**found, "value": values}
     return several
-
-
-def _check_unused(options: Compare, trained: set[str]) -> None:
-    for name, values in options.hyperparameters.items():
-        if values and name not in trained:
-            raise UserError(
-                f"{flag(f'{name}.{next(iter(values))}')}: {name} is not trained; name it in "
-                "--methods, or leave the option out."
-            )
 
 
 def _check_learning_rate(options: Compare, layers: Sequence[Layer]) -> None:
