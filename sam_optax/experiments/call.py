@@ -13,9 +13,8 @@ from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options import arguments
 from sam_optax.experiments.options.declare import suggest
 from sam_optax.experiments.options.options import Compare
-from sam_optax.experiments.reporting.words import Score
 from sam_optax.experiments.result import Result
-from sam_optax.experiments.training.task import Given, PerExample
+from sam_optax.experiments.training.task import ACCURACY, Given, Metric, PerExample
 from sam_optax.experiments.types import Json, Record
 
 ARRAYS = "arrays"
@@ -83,14 +82,13 @@ def compare(
         settings["dataset"] = ARRAYS
     elif test is not None:
         raise UserError("test: give train, too.")
-    score = Score()
+    scored = ACCURACY
     if metric is not None:
         name = getattr(metric, "__name__", "metric")
-        name = name if name.isidentifier() else "metric"
-        score = Score(f"test_{name}", name, bool(higher_is_better), is_accuracy=False)
+        scored = Metric(metric, name if name.isidentifier() else "metric", bool(higher_is_better))
     elif loss is not None:
-        score = Score("test_loss", "loss", higher_is_better=False, is_accuracy=False)
-    given = Given(None if named else model, dataset, loss, metric or loss, score)
+        scored = Metric(loss, "loss", False)
+    given = Given(None if named else model, dataset, loss, scored)
     found = comparison.run(Compare(**settings), given, show=False)
     if found is None:
         raise UserError("dry_run: nothing is trained; leave it out.")

@@ -18,10 +18,9 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.method import Base, Step
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.reporting import figures, results, sweeps, words
-from sam_optax.experiments.reporting.words import Score
 from sam_optax.experiments.training import devices
 from sam_optax.experiments.training import train as training
-from sam_optax.experiments.training.task import noisy_labels
+from sam_optax.experiments.training.task import ACCURACY, Metric, noisy_labels
 from sam_optax.experiments.tuning import choice, search
 
 slow = pytest.mark.slow
@@ -30,18 +29,16 @@ pytestmark = pytest.mark.usefixtures("compile_fast")
 
 # Which values are tried, and which is chosen.
 
-ACCURACY = Score()
 
-
-def trial(point, accuracy, diverged=False, chance=0.2, score=ACCURACY):
+def trial(point, accuracy, diverged=False, chance=0.2, metric=ACCURACY):
     """Of two seeds, around the given accuracy after the last of three epochs."""
     last = np.array([accuracy - 1 / 64, accuracy + 1 / 64], np.float32)
     loss = np.array([1.0, np.nan if diverged else 1.0])
     curves = {
-        score.key: np.stack([last - 0.1, last + 0.05, last]),
+        metric.key: np.stack([last - 0.1, last + 0.05, last]),
         "train_loss": np.stack([loss] * 3),
     }
-    return choice.trial(point, {"rho": 2.0 ** point[0]}, curves, score, chance)
+    return choice.trial(point, {"rho": 2.0 ** point[0]}, curves, metric, chance)
 
 
 def searched(accuracy, axes=2, count=17, higher=True):
@@ -85,11 +82,11 @@ def test_of_equal_values_the_nearest_to_the_start_is_chosen():
 
 
 def test_a_lower_score_is_better_where_that_is_said():
-    loss = Score("test_loss", "loss", higher_is_better=False, is_accuracy=False)
-    trials = [trial((i,), 0.5 + 0.1 * abs(i - 1), score=loss) for i in range(-2, 3)]
+    loss = Metric(lambda outputs, y: y, "loss", higher_is_better=False)
+    trials = [trial((i,), 0.5 + 0.1 * abs(i - 1), metric=loss) for i in range(-2, 3)]
     assert choice.choose(trials, higher=False)["chosen"] == {"rho": 2.0}
     assert choice.choose(trials, higher=False)["epoch"] == 1
-    assert not trial((0,), 0.1, score=loss)["broken_down"]  # chance is one of accuracies
+    assert not trial((0,), 0.1, metric=loss)["broken_down"]  # chance is one of accuracies
 
 
 def test_what_breaks_down_is_not_chosen():

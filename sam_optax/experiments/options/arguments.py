@@ -44,7 +44,7 @@ def parse(command: type[Options], given: Sequence[str], program: str) -> Options
     declared = known(command)
     see = f"(see {program} --help)"
     try:
-        found, unknown = _parser(declared).parse_known_args(given)
+        found, unknown = _parser(declared).parse_known_intermixed_args(given)
     except argparse.ArgumentError as error:
         raise UserError(f"{error.argument_name}: {error.message}. {see}") from error
     for name in (argument.partition("=")[0] for argument in unknown):

@@ -50,7 +50,7 @@ def describe(
             "described": dataset.described,
             "sha256": dataset.sha256,
         },
-        "metric": given.score._asdict(),
+        "metric": given.metric.record,
         "seeds": list(range(options.seed_offset, options.seed_offset + options.seeds)),
         "notes": [*run["notes"], *dataset.notes],
         "methods": [
@@ -74,8 +74,8 @@ def _of_files(options: Compare, run: Json, given: Given) -> Record:
         found["model_sha256"] = {"value": own.sha256(model), "source": "of the file"}
     if given.objects:
         found["from_python"] = {"value": given.objects, "source": "given"}
-    if not given.score.is_accuracy:
-        found["metric"] = {"value": given.score.key, "source": "given"}
+    if given.metric.of is not None:
+        found["metric"] = {"value": given.metric.key, "source": "given"}
     if options.init:
         found["init_sha256"] = {"value": initial.sha256(options.init), "source": "of the file"}
     return found

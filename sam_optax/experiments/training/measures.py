@@ -125,10 +125,10 @@ def scores(task: Task, variables: PyTree, block: Blocks) -> dict[str, jax.Array]
     An example is also correct by the first five of many classes.
     """
     outputs, _ = _outputs(task, variables, block.x)
-    if task.metric is not None:
-        found = _one_each("metric", task.metric(outputs, block.y), len(block.y))
-        return {task.score.key: jnp.sum(block.weight * found)}
-    hits = {task.score.key: jnp.argmax(outputs, -1) == block.y}
+    if task.metric.of is not None:
+        found = _one_each("metric", task.metric.of(outputs, block.y), len(block.y))
+        return {task.metric.key: jnp.sum(block.weight * found)}
+    hits = {task.metric.key: jnp.argmax(outputs, -1) == block.y}
     if task.dataset.classes > 10:
         five = jax.lax.top_k(outputs, 5)[1]
         hits["test_top5_accuracy"] = jnp.any(five == block.y[..., None], -1)

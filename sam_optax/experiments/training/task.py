@@ -15,7 +15,6 @@ from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.methods.method import Base, Variant
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import own, registry
-from sam_optax.experiments.reporting.words import Score
 from sam_optax.experiments.types import Json, PyTree, Record
 
 
@@ -99,7 +98,28 @@ class Entry:
 
 PerExample: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 """A loss or a score of each example, (n,), from outputs and labels."""
-ACCURACY = Score()
+
+
+class Metric(NamedTuple):
+    """A score of each test example and its name; without ``of`` the accuracy."""
+
+    of: PerExample | None = None
+    name: str = "accuracy"
+    higher_is_better: bool = True
+
+    @property
+    def key(self) -> str:
+        """Its name in the results."""
+        return f"test_{self.name}"
+
+    @property
+    def record(self) -> Record:
+        """What readers of the results need to know of it."""
+        known = {"key": self.key, "name": self.name, "higher_is_better": self.higher_is_better}
+        return {**known, "is_accuracy": self.of is None}
+
+
+ACCURACY = Metric()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +130,7 @@ class Task:
     shared by the methods. The labels of ``dataset`` are clean. If its test examples are
     ``held_out`` training examples, they are tested with labels as noisy as those trained on.
     ``initial`` are variables by path with which every seed starts. Without a ``loss`` it is cross
-    entropy, and without a ``metric``, which has the names and the direction of ``score``, accuracy.
+    entropy.
     """
 
     dataset: Dataset
@@ -122,8 +142,7 @@ class Task:
     held_out: bool = False
     initial: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     loss: PerExample | None = None
-    metric: PerExample | None = None
-    score: Score = ACCURACY
+    metric: Metric = ACCURACY
 
     @property
     def example(self) -> jax.Array:
@@ -183,8 +202,7 @@ class Given(NamedTuple):
     model: Any = None
     dataset: Dataset | None = None
     loss: PerExample | None = None
-    metric: PerExample | None = None
-    score: Score = ACCURACY
+    metric: Metric = ACCURACY
 
     @property
     def objects(self) -> list[str]:
@@ -228,7 +246,6 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
         entries=entries_of(description),
         loss=given.loss,
         metric=given.metric,
-        score=given.score,
     )
     if given.model is not None or own.is_spec(name):
         own.check(model, name, task.example, None if given.loss else (classes,))

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from sam_optax.experiments.reporting.results import number
-from sam_optax.experiments.reporting.words import Score
+from sam_optax.experiments.training.task import Metric
 from sam_optax.experiments.types import Json, Record
 
 Point: TypeAlias = tuple[int, ...]
@@ -71,7 +71,7 @@ def trial(
     point: Point,
     values: Mapping[str, float],
     curves: Mapping[str, np.ndarray],
-    score: Score,
+    metric: Metric,
     chance: float,
 ) -> Trial:
     """The record of a training; the curves are (epochs, seeds).
@@ -79,9 +79,9 @@ def trial(
     It has broken down if a seed diverged, or if the mean accuracy is not better than ``chance``,
     that of the most frequent class.
     """
-    scores = curves[score.key]
+    scores = curves[metric.key]
     diverged = ~np.isfinite(curves["train_loss"][-1])
-    no_better = score.is_accuracy and scores[-1].mean() <= chance
+    no_better = metric.of is None and scores[-1].mean() <= chance
     return {
         "exponents": list(point),
         "values": dict(values),

@@ -108,7 +108,7 @@ class Search:
             pieces = {name: (math.prod(costs[name]), count) for name, count in todo.items()}
             with Progress(console, pieces, "tuning") as progress:
                 self._train(keep, progress)
-        higher = self.task.score.higher_is_better
+        higher = self.task.metric.higher_is_better
         return {
             name: {
                 "around": self._around(entry),
@@ -125,7 +125,7 @@ class Search:
         return {own * (name in radius) + name: value for name, value in starts}
 
     def _missing(self, name: str, entry: Entry) -> list[Point]:
-        axes, higher = len(self.axes(entry)), self.task.score.higher_is_better
+        axes, higher = len(self.axes(entry)), self.task.metric.higher_is_better
         return choice.missing(self.trials[name], axes, self.count, higher)
 
     def _train(self, keep: Callable[[], None], progress: Progress) -> None:
@@ -145,13 +145,13 @@ class Search:
                     some = points[first : first + together]
                     curves = self._curves(training, runner, some, together, progress)
                     for point, (values, own) in zip(some, curves, strict=True):
-                        made = choice.trial(point, values, own, task.score, chance)
+                        made = choice.trial(point, values, own, task.metric, chance)
                         self.trials[runner.name].append(made)
                     keep()
 
     def _chance(self) -> float:
         """The accuracy of the most frequent class among the held-out labels."""
-        if self.task.metric is not None:
+        if self.task.metric.of is not None:
             return 0.0
         labels = noisy_labels(self.task, self.task.seeds, held_out=True)
         return float(np.mean([np.bincount(y := of[of >= 0]).max() / len(y) for of in labels]))
