@@ -113,8 +113,7 @@ class _Run:
                 (self.out.path / REPORT).unlink(missing_ok=True)  # that of an earlier run
                 self.out.write(_files(found))
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
-            if self.show:
-                table.print_results(_console(), found.results)
+            self._print_table(found.results)
         if checkpoints:
             checkpoints.finish()
         if self.out:
@@ -161,8 +160,7 @@ class _Run:
             return None
         theirs, ours = identity.of(found), identity.of(self.description)
         identity.check(theirs, ours, f"{path} holds the results of")
-        if self.show:
-            table.print_results(_console(), found)
+        self._print_table(found)
         if self.out and not (path / REPORT).exists():
             _draw(self.out, found)
         _print(f"\nThis run is finished: its results are in {path}. Open {path / REPORT}.")
@@ -219,6 +217,10 @@ class _Run:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
                 _say(f"{there}; --resume continues from it.")
             raise
+
+    def _print_table(self, found: Json) -> None:
+        if self.show:
+            _console().print(table.ResultsTable(found), soft_wrap=True)  # paths stay on one line
 
 
 def _files(found: Result) -> dict[str, bytes]:

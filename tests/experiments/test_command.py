@@ -120,7 +120,7 @@ def test_what_is_for_images_is_refused_for_vectors(capsys, archive, trainer, opt
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_without_a_command_it_lists_the_commands(capsys, arguments):
     assert main(arguments) == 0
-    assert re.search(r"compare .*\n *analyze .*\n *ranks .*\n", capsys.readouterr().out)
+    assert re.search(r"compare .*\n *analyze .*\n", capsys.readouterr().out)
     assert main(["tune"]) == 2
     assert capsys.readouterr().err.startswith("sam_optax: tune: unknown command; use one of com")
 
@@ -152,7 +152,7 @@ def test_the_help_of_a_method_lists_its_own_options(capsys):
     assert "--sam.rho" not in text
 
 
-@pytest.mark.parametrize("name", ["analyze", "ranks", "cost"])
+@pytest.mark.parametrize("name", ["analyze", "cost"])
 def test_the_other_commands_have_one_help(capsys, name):
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
@@ -359,14 +359,14 @@ def full_disk(monkeypatch):
     """No file can grow beyond a kilobyte once the training is over."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    written = results.params_to_npz
+    written = comparison.to_npz
 
-    def fill(params):
-        content = written(params)
+    def fill(params, identity):
+        content = written(params, identity)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
         return content
 
-    monkeypatch.setattr(results, "params_to_npz", fill)
+    monkeypatch.setattr(comparison, "to_npz", fill)
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
