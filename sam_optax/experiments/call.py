@@ -64,10 +64,8 @@ def compare(
       >>> found = compare("mlp", methods=["sgd", "sam"], epochs=20, seeds=3)  # doctest: +SKIP
       >>> found.results["methods"][1]["summary"]["test_accuracy"]["mean"]  # doctest: +SKIP
     """
-    if metric is not None and higher_is_better is None:
-        raise UserError("higher_is_better: a metric is given; say True or False.")
-    if metric is None and higher_is_better is not None:
-        raise UserError("higher_is_better: no metric is given; leave it out.")
+    if (metric is None) != (higher_is_better is None):
+        raise UserError("higher_is_better: give True or False with a metric, and only with one.")
     named = isinstance(model, str)
     settings = {**_options(options), "tune": tune}
     if methods is not None:

@@ -1,5 +1,6 @@
 """``compare`` at the command line: what they print, write and return."""
 
+import contextlib
 import csv
 import dataclasses
 import importlib
@@ -354,7 +355,7 @@ def test_results_are_written_where_the_table_cannot_be_printed(archive, tmp_path
     assert names(tmp_path / "pipe") >= RESULTS <= names(tmp_path / "disk")
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk(monkeypatch):
     """No file can grow beyond a kilobyte once the training is over."""
     resource = pytest.importorskip("resource")
@@ -367,12 +368,15 @@ def full_disk(monkeypatch):
         return content
 
     monkeypatch.setattr(comparison, "to_npz", fill)
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_what_cannot_be_written_is_printed(capsys, trainer, archive, tmp_path, full_disk):
-    assert main(small(archive, "--methods", "sgd", "--out", str(tmp_path / "new"))) == 2
+def test_what_cannot_be_written_is_printed(capsys, trainer, archive, tmp_path, monkeypatch):
+    with full_disk(monkeypatch):
+        assert main(small(archive, "--methods", "sgd", "--out", str(tmp_path / "new"))) == 2
     printed = capsys.readouterr()
     assert re.search(r"^sgd +50\.00 ± 0\.00", printed.out, re.M)
     assert printed.err == (

@@ -221,7 +221,7 @@ REFUSED = {
     "test without train": ({"train": None}, "test: give train"),
     "two data sets": ({"dataset": "digits"}, "dataset: train is given"),
     "no direction": ({"metric": SQUARE}, "higher_is_better"),
-    "direction alone": ({"higher_is_better": True}, "higher_is_better: no metric"),
+    "direction alone": ({"higher_is_better": True}, "higher_is_better: give True or"),
     "loss of a batch": (
         {"loss": lambda outputs, y: jnp.mean(outputs)},
         r"loss: returns shape \(\)",

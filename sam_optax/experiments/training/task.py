@@ -47,13 +47,12 @@ class Recipe:
 
     def base(self, steps: int) -> Base:
         """The base optimizer; clipping acts on the gradient that it receives."""
-        rest: optax.Schedule = optax.constant_schedule(self.lr)
+        rate: optax.Schedule = optax.constant_schedule(self.lr)
         if self.schedule == "cosine":
-            rest = optax.cosine_decay_schedule(self.lr, max(1, steps - self.warmup_steps))
-        rate = rest
+            rate = optax.cosine_decay_schedule(self.lr, max(1, steps - self.warmup_steps))
         if self.warmup_steps:
             rise = optax.linear_schedule(0.0, self.lr, self.warmup_steps)
-            rate = optax.join_schedules([rise, rest], [self.warmup_steps])
+            rate = optax.join_schedules([rise, rate], [self.warmup_steps])
         # The momentum of rmsprop is one of updates.
         keeps = self.optimizer != "rmsprop" and (self.optimizer != "sgd" or self.momentum)
         groups, decay = self.groups if self.groups > 1 else None, None if keeps else self.momentum
@@ -88,12 +87,10 @@ class Entry:
 
         They may be traced.
         """
-        radius = self.variant.method.radius
-        settings = {name: value for name, value in values.items() if name not in radius}
-        own = {name: value for name, value in values.items() if name in radius}
+        own = {name: values[name] for name in self.variant.method.radius if name in values}
+        settings = {name: value for name, value in values.items() if name not in own}
         variant = self.variant._replace(hyperparameters={**self.variant.hyperparameters, **own})
-        recipe = dataclasses.replace(self.recipe, **settings)
-        return dataclasses.replace(self, variant=variant, recipe=recipe)
+        return Entry(self.method, variant, dataclasses.replace(self.recipe, **settings))
 
 
 PerExample: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
@@ -232,11 +229,10 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
     """
     settings = values(description["settings"])
     name, classes = settings["model"], dataset.classes
-    dtype = jnp.dtype(settings["dtype"])
     if given.model is not None:
         model = own.adapted(given.model, name, classes)
     else:
-        model = registry.build(name, dataset.shape, classes, dtype)
+        model = registry.build(name, dataset.shape, classes, jnp.dtype(settings["dtype"]))
     task = Task(
         dataset=dataset,
         model=model,
