@@ -1,6 +1,6 @@
 """What every method keeps: a method joins by a line in ``tests/methods.py`` and runs this file.
 
-    python -m pytest -m "slow or not slow" tests/conformance/test_conformance.py -k NAME
+python -m pytest -m "slow or not slow" tests/conformance/test_conformance.py -k NAME
 """
 
 import copy
@@ -11,11 +11,11 @@ import pickle
 import flax.serialization
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import optax
 import pytest
 from helpers import Counted, assert_close, assert_same, norm, precision, signature, vector, x64
-import methods
 from methods import ASCEND_AT_ZERO, NAMES, OF_OPTAX, WIDEN, make, often, subject
 from trees import TREES
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_close, assert_same, signature
-from methods import KINDS, OPTIONS, WHOLE, make, often
+from methods import KINDS, OPTIONS, WHOLE, make
 
 import sam_optax
 

@@ -197,13 +197,12 @@ def test_settings_that_differ_are_with_the_method():
     own = {"epochs": {"value": 8, "source": "the paper"}}
     sgd, adam = of_method("sgd", [1.0], epochs=8, settings=own), of_method("sam", [1.0])
     clean = {"label_noise": 0.0, "momentum": None, "optimizer": "adamw", "warmup_steps": 9}
-    text = printed(of_run(sgd, adam, **clean, preset="asam-cifar10", scale=0.1))
+    text = printed(of_run(sgd, adam, **clean, preset="asam-cifar10"))
     for part in (
         "preset asam-cifar10\n",
         "\n1 seed\n",
         "mlp; epochs 4 or 8, steps per epoch 4, batch size 10\n",
         "adamw: lr 0.1, schedule cosine, warmup steps 9, weight decay 0.0005\n",
-        "scaled down (--scale 0.1)",
     ):
         assert part in text
     assert "epochs 8" in rows(text)["sgd"]

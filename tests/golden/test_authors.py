@@ -1,7 +1,7 @@
 """Options of the library that no row of ``docs`` has, on recorded steps of the authors' code.
 
-The rows themselves follow it in ``combinators/test_catalogue.py``. Where the default of this library
-deviates from a code, there is the composition that follows the code, and a comment says so.
+The rows themselves follow it in ``combinators/test_catalogue.py``. Where the default of this
+library deviates from a code, there is the composition that follows the code.
 """
 
 import functools
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from authors import LEAVES, TOLERANCE, add, distance, scaled, torch_base, unflatten
+from authors import TOLERANCE, add, distance, scaled, torch_base
 from helpers import x64
 
 import sam_optax
@@ -29,7 +29,9 @@ def of(method):
 
 
 def only_norm(method):
-    return sam_optax.perturb_only(method, lambda params: {layer: layer == "norm" for layer in params})
+    return sam_optax.perturb_only(
+        method, lambda params: {layer: layer == "norm" for layer in params}
+    )
 
 
 def gsam_scheduled(h, base):

@@ -60,16 +60,6 @@ class Dataset:
         """Whether all examples are in memory."""
         return all(isinstance(part.x, np.ndarray) for part in (self.train, self.test))
 
-    def some(self, scale: float) -> "Dataset":
-        """A subset of the training and test examples, the same in every run."""
-        if scale == 1:
-            return self
-        parts = []
-        for i, part in enumerate((self.train, self.test)):
-            order = np.random.default_rng([7, i]).permutation(len(part.y))
-            parts.append(part.some(np.sort(order[: max(1, round(scale * len(order)))])))
-        return dataclasses.replace(self, train=parts[0], test=parts[1])
-
 
 def load(
     spec: str,
