@@ -28,8 +28,7 @@ from sam_optax.experiments.training.task import (
     load_dataset,
     task_of,
 )
-from sam_optax.experiments.training.train import Outcome, Training
-from sam_optax.experiments.training.work import work
+from sam_optax.experiments.training.train import Outcome, Training, work
 from sam_optax.experiments.tuning import search
 from sam_optax.experiments.types import Json, PyTree, Record
 
@@ -115,8 +114,7 @@ class _Run(NamedTuple):
 
         def keep() -> None:
             if out:
-                kept = search.marked({"identity": of_run, "trials": trials})
-                out.write({search.FILE: results.to_json(kept)})
+                out.write({search.FILE: search.to_json(of_run, trials)})
 
         try:
             default = search.TRIALS_WITH_LR if options.tune_lr else search.TRIALS
@@ -142,17 +140,15 @@ class _Run(NamedTuple):
     ) -> tuple[Record, dict[str, Outcome]]:
         """Trains, and returns the results and the outcome of each method."""
         options, task = self.options, self.task
-        # A comparison without SGD still reports costs relative to SGD; a single method does not.
-        timed = len(task.entries) > 1 and options.preset is None
         every = options.checkpoint_every if checkpoints else 0
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
-        pieces = work(task, None, every, timed)
+        pieces = work(task, None, every)
         with Progress(_console(stderr=True), pieces, epochs=epochs) as progress:
             snapshots = None
             if out and options.save_every:
                 of_run = identity.of(self.description)
                 snapshots = Snapshots(out, options.save_every, task.seeds, of_run)
-            training = Training(task, self.place, timed, watch=options.out is not None)
+            training = Training(task, self.place, watch=options.out is not None)
             outcomes = training.run(progress, checkpoints, live, snapshots)
         variables = next(iter(outcomes.values())).variables["params"]
         parameters = sum(leaf.size for leaf in jax.tree.leaves(variables)) // len(task.seeds)
