@@ -466,9 +466,9 @@ def traced(small, name):
 @slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains(name):
+    options = {"crop": 1, "flip": True, "cutout": 2, "label_smoothing": 0.1}
     for m in (16, 8):
-        options = {"crop": 1, "flip": True, "cutout": 2, "label_smoothing": 0.1, "m": m}
-        traced(tasks.make(tasks.images(), name, **options), name)
+        traced(tasks.make(tasks.images(), name, m=m, **options), name)
 
 
 @slow
@@ -544,8 +544,9 @@ def test_of_many_classes_the_five_likeliest_are_counted_too(arrays):
 
 
 @slow
-def test_images_on_disk_are_trained_on_as_those_in_memory():
-    """The same order, and the same last batch of a test, which is filled up."""
+def test_images_on_disk_are_trained_on_as_those_in_memory(monkeypatch):
+    """The same order, and the same last block of a test, which is filled up."""
+    monkeypatch.setattr(measures, "BLOCK", 6)  # of 21 examples
     options = {"label_noise": 0.2, "seeds": 2, "m": 8}
     memory, disk = (
         tasks.run(tasks.make(tasks.images(on_disk, shift=False), "sam", **options))

@@ -6,16 +6,14 @@ import re
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import tasks
+from jax.flatten_util import ravel_pytree
 
 from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.method import Base, Step
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.reporting import figures, results, sweeps, words
 from sam_optax.experiments.training import devices
@@ -121,51 +119,37 @@ def test_every_method_but_the_base_has_a_radius(name):
     assert bool(method.radius) == (name != "sgd")
 
 
-def steps(name):
-    """Steps on a small task as a function of the radius, and the default of that."""
-    x, params = jax.random.normal(jax.random.key(0), (16, 3)), jnp.ones((3, 2))
-    data = x, jnp.arange(16) % 2
-    batch = jax.tree.map(lambda leaf: leaf[:8], data)
-    known, key = METHODS[name].variant(), jax.random.key(3)
+def trained(name):
+    """Two steps as a function of what is searched, and where the search starts.
 
-    def losses_fn(params, batch):
-        return optax.softmax_cross_entropy_with_integer_labels(batch[0] @ params, batch[1])
+    In the first of them past gradients are 0.
+    """
+    task = tasks.make(tasks.images(), name, model=tasks.Flat(norm=False), lr=0.1)
+    found = search.axes(task.entries[name], rate=True)
 
-    def loss(params):
-        return losses_fn(params, batch).mean(), None
+    def train(values):
+        entries = {name: task.entries[name].at(values)}
+        step, first, key = tasks.begin(dataclasses.replace(task, entries=entries), name)
+        state, batch = first(), (task.dataset.train.x[:16], task.dataset.train.y[:16])
+        for _ in range(2):
+            state = step(key, state, batch, key, task.dataset.train)
+        return state.params
 
-    def train(radius, decay=5e-4):
-        variant = known._replace(hyperparameters={**known.hyperparameters, **radius})
-        base = Base(
-            lambda rate: optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, 0.9)),
-            optax.constant_schedule(0.1),
-            weight_decay=decay,
-        )
-        tx = variant.transformation(base, key)
-        of = jax.value_and_grad(loss, has_aux=True)
-        given = Step(losses_fn, of, params, batch, key, data, batch)
-        state, new = tx.init(params), params
-        for _ in range(2):  # past gradients are 0 in the first
-            new, state, _ = variant.update(tx, state, dataclasses.replace(given, params=new))
-        return new
-
-    return train, {option: known.hyperparameters[option] for option in known.method.radius}
+    return train, {k: v for axis in found for k, v in axis.start.items()}
 
 
 @slow
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_searched_may_be_traced(name):
-    train, radius = steps(name)
-    decay = (5e-4,) if METHODS[name].decays else ()
-    assert jax.eval_shape(train, radius, *decay).shape == (3, 2)
+    jax.eval_shape(*trained(name))
 
 
 @slow
 @pytest.mark.parametrize("name", ["gsam", "low_pass", "le_sam", "xsam"])
 def test_what_is_called_the_radius_moves_the_step(name):
-    train, radius = steps(name)
-    train = jax.jit(train)
-    one, other = train(radius), train({option: 4 * value for option, value in radius.items()})
+    train, values = trained(name)
+    train, radius = jax.jit(train), {k: 4 * values[k] for k in METHODS[name].radius}
+    one, other = (ravel_pytree(train(of))[0] for of in (values, values | radius))
     assert np.all(np.isfinite(one))
     assert np.any(one != other)
 
@@ -197,9 +181,8 @@ def test_a_fifth_of_the_training_examples_is_held_out_class_by_class(small):
 def test_held_out_labels_are_as_noisy_and_seeds_are_others(small):
     found = search.held_out(small)
     assert not set(found.seeds) & set(range(10**6))
-    assert all(0 <= seed < 2**31 for seed in found.seeds)
     late = search.held_out(dataclasses.replace(small, seeds=(2**31 - 1,)))
-    assert all(0 <= seed < 2**31 for seed in late.seeds)
+    assert all(0 <= seed < 2**31 for seed in (*found.seeds, *late.seeds))
     labels = noisy_labels(found, found.seeds, held_out=True)
     assert np.count_nonzero(labels != found.dataset.test.y, axis=1).tolist() == [2, 2]
     trained_on = noisy_labels(found, found.seeds)
@@ -435,7 +418,7 @@ def test_what_belongs_to_the_search_needs_it(archive, capsys, option):
     assert f"{option[0]}: needs --tune" in capsys.readouterr().err
 
 
-@pytest.mark.fast("4")
+@pytest.mark.fast("30")
 @pytest.mark.parametrize("after", [1, 8, 30])  # the last one amid the neighbours of a point
 def test_a_search_that_is_interrupted_goes_on(command, trials, trainer, tmp_path, after):
     _, table, _ = command()

@@ -11,7 +11,7 @@ import optax
 import sam_optax
 from sam_optax.experiments.training import feed, measures
 from sam_optax.experiments.training.devices import joined, over_seeds
-from sam_optax.experiments.training.measures import BLOCK, Blocks
+from sam_optax.experiments.training.measures import Blocks
 from sam_optax.experiments.training.task import noisy_labels
 from sam_optax.experiments.types import Function, PyTree
 
@@ -88,10 +88,12 @@ class Evaluation:
 
     def _from_disk(self) -> Iterator[Blocks]:
         """The test examples for one seed."""
-        size = BLOCK * self._place.count
-        for x, y, w in feed.test_batches(self._test_set, size, self._place.rows(size)):
-            x, w = self._place.put_rows((x, w))
-            yield Blocks(x, self._place.put_rows(y[None], 1), w)
+        (x, y), place = self._test_set, self._place
+        index, weight = measures.in_blocks(len(y), place.count)
+        rows = place.rows(index.shape[1])
+        index, weight = index[:, rows], weight[:, rows]
+        for images, i, w in zip(feed.images(x, index), index, weight, strict=True):
+            yield Blocks(place.put_rows(images), place.put_rows(y[None, i], 1), place.put_rows(w))
 
     def _program(self, f: Function) -> Function:
         """``f(variables, block)`` of all seeds of a group, each with its own labels."""

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from sam_optax.experiments.data.dataset import Dataset
-from sam_optax.experiments.data.images import Examples
 from sam_optax.experiments.networks.small import CNN, MLP
 from sam_optax.experiments.training.devices import Devices
 from sam_optax.experiments.training.task import Task, initial_variables, noisy_labels
@@ -83,37 +82,23 @@ def train_batches(
     Images are uint8, (rows, size, size, 3), with their indices, int32, (rows,). Crops depend on
     seed and epoch.
     """
-    source: Any = dataset.train.x
+    index = order(len(dataset.train.y), batch_size, seed, epoch)[:, rows]
 
-    def example(i: np.int32) -> tuple[np.ndarray, np.int32]:
-        return source.image(int(i), np.random.default_rng([seed, 3, epoch, int(i)])), i
+    def random(i: int) -> np.random.Generator:
+        return np.random.default_rng([seed, 3, epoch, i])
 
-    return _ahead(order(len(source), batch_size, seed, epoch)[:, rows], example)
-
-
-def test_batches(
-    examples: Examples, batch_size: int, rows: slice
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields this process's ``rows`` of batches of all examples: images, labels, and weights.
-
-    The last batch is padded with examples of weight 0; the others have weight 1.
-    """
-    source: Any = examples.x
-    n = len(source)
-    batches = np.arange(-(-n // batch_size) * batch_size).reshape(-1, batch_size)[:, rows]
-
-    def example(position: int) -> tuple[np.ndarray, np.int32, np.float32]:
-        i = min(int(position), n - 1)
-        return source.image(i, None), np.int32(examples.y[i]), np.float32(position < n)
-
-    return _ahead(batches, example)
+    return zip(images(dataset.train.x, index, random), index, strict=True)
 
 
-def _ahead(batches: np.ndarray, example: Callable[[Any], tuple[Any, ...]]) -> Iterator[Any]:
-    """Batches of ``example(index)``, decoded while the devices compute."""
+def images(
+    source: Any, index: np.ndarray, random: Callable[[int], Any] = lambda i: None
+) -> Iterator[np.ndarray]:
+    """Yields the images of each row of indices, decoded while the devices compute."""
     import grain
 
-    threads = os.cpu_count() or 1
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * batches.shape[1])
-    examples = grain.MapDataset.source(batches.ravel()).map(example).to_iter_dataset(options)
-    return iter(examples.batch(batches.shape[1], drop_remainder=True))
+    options = grain.ReadOptions(
+        num_threads=os.cpu_count() or 1, prefetch_buffer_size=2 * index.shape[1]
+    )
+    order = grain.MapDataset.source(index.ravel())
+    each = order.map(lambda i: source.image(int(i), random(int(i)))).to_iter_dataset(options)
+    return iter(each.batch(index.shape[1], drop_remainder=True))
