@@ -221,10 +221,6 @@ WRONG = {
         {"pos_embed": np.ones((1, 10, WIDTH))},
         r"params/positions: \(1, 10, 12\) in the file, \(1, 5, 12\) here; give .* the size of",
     ),
-    "width": (
-        {"norm.weight": np.ones(9)},
-        r"params/LayerNorm_0/scale: \(9,\) in the file, \(12,\) here; give the --model",
-    ),
 }
 
 

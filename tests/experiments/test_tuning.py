@@ -92,7 +92,7 @@ def test_what_breaks_down_is_not_chosen():
     assert choice.choose([good, bad])["chosen"] == {"rho": 1.0}
     assert trial((0,), 0.25, chance=0.25).broken_down
     assert not trial((0,), 0.26, chance=0.25).broken_down
-    assert (good.diverged, bad.diverged) == (0, 1)
+    assert (good.broken_down, bad.broken_down) == (False, True)
 
 
 def test_the_epoch_is_the_best_of_the_mean_curve():

@@ -18,7 +18,7 @@ from sam_optax.experiments.training.devices import Devices, joined, over_seeds
 from sam_optax.experiments.training.evaluation import Evaluation
 from sam_optax.experiments.training.feed import Source
 from sam_optax.experiments.training.runner import Runner
-from sam_optax.experiments.training.task import Entry, Task, initial_variables
+from sam_optax.experiments.training.task import Task, initial_variables
 from sam_optax.experiments.types import PyTree
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ class Outcome:
     of :class:`sam_optax.StepInfo` (NaN if not known).
     """
 
-    entry: Entry
     variables: PyTree  # of the trained networks, a leading seed axis on every leaf
     curves: dict[str, np.ndarray]  # after each epoch, (epochs, seeds)
     sharpness: np.ndarray  # nats, (seeds,)
@@ -99,9 +98,9 @@ class Training:
 
         Returns the curves. All trials of a method share its program.
         """
-        count = len(self._source.groups)
-        split = {name: of.reshape(count, -1) for name, of in values.items()}
-        groups = [{name: of[i] for name, of in split.items()} for i in range(count)]
+        count = len(self._source.groups[0])
+        starts = range(0, len(self.task.seeds), count)
+        groups = [{name: of[i : i + count] for name, of in values.items()} for i in starts]
         runner.start(self._initial_variables(), groups)
         epochs = runner.entry.recipe.epochs
         for epoch in range(epochs):
@@ -146,7 +145,6 @@ class Training:
         progress.done("sharpness", time.perf_counter() - start)
         references = [other for other in self.runners if other.entry.method == REFERENCE]
         return Outcome(
-            entry=runner.entry,
             variables=_variables(runner),
             curves=self._curves(runner),
             sharpness=sharpness,

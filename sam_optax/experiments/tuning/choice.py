@@ -35,7 +35,6 @@ class Trial(msgspec.Struct):
     exponents: Point
     values: dict[str, float]
     held_out: list[list[float | None]]  # scores, by seed, after each epoch
-    diverged: int  # seeds
     broken_down: bool
 
     @property
@@ -62,12 +61,10 @@ def trial(
     chance: float,
 ) -> Trial:
     """The record of a training; the curves are (epochs, seeds), and ``chance`` an accuracy."""
-    scores = curves[metric.key]
-    diverged = ~np.isfinite(curves["train_loss"][-1])
+    scores, finite = curves[metric.key], np.isfinite(curves["train_loss"][-1]).all()
     no_better = metric.of is None and scores[-1].mean() <= chance
     held_out = [[number(x) for x in curve] for curve in scores.T]
-    broken_down = bool(diverged.any() or no_better)
-    return Trial(point, dict(values), held_out, int(diverged.sum()), broken_down)
+    return Trial(point, dict(values), held_out, bool(no_better or not finite))
 
 
 def coarse(axes: int) -> list[Point]:
