@@ -254,7 +254,15 @@ def test_other_versions_of_libraries_are_told(saved):
     assert_whole(store, 12)
 
 
-@pytest.mark.parametrize("like", [arrays_of(200), arrays_of(ema=jnp.ones(2)), {}])
+@pytest.mark.parametrize(
+    "like",
+    [
+        arrays_of(200),
+        arrays_of(ema=jnp.ones(2)),
+        arrays_of(state=(jnp.asarray(1), jnp.ones(3))),
+        {},
+    ],
+)
 def test_other_shapes_and_states_are_refused(saved, like):
     store = checkpoints(saved)
     store.find()
