@@ -27,8 +27,7 @@ from sam_optax.experiments.training.task import (
     task_of,
     values,
 )
-from sam_optax.experiments.training.train import Outcome, Training
-from sam_optax.experiments.training.work import work
+from sam_optax.experiments.training.train import Outcome, Training, work
 from sam_optax.experiments.tuning import search
 from sam_optax.experiments.types import Json, Record
 
@@ -178,8 +177,7 @@ class _Run:
 
         def keep() -> None:
             if out:
-                kept = search.marked({"identity": of_run, "trials": trials})
-                out.write({search.FILE: results.to_json(kept)})
+                out.write({search.FILE: search.to_json(of_run, trials)})
 
         default = search.TRIALS_WITH_LR if options.tune_lr else search.TRIALS
         count = options.trials or default
@@ -197,9 +195,7 @@ class _Run:
 
     def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
         options, task, out = self.options, self.task, self.out
-        # A comparison without SGD still reports costs relative to SGD; a single method does not.
-        timed = len(task.entries) > 1 and options.preset is None
-        pieces = work(task, None, options.checkpoint_every if checkpoints else 0, timed)
+        pieces = work(task, None, options.checkpoint_every if checkpoints else 0)
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
         snapshots, done = None, checkpoints.epoch if checkpoints else 0
         if out and options.save_every:
@@ -210,7 +206,7 @@ class _Run:
                 Live(out.path, options.tensorboard, done) if out else nullcontext() as live,
                 Progress(_console(stderr=True), pieces, epochs=epochs) as progress,
             ):
-                training = Training(task, self.place, timed, watch=options.out is not None)
+                training = Training(task, self.place, watch=options.out is not None)
                 return training.run(progress, checkpoints, live, snapshots)
         except KeyboardInterrupt:
             if checkpoints and checkpoints.epoch:

@@ -112,19 +112,21 @@ class Silent:
         self.pieces[kind] = self.pieces.get(kind, 0) + share
 
 
-def run(task, count=1, listener=None, checkpoints=None, timed=False, watch=False):
+def run(task, count=1, listener=None, checkpoints=None, watch=False):
     """What becomes of each method."""
-    training = Training(task, devices.choose(count), timed, watch)
+    training = Training(task, devices.choose(count), watch)
     return training.run(listener or Silent(), checkpoints)
 
 
 def begin(task, name, seed=0):
     """A method's step and its first state, of one seed: ``(step, state, key)``."""
-    step = MethodStep(task, task.entries[name])
-    key = jax.random.fold_in(jax.random.key(seed), 1)
+    entry, key = task.entries[name], jax.random.fold_in(jax.random.key(seed), 1)
 
     def first():
         variables = task.model.init(jax.random.key(seed), task.example, train=False)
-        return step.init(key, variables)
+        return MethodStep(task, entry, key).init(variables)
 
-    return step.take, first, key
+    def step(key, state, batch, step_key, data):
+        return MethodStep(task, entry, key, data).take(state, batch, step_key)
+
+    return step, first, key

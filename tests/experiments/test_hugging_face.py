@@ -11,7 +11,7 @@ from PIL import Image
 from sam_optax.__main__ import main
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.training.feed import test_batches as feed_test
+from sam_optax.experiments.training.feed import images as images_of
 from sam_optax.experiments.training.feed import train_batches as feed_train
 
 datasets = pytest.importorskip("datasets")
@@ -480,13 +480,12 @@ def test_batches_follow_from_seed_and_epoch(varying):
     assert np.any(batches(varying, epoch=2)[0][0] != whole[0][0])
 
 
-def test_the_last_test_batch_is_filled_up(varying):
-    found = [*feed_test(varying.test, 4, slice(0, 4))]
-    np.testing.assert_array_equal([weight for *_, weight in found], [[1] * 4, [1, 0, 0, 0]])
-    np.testing.assert_array_equal(found[0][1], varying.test.y[:4])
-    np.testing.assert_array_equal(found[1][0][0], varying.test.x.image(4, None))
-    assert [part.dtype for part in found[0]] == [np.uint8, np.int32, np.float32]
-    assert_equal([*feed_test(varying.test, 4, slice(2, 4))], [[p[2:] for p in f] for f in found])
+def test_images_come_in_the_order_of_their_indices(varying):
+    index = np.array([[3, 0], [4, 4]])
+    for batch, row in zip(images_of(varying.test.x, index), index, strict=True):
+        assert batch.dtype == np.uint8
+        for image, i in zip(batch, row, strict=True):
+            np.testing.assert_array_equal(image, varying.test.x.image(i, None))
 
 
 def test_what_cannot_be_decoded_is_named_when_its_turn_comes(tmp_path):
@@ -496,4 +495,4 @@ def test_what_cannot_be_decoded_is_named_when_its_turn_comes(tmp_path):
     with pytest.raises(
         UserError, match=r"--dataset hf:.*: test: image 6 \(bad.jpg\) cannot be read"
     ):
-        list(feed_test(dataset.test, 4, slice(0, 4)))
+        list(images_of(dataset.test.x, np.array([[5, 6]])))

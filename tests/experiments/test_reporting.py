@@ -33,7 +33,7 @@ def of_method(name, loss=(1.0,) * 3, values=None, accuracy=(0.5, 0.75, 1.0), cos
         curves |= {"cosine": [1] * 3, "loss_rise": [None] * 3, "sharp_norm": [0.6] * 3}
     curves = {key: np.array([of[: len(loss)]] * EPOCHS, float) for key, of in curves.items()}
     sharpness = np.array((0.1, 0.2, 0.3)[: len(loss)])
-    return method | more, Outcome(None, None, curves, sharpness, [2.0], 1.0, cost)
+    return method | more, Outcome(None, curves, sharpness, [2.0], 1.0, cost)
 
 
 def of_run(*methods, metric=ACCURACY.record, **settings):
