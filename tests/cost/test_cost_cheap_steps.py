@@ -73,14 +73,7 @@ def dots(compiled):
 
 
 def branches(compiled):
-    """Matrix products in each branch of the conditionals that have any."""
-    program = Program(compiled.as_text())
-    found = [
-        sorted(program.count("dot", name) for name in i.calls)
-        for i in program.reachable()
-        if i.opcode == "conditional"
-    ]
-    return [counts for counts in found if any(counts)]
+    return Program(compiled.as_text()).branches("dot")
 
 
 def sharp(perturbation=SAM, base=BASE, **options):

@@ -40,10 +40,6 @@ def test_sam_costs_no_more_than_optax_contrib_sam():
     assert not too_much(library("sam"), contrib)
 
 
-def test_steps_without_perturbation_cost_what_a_handwritten_branch_costs():
-    assert not too_much(library("every"), handwritten("every"))
-
-
 # Negative controls: right formulas, written without care.
 
 
