@@ -89,6 +89,14 @@ def test_networks_of_the_registry_and_ones_own_on_a_mesh(tmp_path, name):
     )
 
 
+def test_examples_that_a_network_does_not_take(tmp_path, capsys):
+    (tmp_path / "net.py").write_text(NETWORK)
+    assert main(["cost", "--models", f"{tmp_path}/net.py:Net", "--shape", "8"]) == 2
+    message = capsys.readouterr().err
+    assert "net.py:Net: does not take examples of shape 8 (float32)" in message
+    assert "--shape gives the shape of an example." in message
+
+
 def test_results_of_several_arrays_are_added():
     program = """
   %a = f32[256,1024]{1,0:T(8,128)} all-reduce(%x), replica_groups={}

@@ -120,6 +120,12 @@ def test_communicates_what_a_handwritten_step_does(placement, method):
     assert {kind: count for kind, count in more.items() if count > 0} == {}
 
 
+def test_the_words_of_rsams_noise_are_scalars():
+    """A TPU's compiler reserves 16 KiB for an array of two: measured 1.38, with arrays 1.58."""
+    ours, theirs = (built("FSDP x TP on 256", "rsam", hand).record for hand in (False, True))
+    assert ours["temporaries"] < 1.45 * theirs["temporaries"]
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_neither_float64_nor_the_host_nor_dynamic_shapes(placement, method):

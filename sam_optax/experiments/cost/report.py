@@ -62,7 +62,8 @@ def print_tables(console: Console, steps: Mapping[str, Json]) -> None:
         keys = shown[i : i + side]
         table = ruled("step")
         for key in keys:
-            heading = f"{MEASURES[key].name}\n{MEASURES[key].unit}"
+            name, unit, *_ = MEASURES[key]
+            heading = f"{name}\n{unit}" if unit else name.replace("-", "-\n")
             table.add_column(heading, justify="right", no_wrap=True)
         for name, step in steps.items():
             values = (step[key] / MEASURES[key].size for key in keys)
