@@ -65,7 +65,7 @@ class Cost:
         None, "cpu:N (simulated) or a TPU, such as tpu:v5e:16x16 (default: this device).", _TARGET
     )
     mesh: tuple[str, ...] | None = option(
-        None, "data=N shards the batch, model=N each kernel (default: data, all of target).", _AXIS
+        None, "data=N shards the batch, model=N each kernel (default: data only).", _AXIS
     )
     params: str = option(
         "replicated", "Over the axis data: replicated or fsdp.", one_of(("replicated", "fsdp"))
