@@ -18,6 +18,7 @@ which random starts accept as ``draw``, has none of these limits but takes more 
 """
 
 import math
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,10 @@ _QUANTILE = (1.09911499, -0.0170216267, 0.0170709122, 0.00441047238, -0.00233205
 _MEAN_SUM = 2047 / 2 + 2047 / 2 + 1023 / 2
 
 
+Words: TypeAlias = Array | tuple[Array, Array]
+"""Two uint32 words, as an array or as two scalars."""
+
+
 def index(shape: tuple[int, ...]) -> jax.Array:
     """Row-major index of each element, modulo 2^32."""
     result = jnp.zeros(shape, jnp.uint32)
@@ -41,7 +46,7 @@ def index(shape: tuple[int, ...]) -> jax.Array:
     return result
 
 
-def hash_words(x: jax.Array, words: Array) -> jax.Array:
+def hash_words(x: jax.Array, words: Words) -> jax.Array:
     """A bijection of 32-bit integers, keyed with two words, whose output bits look random."""
     # With the form and constants of published low-bias integer hashes.
     x = x * jnp.uint32(0x9E3779B9) + words[0]
@@ -52,7 +57,7 @@ def hash_words(x: jax.Array, words: Array) -> jax.Array:
     return x ^ (x >> 15)
 
 
-def bits(words: Array, shape: tuple[int, ...]) -> jax.Array:
+def bits(words: Words, shape: tuple[int, ...]) -> jax.Array:
     """32 random bits for each element, uint32 of the given shape."""
     return hash_words(index(shape), words)
 
@@ -62,7 +67,7 @@ def uniform(bits: Array) -> jax.Array:
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
-def normal(words: Array, shape: tuple[int, ...]) -> jax.Array:
+def normal(words: Words, shape: tuple[int, ...]) -> jax.Array:
     """Standard normal float32 noise of the given shape, from two uint32 words."""
     word = bits(words, shape)
     total = (word & 0x7FF) + ((word >> 11) & 0x7FF) + (word >> 22)

@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 from typing_extensions import TypeAliasType
 
 from sam_optax._internal import devices, generator, trees
+from sam_optax._internal.generator import Words
 from sam_optax._internal.types import Leaf, PyTree
 
 # A JAX PRNG key, typed or raw, or an integer seed for ``jax.random.key``.
@@ -96,13 +97,14 @@ def of_shards(
 
 def bits_tree(key: Array, tree: PyTree, one_per_leaf: bool = False) -> PyTree:
     """32 random bits for each element of each array of a tree, or one scalar per leaf."""
-    words, one = key, _one(key)
+    words: Words = key
+    one = _one(key)
 
     def draw(leaf: Leaf) -> jax.Array | None:
         nonlocal words
         if leaf is None:
             return None
-        words = (words + np.array(_LEAF_STRIDE, np.uint32)) // one
+        words = _of_next_leaf(words, one)
         if one_per_leaf:
             return generator.bits(words, ())
         # Zeros like the leaf give the bits its sharding, if shardings are part of the types.
@@ -125,7 +127,8 @@ def normal_tree(key: Array, params: PyTree, scale: Numeric, draw: Draw | None = 
     shapes = [_draw_shape(leaf) for leaf in leaves]
     sizes = [0 if shape is None else math.prod(shape) for shape in shapes]
     shared = hold(sample(key, (sum(size for size in sizes if size <= SMALL),)) * scale)
-    words, one = key, _one(key)
+    words: Words = key
+    one = _one(key)
     offset = jnp.minimum(key[0], 0)  # unsigned: no code for negative offsets is compiled
     noise: list[jax.Array | None] = []
     for leaf, shape, size in zip(leaves, shapes, sizes, strict=True):
@@ -133,7 +136,7 @@ def normal_tree(key: Array, params: PyTree, scale: Numeric, draw: Draw | None = 
             noise.append(None)
             continue
         if size > SMALL:
-            words = (words + np.array(_LEAF_STRIDE, np.uint32)) // one
+            words = _of_next_leaf(words, one)
             values = sample(words, shape) * scale
         else:
             values = lax.dynamic_slice(shared, (offset,), (size,)).reshape(shape)
@@ -144,10 +147,18 @@ def normal_tree(key: Array, params: PyTree, scale: Numeric, draw: Draw | None = 
     return jax.tree.unflatten(structure, noise)
 
 
-def _checked(draw: Draw) -> Callable[[Array, tuple[int, ...]], jax.Array]:
-    def sample(words: Array, shape: tuple[int, ...]) -> jax.Array:
+def _of_next_leaf(words: Words, one: jax.Array) -> Words:
+    # As two scalars: compilers for TPUs give each array of two words 16 KiB of memory.
+    first, second = (
+        (word + np.uint32(stride)) // one for word, stride in zip(words, _LEAF_STRIDE, strict=True)
+    )
+    return first, second
+
+
+def _checked(draw: Draw) -> Callable[[Words, tuple[int, ...]], jax.Array]:
+    def sample(words: Words, shape: tuple[int, ...]) -> jax.Array:
         # A threefry key consists of two words; jax.random.key may use another implementation.
-        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        key = jax.random.wrap_key_data(jnp.stack(words), impl="threefry2x32")
         values = draw(key, shape, jnp.float32)
         if jnp.shape(values) != shape:
             found = f"{shape}, got one of shape {jnp.shape(values)}."

@@ -68,6 +68,12 @@ class Program:
     def count(self, opcode: str, name: str | None = None) -> int:
         return sum(i.opcode == opcode for i in self.reachable(name))
 
+    def branches(self, opcode: str) -> list[list[int]]:
+        """Counts in the branches of each conditional that has any, in ascending order."""
+        conditionals = [i for i in self.reachable() if i.opcode == "conditional"]
+        counts = [sorted(self.count(opcode, name) for name in i.calls) for i in conditionals]
+        return [found for found in counts if any(found)]
+
 
 def _callees(line: str) -> tuple[str, ...]:
     names: list[str] = []

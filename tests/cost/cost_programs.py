@@ -8,16 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 from cost_hlo import Program
-from more_by_hand import LIBRARY, MORE, STARTS
+from more_by_hand import LIBRARY, by_hand
 
 import sam_optax
 from sam_optax.experiments.cost import measure, problems, steps
-from sam_optax.experiments.cost.handwritten import Step, by_hand
+from sam_optax.experiments.cost.handwritten import Loss, Step
 from sam_optax.experiments.cost.placement import Placement, make_mesh
-from sam_optax.experiments.cost.problems import Losses
 from sam_optax.experiments.networks.vit import VisionTransformer
 
-MakeStep = Callable[[Losses], Step]
+MakeStep = Callable[[Loss], Step]
 BASE_TX = steps.OPTIMIZERS["sgd"](1e-3)
 PROBLEMS: dict[str, Callable[[], problems.Problem]] = {
     "mlp": functools.cache(lambda: problems.make("mlp:4x1024", 256)),
@@ -39,11 +38,11 @@ METHODS: dict[str, Callable[[], sam_optax.Perturbation]] = {
 }
 
 
-def mean(losses: Losses) -> Losses:
+def mean(losses: Loss) -> Loss:
     return lambda params, batch: jnp.mean(losses(params, batch))
 
 
-def library_step(losses: Losses, method: sam_optax.Perturbation, **options: Any) -> Step:
+def library_step(losses: Loss, method: sam_optax.Perturbation, **options: Any) -> Step:
     """A training step with ``sharpness_aware``, as a user writes it."""
     tx, loss = sam_optax.sharpness_aware(BASE_TX, method, **options), mean(losses)
 
@@ -63,18 +62,14 @@ def library_step(losses: Losses, method: sam_optax.Perturbation, **options: Any)
 def library(method: str, **options: Any) -> MakeStep:
     """The library's step of a method of the command; with options, as a user writes it."""
     if not options:
-        row, changes = steps.Row(method), LIBRARY.get(method, {})
-        return lambda losses: steps.make(row, losses, **changes)
+        return lambda losses: steps.make(steps.Row(method), losses, **LIBRARY.get(method, {}))
     return lambda losses: library_step(losses, METHODS[method](), **options)
 
 
 @functools.cache
 def handwritten(method: str, **changes: Any) -> MakeStep:
     """The hand-written step of a method."""
-    if method not in MORE:
-        return lambda losses: steps.make(steps.Row(method, by_hand=True), losses, **changes)
-    of = functools.partial(MORE[method], **changes)
-    return lambda losses: by_hand(of, mean(losses), BASE_TX, STARTS.get(method))
+    return lambda losses: by_hand(method, losses, BASE_TX, **changes)
 
 
 base_step = handwritten("sgd")
@@ -93,12 +88,13 @@ def compiled(make: MakeStep, problem: str = "mlp") -> jax.stages.Compiled:
 
 
 def compile_step(step: Step, params: optax.Params, batch: Any) -> jax.stages.Compiled:
-    return measure.build(lambda: step, params, batch, Placement(make_mesh())).compiled
+    return measure.build(step, params, batch, Placement(make_mesh())).compiled
 
 
 @functools.cache
 def cost(make: MakeStep, problem: str = "mlp") -> dict[str, float]:
-    return measure.costs(compiled(make, problem))
+    counts = measure.costs(compiled(make, problem))
+    return counts | {"instructions": len(list(program(make, problem).all()))}
 
 
 @functools.cache

@@ -1,48 +1,53 @@
 """Further hand-written methods, with the hyperparameters that their library steps get here."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import optax
+import optax.contrib
 
-from sam_optax.experiments.cost.handwritten import along, guarded_norm
+from sam_optax.experiments.cost import handwritten, steps
+from sam_optax.experiments.cost.handwritten import Step, along, guarded_norm
 
 FRACTION = 0.125
 
 
 def fisher_sam(at, rho=0.05, eta=1.0):
-    value, grads = at.ascent(at.params)
+    value, grads = at.value_and_grad(at.params)
     scales = jax.tree.map(lambda g: jax.lax.rsqrt(1 + eta * g**2), grads)
     products = jax.tree.map(jnp.multiply, scales, grads)
     scale = rho / guarded_norm(products)
     perturbed = jax.tree.map(lambda w, t, tg: w + scale * t * tg, at.params, scales, products)
-    return value, at.sharp(perturbed), ()
+    return value, at.value_and_grad(perturbed)[1], ()
 
 
 def gsam(at, rho=0.05, alpha=0.4):
     """g_s − α g_⊥ with g_⊥ = g − ⟨g, g_s⟩/‖g_s‖² g_s."""
-    value, grads = at.ascent(at.params)
-    sharp = at.sharp(along(at.params, grads, rho))
+    value, grads = at.value_and_grad(at.params)
+    sharp = at.value_and_grad(along(at.params, grads, rho))[1]
     products = jax.tree.map(lambda g, s: jnp.sum(g * s), grads, sharp)
     share = jax.tree.reduce(jnp.add, products) / guarded_norm(sharp) ** 2
     return value, jax.tree.map(lambda g, s: s - alpha * (g - share * s), grads, sharp), ()
 
 
 def part(at, rho=0.05, fraction=FRACTION):
-    _, grads = at.ascent(at.params, round(1 / fraction))
-    return None, at.sharp(along(at.params, grads, rho)), ()
+    _, grads = at.value_and_grad(at.params, round(1 / fraction))
+    return None, at.value_and_grad(along(at.params, grads, rho))[1], ()
 
 
 def every(at, rho=0.05, k=2):
-    value, grads = at.ascent(at.params)
-    sharp = lambda: at.sharp(along(at.params, grads, rho))
+    value, grads = at.value_and_grad(at.params)
+    sharp = lambda: at.value_and_grad(along(at.params, grads, rho))[1]
     return value, jax.lax.cond(at.state % k == 0, sharp, lambda: grads), at.state + 1
 
 
 def info(at, rho=0.5):
     """SAM, with the norms and the cosine that its state keeps."""
-    value, grads = at.ascent(at.params)
+    value, grads = at.value_and_grad(at.params)
     perturbed = along(at.params, grads, rho)
     distance = guarded_norm(jax.tree.map(jnp.subtract, perturbed, at.params))
-    sharp = at.sharp(perturbed)
+    sharp = at.value_and_grad(perturbed)[1]
     mean_grads, mean_sharp = at.mean(grads), at.mean(sharp)
     products = jax.tree.map(lambda g, s: jnp.sum(g * s), mean_grads, mean_sharp)
     norms = guarded_norm(mean_grads), guarded_norm(mean_sharp), distance
@@ -62,34 +67,50 @@ def skipping(step):
     return step._replace(step=skips)
 
 
-def rsam(at, rho=0.05, gamma=0.1, lmbda=2.0):
-    """With the noise drawn by ``jax.random.normal``: R-SAM as it is usually written."""
-
-    def draw(w, key):
-        axes = tuple(range(w.ndim - 1)) if w.ndim > 1 else None
-        rms = jnp.sqrt(jnp.mean(jnp.square(w), axis=axes, keepdims=True))
-        return gamma * rms * jax.random.normal(key, w.shape, w.dtype)
-
-    key, noise_key = jax.random.split(at.state)
-    leaves, structure = jax.tree.flatten(at.params)
-    keys = jax.tree.unflatten(structure, list(jax.random.split(noise_key, len(leaves))))
-    delta = jax.tree.map(draw, at.params, keys)
-    _, grads = at.ascent(jax.tree.map(jnp.add, at.params, delta))
-    by_delta, by_grads = 1 / guarded_norm(delta), lmbda / guarded_norm(grads)
-    direction = jax.tree.map(lambda d, g: by_delta * d + by_grads * g, delta, grads)
-    return None, at.sharp(along(at.params, direction, rho)), key
+def momentum(at, rho=0.05):
+    """The gradient at w + ρ m/‖m‖, with SGD's momentum m."""
+    kept = optax.tree.get(at.base_state, "trace")
+    return *at.value_and_grad(along(at.params, kept, rho)), ()
 
 
-MORE = {of.__name__: of for of in (fisher_sam, gsam, part, every, info, rsam)}
-STARTS = {
-    "every": lambda params: jnp.zeros((), jnp.int32),
-    "info": lambda params: (jnp.zeros(()),) * 4,
-    "rsam": lambda params: jax.random.key(0),
+def contrib(losses):
+    """The step of ``optax.contrib.sam``, as its documentation has it."""
+    adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.5))
+    base = optax.sgd(1e-3, momentum=0.9)
+    tx = optax.contrib.sam(base, adversary, sync_period=2, opaque_mode=True)
+
+    def step(params, state, batch):
+        loss = lambda w: jnp.mean(losses(w, batch))
+        value, grads = jax.value_and_grad(loss)(params)
+        grad_fn = lambda w, _: jax.grad(loss)(w)
+        updates, state = tx.update(grads, state, params, grad_fn=grad_fn)
+        return optax.apply_updates(params, updates), state, value
+
+    return Step(tx.init, step)
+
+
+NO_STATE = lambda params: ()
+METHODS = handwritten.METHODS | {
+    "fisher_sam": (fisher_sam, NO_STATE),
+    "gsam": (gsam, NO_STATE),
+    "part": (part, NO_STATE),
+    "momentum": (momentum, NO_STATE),
+    "every": (every, lambda params: jnp.zeros((), jnp.int32)),
+    "info": (info, lambda params: (jnp.zeros(()),) * 4),
 }
 LIBRARY = {  # what the library's steps get, so that both take the same step
     "fisher_sam": {"rho": 0.05, "eta": 1.0},
     "gsam": {"rho_max": 0.05, "rho_min": 0.05, "alpha": 0.4},
     "part": {"rho": 0.05, "fraction": FRACTION},
+    "momentum": {"rho": 0.05},
     "every": {"rho": 0.05, "k": 2},
-    "rsam": {"rho": 0.05, "gamma": 0.1, "lmbda": 2.0},
 }
+
+
+def by_hand(name, losses, base, axis=None, **changes):
+    """The hand-written step of a method, with the hyperparameters of the library's."""
+    of, init = METHODS[name]
+    known = steps.Row(name).variant(**changes) if name in handwritten.METHODS else None
+    given = known.hyperparameters if known else changes
+    loss = lambda params, batch: jnp.mean(losses(params, batch))
+    return handwritten.by_hand(functools.partial(of, **given), init, loss, base, axis)

@@ -73,25 +73,11 @@ def dots(compiled):
 
 
 def branches(compiled):
-    """Matrix products in each branch of the conditionals that have any."""
-    program = Program(compiled.as_text())
-    found = [
-        sorted(program.count("dot", name) for name in i.calls)
-        for i in program.reachable()
-        if i.opcode == "conditional"
-    ]
-    return [counts for counts in found if any(counts)]
+    return Program(compiled.as_text()).branches("dot")
 
 
 def sharp(perturbation=SAM, base=BASE, **options):
     return sam_optax.sharpness_aware(base, perturbation, **options)
-
-
-def test_the_base_and_sam():
-    assert dots(base()) == DOTS
-    compiled = compile_step(with_grad_fn(sharp()), sharp())
-    assert dots(compiled) == 2 * DOTS
-    assert 1.97 < flops(compiled) < 2.03
 
 
 @pytest.mark.parametrize("fraction", [0.125, 0.5])
@@ -110,20 +96,6 @@ def test_ascent_on_a_part_of_some_batches():
     assert dots(compiled) == 3 * DOTS
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("momentum", 1.02), ("momentum_sam", 1.02), ("low_pass", 1.08)]
-)
-def test_one_gradient_a_step(name, most):
-    method = {
-        "momentum": lambda: sam_optax.momentum_start(SAM),
-        "momentum_sam": lambda: sam_optax.momentum_start(optax.chain(SAM, optax.scale(-1.0))),
-        "low_pass": lambda: sam_optax.low_pass(key=KEY),
-    }[name]()
-    compiled = compile_step(with_grad_fn(sharp(method)), sharp(method))
-    assert dots(compiled) == DOTS
-    assert 1 <= flops(compiled) < most
-
-
 def test_several_samples_are_one_loop():
     two, eight = (sharp(sam_optax.low_pass(samples=n, key=KEY)) for n in (2, 8))
     assert dots(compile_step(with_grad_fn(two), two)) == DOTS
@@ -132,11 +104,8 @@ def test_several_samples_are_one_loop():
     assert Program(compiled.as_text()).count("while") == 1
 
 
-@pytest.mark.parametrize(
-    "when", [sam_optax.every(5), sam_optax.bernoulli(0.2, key=KEY)], ids=["every", "bernoulli"]
-)
-def test_steps_that_do_not_perturb(when):
-    tx = sharp(when=when)
+def test_steps_that_do_not_perturb():
+    tx = sharp(when=sam_optax.bernoulli(0.2, key=KEY))
     assert branches(compile_step(with_grad_fn(tx), tx)) == [[0, DOTS]]
 
 

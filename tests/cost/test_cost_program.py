@@ -21,40 +21,17 @@ from methods import build
 
 import sam_optax
 from sam_optax.experiments.cost.handwritten import guarded_norm
+from sam_optax.experiments.cost.measure import COLLECTIVES
 
 pytestmark = pytest.mark.slow
 
 KERNEL = 1024 * 1024
 # What talks to the host or to other devices, or stands for a library's random generator.
-FOREIGN = {
-    "infeed",
-    "outfeed",
-    "send",
-    "recv",
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-permute",
-    "reduce-scatter",
-    "rng",
-    "rng-bit-generator",
-    "while",
-    "conditional",
-}
+FOREIGN = {"infeed", "outfeed", "send", "recv", "rng", "rng-bit-generator", "while", "conditional"}
+FOREIGN |= {*COLLECTIVES}
 # What only moves data. Inside of a fusion it costs nothing; outside it is a pass over memory.
-MOVES = {
-    "broadcast",
-    "concatenate",
-    "constant",
-    "convert",
-    "copy",
-    "dynamic-slice",
-    "iota",
-    "pad",
-    "reshape",
-    "slice",
-    "transpose",
-}
+MOVES = {"broadcast", "concatenate", "constant", "convert", "copy", "dynamic-slice", "iota", "pad"}
+MOVES |= {"reshape", "slice", "transpose"}
 
 
 def custom_calls(compiled):

@@ -2,19 +2,18 @@
 
 import functools
 import importlib.util
+import os
 import re
-from types import SimpleNamespace
 
 import jax
 import pytest
-from cost_programs import BASE_TX, mean
+from cost_programs import BASE_TX
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from more_by_hand import LIBRARY, MORE, STARTS, skipping
+from more_by_hand import LIBRARY, by_hand, skipping
 
 from sam_optax.experiments.cost import measure, problems, steps
-from sam_optax.experiments.cost.handwritten import by_hand
-from sam_optax.experiments.cost.placement import DATA, LIBTPU, Placement, make_mesh
+from sam_optax.experiments.cost.placement import DATA, Placement, make_mesh
 
 if importlib.util.find_spec("libtpu") is None:
     pytest.skip('needs pip install "sam_optax[tpu]"', allow_module_level=True)
@@ -35,7 +34,8 @@ PLACEMENTS = {
 METHODS = ["sam", "asam", "fsam", "rsam", "momentum", "every", "info", "skip_nonfinite"]
 ON_LARGE = ("rsam", "skip_nonfinite")
 ALLOWED = {"flops": 1.005, "bytes accessed": 1.03, "sent": 1.001}
-# More reductions of scalars: the norms of the noise, and whether all is finite.
+# More than of SAM by hand: the norms of the kernels, of the gradient at the start, and of both;
+# and whether all is finite.
 MORE_REDUCTIONS = {"rsam": 3, "skip_nonfinite": 1}
 # Bounds that do not hold where the params are replicated, with what was measured.
 REPLICATED = ("data parallel", "shard_map", "pmap")
@@ -62,33 +62,15 @@ class Pmapped(Placement):
 
     def jit(self, step, params, state):
         devices = list(self.mesh.devices.flat)
-        mapped = jax.pmap(step.step, axis_name=DATA, devices=devices, donate_argnums=(0, 1))
-        return SimpleNamespace(
-            trace=lambda *arguments: SimpleNamespace(
-                lower=lambda: mapped.lower(*arguments), jaxpr=jax.make_jaxpr(mapped)(*arguments)
-            )
-        )
+        return jax.pmap(step.step, axis_name=DATA, devices=devices, donate_argnums=(0, 1))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _libtpu_by_itself():
-    jax.devices()  # the flags for CPUs, which libtpu refuses, are read once
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("XLA_FLAGS")
-        for name, value in LIBTPU.items():
-            patch.setenv(name, value)
-        yield
-
-
-def handwritten(method, losses, axis):
-    if method == "skip_nonfinite":
-        return skipping(handwritten("sam", losses, axis))
-    if method == "rsam":  # the usual one draws with jax.random.normal, and compiles for minutes
-        return handwritten("sam", losses, axis)
-    if method not in MORE:
-        row = steps.Row(method, by_hand=True)
-        return steps.make(row, losses, per_device=axis is not None)
-    return by_hand(MORE[method], mean(losses), BASE_TX, STARTS.get(method), axis)
+def _environment_of_libtpu_ends_with_the_module():
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @functools.cache
@@ -96,18 +78,17 @@ def built(placement, method, hand):
     topology, axes, options = PLACEMENTS[placement]
     kind = Pmapped if placement == "pmap" else Placement
     placed = kind(make_mesh(f"tpu:{topology}", axes), **options)
-    axis = DATA if placed.per_device else None
     problem = LARGE if method in ON_LARGE else SMALL
-    losses = measure.counted(problem.losses)
-
-    def make():
-        if hand:
-            return handwritten(method, losses, axis)
+    axis = DATA if placed.per_device else None
+    if not hand:
         changes = {"rho": 0.5} if method in ("info", "skip_nonfinite") else LIBRARY.get(method, {})
         row = steps.Row(method)
-        return steps.make(row, losses, per_device=placed.per_device, **changes)
-
-    return measure.build(make, jax.eval_shape(problem.init), problem.batch, placed)
+        step = steps.make(row, problem.losses, per_device=placed.per_device, **changes)
+    else:  # R-SAM's draws with jax.random.normal, and compiles for minutes: SAM's in its place
+        of = "sam" if method in ON_LARGE else method
+        step = by_hand(of, problem.losses, BASE_TX, axis)
+        step = skipping(step) if method == "skip_nonfinite" else step
+    return measure.build(step, jax.eval_shape(problem.init), problem.batch, placed)
 
 
 CASES = [
@@ -132,12 +113,17 @@ def test_costs_what_a_handwritten_step_costs(placement, method):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_evaluates_and_communicates_what_a_handwritten_step_does(placement, method):
+def test_communicates_what_a_handwritten_step_does(placement, method):
     ours, theirs = (built(placement, method, hand).record for hand in (False, True))
-    assert ours["gradients"] == theirs["gradients"] == (1 if method == "momentum" else 2)
     more = {kind: ours[kind] - theirs[kind] for kind in measure.COLLECTIVES}
     assert more.pop("all-reduce") <= MORE_REDUCTIONS.get(method, 0)
     assert {kind: count for kind, count in more.items() if count > 0} == {}
+
+
+def test_the_words_of_rsams_noise_are_scalars():
+    """A TPU's compiler reserves 16 KiB for an array of two: measured 1.38, with arrays 1.58."""
+    ours, theirs = (built("FSDP x TP on 256", "rsam", hand).record for hand in (False, True))
+    assert ours["temporaries"] < 1.45 * theirs["temporaries"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -56,7 +56,7 @@ WRONG = {
     "--methods": "--methods: none given",
     "--model vit": "--model vit: unknown model; use FILE.py:NAME for yours, or one",
     "--dataset cifar": "--dataset cifar: unknown data set; use one of digits",
-    "--dataset npz:nowhere": r"--dataset npz:nowhere: cannot be read \(no such file",
+    "--dataset npz:nowhere": r"--dataset npz:nowhere: not a readable .npz file \(no such file",
     "--preset x": "--preset x: unknown; use one of asam-cifar10, ",
     "--help sma": "--help sma: unknown method; did you mean sam?",
     # what does not go together

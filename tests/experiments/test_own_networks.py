@@ -17,7 +17,7 @@ from sam_optax.experiments import Result, compare
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
 from sam_optax.experiments.reporting import snapshots
-from sam_optax.experiments.reporting.results import load_params
+from sam_optax.experiments.reporting.snapshots import load_params
 from sam_optax.experiments.training import identity
 
 pytestmark = pytest.mark.usefixtures("compile_fast")

@@ -25,25 +25,24 @@ class Step(NamedTuple):
 
 
 class At(NamedTuple):
-    """What a method's step starts from."""
+    """What a method's step starts from; ``state`` is the method's own."""
 
     params: optax.Params
-    state: PyTree  # the method's own
+    state: PyTree
     base_state: optax.OptState
-    ascent: Function  # (params, stride of the examples = 1) -> (loss, gradient)
-    sharp: Function  # params -> gradient
+    value_and_grad: Function  # (params, stride of the examples = 1) -> loss, gradient
     mean: Function  # over the devices
 
 
 def sgd(at: At) -> PyTree:
     """The base optimizer alone."""
-    return *at.ascent(at.params), ()
+    return *at.value_and_grad(at.params), ()
 
 
 def sam(at: At, rho: float) -> PyTree:
     """SAM: ε = ρ g/‖g‖."""
-    value, grads = at.ascent(at.params)
-    return value, at.sharp(along(at.params, grads, rho)), ()
+    value, grads = at.value_and_grad(at.params)
+    return value, at.value_and_grad(along(at.params, grads, rho))[1], ()
 
 
 def asam(at: At, rho: float, eta: float) -> PyTree:
@@ -52,69 +51,74 @@ def asam(at: At, rho: float, eta: float) -> PyTree:
     def scaling(path: KeyPath, w: jax.Array) -> jax.Array:
         return jnp.ones_like(w) if path[-1].key == "bias" else jnp.abs(w) + eta
 
-    value, grads = at.ascent(at.params)
+    value, grads = at.value_and_grad(at.params)
     scales = jax.tree_util.tree_map_with_path(scaling, at.params)
     products = jax.tree.map(jnp.multiply, scales, grads)
     scale = rho / guarded_norm(products)
     perturbed = jax.tree.map(lambda w, t, tg: w + scale * t * tg, at.params, scales, products)
-    return value, at.sharp(perturbed), ()
+    return value, at.value_and_grad(perturbed)[1], ()
 
 
 def fsam(at: At, rho: float, sigma: float, lmbda: float) -> PyTree:
     """F-SAM: d = g − σ m, ε = ρ d/‖d‖, m ← λ m + (1 − λ) g, with m = g after the first step."""
     ema, count = at.state
-    value, grads = at.ascent(at.params)
+    value, grads = at.value_and_grad(at.params)
     residual = jax.tree.map(lambda g, m: g - sigma * m, grads, ema)
     weight = jnp.where(count == 0, 0.0, lmbda)
     ema = jax.tree.map(lambda g, m: weight * m + (1 - weight) * g, at.mean(grads), ema)
-    return value, at.sharp(along(at.params, residual, rho)), (ema, count + 1)
+    return value, at.value_and_grad(along(at.params, residual, rho))[1], (ema, count + 1)
 
 
-def momentum(at: At, rho: float) -> PyTree:
-    """The gradient at w + ρ m/‖m‖, with the momentum m of SGD (``trace``) or Adam (``mu``)."""
-    kept = optax.tree.get(at.base_state, "trace", optax.tree.get(at.base_state, "mu"))
-    return *at.ascent(along(at.params, kept, rho)), ()
+def rsam(at: At, rho: float, gamma: float, lmbda: float) -> PyTree:
+    """R-SAM: d = δ/‖δ‖ + λ g/‖g‖, ε = ρ d/‖d‖, with g at w + δ and δ ~ N(0, γ² ‖w_j‖²/n_j)."""
+
+    def draw(w: jax.Array, key: jax.Array) -> jax.Array:
+        axes = tuple(range(w.ndim - 1)) if w.ndim > 1 else None
+        rms = jnp.sqrt(jnp.mean(jnp.square(w), axis=axes, keepdims=True))
+        return gamma * rms * jax.random.normal(key, w.shape, w.dtype)
+
+    next_key, key = jax.random.split(at.state)
+    leaves, structure = jax.tree.flatten(at.params)
+    keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
+    delta = jax.tree.map(draw, at.params, keys)
+    _, grads = at.value_and_grad(jax.tree.map(jnp.add, at.params, delta))
+    by_delta, by_grads = 1 / guarded_norm(delta), lmbda / guarded_norm(grads)
+    direction = jax.tree.map(lambda d, g: by_delta * d + by_grads * g, delta, grads)
+    return None, at.value_and_grad(along(at.params, direction, rho))[1], next_key
 
 
-HANDWRITTEN: dict[str, Function] = {
-    method.__name__: method for method in (sgd, sam, asam, fsam, momentum)
+METHODS: dict[str, tuple[Function, Function]] = {
+    "sgd": (sgd, lambda params: ()),
+    "sam": (sam, lambda params: ()),
+    "asam": (asam, lambda params: ()),
+    "fsam": (fsam, lambda params: (jax.tree.map(jnp.zeros_like, params), jnp.zeros((), int))),
+    "rsam": (rsam, lambda params: jax.random.key_data(jax.random.key(0))),
 }
-"""By name in the registry, with its hyperparameters: loss, gradient and state of a step."""
-
-
-def fsam_state(params: optax.Params) -> PyTree:
-    """The average, and the number of steps."""
-    return jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32)
+"""By name in the registry: loss, gradient and next state of a step; and the first state."""
 
 
 def by_hand(
     method: Function,
+    init: Function,
     loss: Loss,
     base: optax.GradientTransformation,
-    start: Function | None = None,
     axis: str | None = None,
-    synchronized: bool = False,
 ) -> Step:
     """The step of a method; with ``axis``, the program of one device."""
-    tx = optax.with_extra_args_support(base)
 
-    def step(params: optax.Params, state: PyTree, batch: PyTree) -> PyTree:
-        def mean(tree: PyTree) -> PyTree:
-            return tree if axis is None else jax.lax.pmean(tree, axis)
+    def mean(tree: PyTree) -> PyTree:
+        return tree if axis is None else jax.lax.pmean(tree, axis)
 
-        def ascent(params: optax.Params, stride: int = 1) -> PyTree:
-            examples = jax.tree.map(lambda leaf: leaf[::stride], batch)
-            value, grads = jax.value_and_grad(loss)(params, examples)
-            return value, mean(grads) if synchronized else grads
+    def step(params: optax.Params, state: PyTree, batch: PyTree) -> Any:
+        def value_and_grad(at: optax.Params, stride: int = 1) -> PyTree:
+            return jax.value_and_grad(loss)(at, jax.tree.map(lambda leaf: leaf[::stride], batch))
 
-        def sharp(params: optax.Params, *_: Any) -> optax.Updates:
-            return jax.grad(loss)(params, batch)
-
-        value, grads, own = method(At(params, state[0], state[1], ascent, sharp, mean))
-        updates, base_state = tx.update(mean(grads), state[1], params, grad_fn=sharp)
+        own, base_state = state
+        value, grads, own = method(At(params, own, base_state, value_and_grad, mean))
+        updates, base_state = base.update(mean(grads), base_state, params)
         return optax.apply_updates(params, updates), (own, base_state), value
 
-    return Step(lambda params: (start(params) if start else (), tx.init(params)), step)
+    return Step(lambda params: (init(params), base.init(params)), step)
 
 
 def guarded_norm(tree: PyTree) -> jax.Array:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,26 +18,42 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.types import PyTree
 
 DATA, MODEL = "data", "model"
-LIBTPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-LIBTPU |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+_LIBTPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+_LIBTPU |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
 """Environment in which libtpu compiles and looks for no TPU; every topology is compiled for."""
 
 
-def make_mesh(target: str | None = None, axes: Sequence[str] | None = None) -> Mesh:
+def _devices(target: str | None) -> Sequence[Any]:
+    """Those of a target, which this machine need not have; without one, its own."""
+    kind, _, name = (target or "").partition(":")
+    if not kind:
+        return jax.devices()
+    jax.config.update("jax_platforms", "cpu")
+    if kind == "cpu":
+        flag = f"--xla_force_host_platform_device_count={name}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+        if (found := len(jax.devices())) < int(name):  # from Python, after the first use of JAX
+            raise UserError(f"--target {target}: JAX has started with {found}; use a new process.")
+        return jax.devices()[: int(name)]
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(f'--target {target}: run pip install "sam_optax[tpu]" first.')
+    jax.devices()  # the flags for CPUs are read once; libtpu refuses them
+    os.environ.pop("XLA_FLAGS", None)
+    os.environ.update(_LIBTPU)
+    try:
+        return topologies.get_topology_desc(name, platform="tpu").devices
+    except Exception as error:  # of several types, which JAX does not document
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--target {target}: {reason}; use tpu:v5e:2x2, say.") from error
+
+
+def make_mesh(target: str | None = None, axes: Sequence[str] = ()) -> Mesh:
     """The mesh of ``NAME=SIZE`` axes; by default all devices of a target, or one of these."""
-    devices: Sequence[Any] = jax.devices()
-    if target and target.startswith("tpu:"):
-        if importlib.util.find_spec("libtpu") is None:
-            raise UserError(f'--target {target}: run pip install "sam_optax[tpu]" first.')
-        try:
-            devices = topologies.get_topology_desc(target[4:], platform="tpu").devices
-        except Exception as error:  # of several types, which JAX does not document
-            reason = str(error).splitlines()[0]
-            raise UserError(f"--target {target}: {reason}; use tpu:v5e:2x2, say.") from error
-    parts = [axis.partition("=") for axis in axes or ()]
+    devices = _devices(target)
+    parts = [axis.partition("=") for axis in axes]
     sizes = {name: int(size) for name, _, size in parts} or {DATA: len(devices) if target else 1}
     if DATA not in sizes:
-        raise UserError(f"--mesh {' '.join(axes or ())}: name an axis data, for the batch.")
+        raise UserError(f"--mesh {' '.join(axes)}: name an axis data, for the batch.")
     if (count := math.prod(sizes.values())) > len(devices):
         raise UserError(f"--mesh of {count} devices: there are {len(devices)}; use at most these.")
     return Mesh(np.array(devices[:count]).reshape(*sizes.values()), tuple(sizes))

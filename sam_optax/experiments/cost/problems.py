@@ -9,33 +9,35 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from sam_optax.experiments.networks import registry
+from sam_optax.experiments.cost.handwritten import Loss
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.networks import own, registry
 from sam_optax.experiments.networks.small import MLP
-from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.types import PyTree
-
-Losses = Callable[[optax.Params, PyTree], jax.Array]
-"""One loss per example, from (params, batch)."""
 
 
 class Problem(NamedTuple):
-    """A network with its loss; ``batch`` has shapes only, so that large networks can be built."""
+    """A network with the loss of each example; ``batch`` has shapes only, so it may be large."""
 
     init: Callable[[], optax.Params]
-    losses: Losses
+    losses: Loss
     batch: PyTree
 
 
-def make(name: str, size: int, dtype: DTypeLike = jnp.float32) -> Problem:
-    """A network on ``size`` examples."""
+def make(
+    name: str, size: int, dtype: DTypeLike = jnp.float32, shape: tuple[int, ...] = (32, 32, 3)
+) -> Problem:
+    """A network on ``size`` examples of a shape; mlp:DEPTHxWIDTH is of vectors of its width."""
     if found := re.fullmatch(r"mlp:([1-9]\d*)x([1-9]\d*)", name):
         depth, width = int(found[1]), int(found[2])
         return classification(MLP(width, width, depth - 1, dtype), size, (width,))
-    if name == "vit":
-        vit = VisionTransformer(10, width=64, depth=4, heads=4, patch=4, dtype=dtype)
-        return classification(vit, size, (28, 28, 1))
-    shape = (32, 32, 3)
-    return classification(registry.build(name, shape, 10, dtype), size, shape)
+    module = registry.build(name, shape, 10, dtype)
+    if own.is_spec(name):
+        try:
+            own.check(module, name, jnp.zeros((1, *shape)), None)
+        except UserError as error:
+            raise UserError(f"{error} --shape gives the shape of an example.") from error
+    return classification(module, size, shape)
 
 
 def classification(module: Any, size: int, shape: tuple[int, ...]) -> Problem:

@@ -1,4 +1,4 @@
-"""The steps to measure: the library's, the hand-written ones, and optax.contrib.sam."""
+"""The steps to measure: the library's and the hand-written ones."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -7,15 +7,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import optax.contrib
 
-from sam_optax.experiments.cost.handwritten import HANDWRITTEN, Loss, Step, by_hand, fsam_state
+from sam_optax.experiments.cost import handwritten
+from sam_optax.experiments.cost.handwritten import Loss, Step
 from sam_optax.experiments.cost.placement import DATA
 from sam_optax.experiments.methods import method, registry
+from sam_optax.experiments.methods.method import Variant
 from sam_optax.experiments.types import PyTree
 
-CONTRIB, OPTIONS = "optax.contrib.sam", ("info", "skip_nonfinite")
-# Without methods whose cost depends on the size of the training set; with options, as SAM's.
+OPTIONS = ("info", "skip_nonfinite", "sync_perturbation")
+"""Options of the library's step, as SAM's."""
+# Without methods whose cost depends on the size of the training set.
 METHODS = [name for name, of in registry.METHODS.items() if name != "sgd" and not of.needs_data]
 METHODS += OPTIONS
 OPTIMIZERS: Mapping[str, Any] = {
@@ -25,59 +27,50 @@ OPTIMIZERS: Mapping[str, Any] = {
 
 
 class Row(NamedTuple):
-    """A step: the library's or the hand-written one of a method, or optax's."""
+    """A step: the library's or the hand-written one of a method."""
 
     method: str
     by_hand: bool = False
-    synchronized: bool = False
 
     def __str__(self) -> str:
-        if self == BASE:
-            return "base optimizer"
-        return self.method + " by hand" * self.by_hand + ", synchronized" * self.synchronized
+        return "base optimizer" if self == BASE else self.method + " by hand" * self.by_hand
 
     @property
     def reference(self) -> "Row":
         """The hand-written step of the same method, or else of SAM."""
-        of = self.method if self.method in HANDWRITTEN else "sam"
-        return Row(of, True, self.synchronized)
+        return Row(self.method if self.method in handwritten.METHODS else "sam", by_hand=True)
+
+    def variant(self, **changes: Any) -> Variant:
+        """The method with the registry's hyperparameters, except those given."""
+        return registry.METHODS["sam" if self.method in OPTIONS else self.method].variant(**changes)
 
 
-BASE = Row("sgd", True)
+BASE = Row("sgd", by_hand=True)
 
 
-def rows(methods: Iterable[str], per_device: bool = False) -> list[Row]:
+def rows(methods: Iterable[str]) -> list[Row]:
     """The steps to measure for some methods, in the order to show them."""
-    found = [BASE] if per_device else [BASE, Row("sam", True), Row(CONTRIB)]
-    for synchronized in (False, True)[: 1 + per_device]:
-        for row in (Row(name, False, synchronized) for name in methods):
-            found += [Row("sam", True, synchronized), row.reference, row]
-    return list(dict.fromkeys(found))
+    pairs = [(Row(name).reference, Row(name)) for name in methods]
+    return list(dict.fromkeys([BASE, Row("sam", by_hand=True), *sum(pairs, ())]))
 
 
 def make(
     row: Row, losses: Loss, optimizer: str = "sgd", per_device: bool = False, **changes: Any
 ) -> Step:
-    """Builds a step from the losses of the examples, with the registry's hyperparameters."""
+    """Builds a step from the losses of the examples; ``changes`` are of hyperparameters."""
 
     def loss(params: optax.Params, batch: PyTree) -> jax.Array:
         return jnp.mean(losses(params, batch))
 
-    tx = OPTIMIZERS[optimizer](1e-3)
-    base = method.Base(lambda rate: tx, optax.constant_schedule(1e-3))
-    if row.method == CONTRIB:  # as its documentation has it
-        adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.5))
-        contrib = optax.contrib.sam(tx, adversary, sync_period=2, opaque_mode=True)
-        return by_hand(HANDWRITTEN["sgd"], loss, contrib)
-    axis = DATA if per_device else None
-    variant = registry.METHODS["sam" if row.method in OPTIONS else row.method].variant(**changes)
+    base, axis = OPTIMIZERS[optimizer](1e-3), DATA if per_device else None
+    variant = row.variant(**changes)
     if row.by_hand:
-        of = functools.partial(HANDWRITTEN[row.method], **variant.hyperparameters)
-        start = {"fsam": fsam_state}.get(row.method)
-        return by_hand(of, loss, tx, start, axis, row.synchronized)
-    options = {"axis_name": axis, "sync_perturbation": row.synchronized}
-    options |= {row.method: True} if row.method in OPTIONS else {}
-    tx = variant.transformation(base._replace(options=options), jax.random.key(0))
+        of, init = handwritten.METHODS[row.method]
+        of = functools.partial(of, **variant.hyperparameters)
+        return handwritten.by_hand(of, init, loss, base, axis)
+    options = {"axis_name": axis} | ({row.method: True} if row.method in OPTIONS else {})
+    given = method.Base(lambda rate: base, optax.constant_schedule(1e-3), options=options)
+    tx = variant.transformation(given, jax.random.key(0))
 
     def step(params: optax.Params, state: optax.OptState, batch: PyTree) -> PyTree:
         values = jax.value_and_grad(lambda p: (loss(p, batch), None), has_aux=True)
