@@ -111,6 +111,22 @@ def test_every_form_of_a_network():
     assert not drops(stateless)
 
 
+def test_every_stream_of_an_nnx_module_draws_its_own_numbers():
+    class Twice(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(1, 1, rngs=rngs)
+            self.first, self.second = (nnx.Dropout(0.5, rngs=nnx.Rngs(i)) for i in range(2))
+
+        def __call__(self, x):
+            return self.first(jnp.ones(1000)) * self.second(jnp.ones(1000))
+
+    model = own.adapted(Twice, "twice", 2)
+    variables = model.init(jax.random.key(0), jnp.ones((1, 1)), train=False)
+    streams = {"dropout": jax.random.key(1)}
+    kept = model.apply(variables, jnp.ones((1, 1)), train=True, rngs=streams) > 0
+    assert 0.2 < jnp.mean(kept) < 0.3  # one mask for both would keep a half
+
+
 @pytest.mark.parametrize("network", [Linen, Nnx], ids=["linen", "nnx"])
 def test_both_passes_draw_alike_and_statistics_advance_once(network, data):
     """With ρ = 0 SAM is SGD, to the last bit; after a step, statistics are of one batch."""
