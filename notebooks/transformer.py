@@ -1,11 +1,10 @@
-# A transformer on text
+"""A transformer on text, in plain optax and Flax: AdamW, SAM, ASAM, SAM on a part of the network.
 
-For those who train language models: AdamW, SAM, ASAM, and SAM on one part of the network, in plain optax and Flax, on text that ships with Python.
+It predicts the next byte of the text of Python's ``help()``. It is trained on 20 kB of it, fifty
+times over, and tested on another 60 kB: it learns the text by heart, as fine-tuning on little data
+does. ``notebooks/text.py`` compares methods on text with seeds and intervals.
+"""
 
-The network is a small causal transformer that predicts the next byte. It is trained on 20 kB of the text of Python's `help()`, fifty times over, and
-tested on another 60 kB: a case in which it learns the text by heart, as fine-tuning on little data does.
-
-```python
 from pydoc_data.topics import topics
 
 import flax.linen as nn
@@ -62,19 +61,15 @@ def trained(tx):
         batch = examples(train, rng.integers(len(train) - LENGTH, size=BATCH))
         params, state = step(params, state, batch)
     return params
-```
 
-The optimizers are the only difference. `optax.with_extra_args_support` lets AdamW take the `grad_fn` that it does not need, so that all of them share the step.
-`perturb_only` takes a mask, here of the last block and the head; adapters are chosen in the same way, by their names.
 
-```python
 def last_block(params):
     return jax.tree.map_with_path(lambda path, _: path[1].key in ("block_1", "head"), params)
 
 
 adamw = optax.adamw(optax.cosine_decay_schedule(3e-3, STEPS), weight_decay=0.01)
 some = sam_optax.perturb_only(sam_optax.sam(rho=0.1), last_block)
-optimizers = {
+optimizers = {  # AdamW takes the grad_fn that it does not need, so that all share the step
     "AdamW": optax.with_extra_args_support(adamw),
     "SAM": sam_optax.sharpness_aware(adamw, sam_optax.sam(rho=0.1)),
     "ASAM": sam_optax.sharpness_aware(adamw, sam_optax.asam(rho=0.5)),
@@ -85,23 +80,3 @@ for name, tx in optimizers.items():
     parts = [examples(part, np.arange(0, len(part) - LENGTH, LENGTH)) for part in (train, test)]
     losses = [jax.jit(loss_fn)(params, part) for part in parts]
     print("{:22} training {:.3f}  test {:.3f} nats per byte".format(name, *losses))
-```
-
-It prints
-
-```text
-AdamW                  training 0.807  test 3.068 nats per byte
-SAM                    training 1.178  test 2.871 nats per byte
-ASAM                   training 1.327  test 2.610 nats per byte
-SAM on the last block  training 0.981  test 2.711 nats per byte
-```
-
-on a CPU with Python 3.11 (the text is another one in other versions), jax 0.10.2 and optax 0.2.8. Lower is better: AdamW has learned most by heart and
-is the most wrong about new text. This is one seed, after the last step, with one radius for each method and none of them tuned; do not rank the three by it.
-
-How much there is to gain depends on how much is learned by heart. With `text[:60_000]` for training, AdamW ends at 2.281 on the test text and SAM at
-ρ = 0.2 at 2.573: the radius is too large there. On the last 46 kB of the test text, ρ = 0.05 gains 0.01.
-
-Each method but AdamW takes two gradients per step. A mask makes the perturbation smaller, not the second gradient: it is on all params.
-[Cheaper steps](cheap-steps.md) save gradients, [parts of a network](parts-of-a-network.md) has more on masks, and `python notebooks/text.py`
-[compares methods on text](experiments.md#text) with seeds and intervals.
