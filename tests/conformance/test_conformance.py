@@ -1,6 +1,6 @@
 """What every method keeps: a method joins by a line in ``tests/methods.py`` and runs this file.
 
-python -m pytest -m "slow or not slow" tests/conformance/test_conformance.py -k NAME
+python -m pytest -m "" tests/conformance/test_conformance.py -k NAME
 """
 
 import copy
