@@ -89,11 +89,17 @@ class _BreakCode(SphinxPostTransform):
 
 def _mathml(translator, node):
     """Writes an equation as MathML, which browsers draw by themselves, without a network."""
-    equation = re.sub(r"\\[bB]ig+[lr]?\b", "", node.astext())  # brackets grow by themselves
+    # The converter knows no \big, and would put the index of \bar g_s below the g.
+    equation = re.sub(r"\\[bB]ig+[lr]?\b", "", node.astext())
+    equation = re.sub(r"\\(bar|hat|tilde)\s*(\w|{\w+})", r"{{}\g<0>}", equation)
     try:
-        translator.body.append(tex2mathml(equation, isinstance(node, nodes.math_block)))
+        mathml = tex2mathml(equation, isinstance(node, nodes.math_block))
     except MathError as error:
         _log.warning("equation: %s", error, location=node)
+        raise nodes.SkipNode from error
+    # Both bars of a norm are of one height, also where the second one has an exponent.
+    bar = r'<mo\1 stretchy="false" lspace="0" rspace="0">'
+    translator.body.append(re.sub(r"<mo( class=\"\w+\")?>(?=[‖|])", bar, mathml))
     raise nodes.SkipNode
 
 

@@ -10,15 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sam_optax.analysis._style import COLOURS, LINES, MARKERS, positions
 from sam_optax.experiments.types import Json
-
-# Okabe and Ito's palette (grey for black) and two more, which colour-blind readers can tell apart.
-# Line styles and markers repeat the distinction for print without colour: 45 methods differ in
-# colour or line, and in colour or marker.
-_COLOURS: tuple[str, ...] = ("#666666", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7")
-_COLOURS += ("#56B4E9", "#B3A000", "#8C564B")
-_LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 class Style(NamedTuple):
@@ -30,16 +23,15 @@ class Style(NamedTuple):
 
     def again(self, repeat: int) -> "Style":
         """That of the same method with other radii, which keeps its colour."""
-        line, marker = _LINES.index(self.linestyle), _MARKERS.index(self.marker)
-        return Style(self.color, _LINES[(line + repeat) % 5], _MARKERS[(marker + repeat) % 8])
+        line, marker = LINES.index(self.linestyle), MARKERS.index(self.marker)
+        return Style(self.color, LINES[(line + repeat) % 5], MARKERS[(marker + repeat) % 8])
 
 
 def styles(methods: Sequence[str]) -> list[Style]:
     """The styles by position; a method may occur several times."""
-    order = {name: i for i, name in enumerate(dict.fromkeys(methods))}
-    first = {
-        name: Style(_COLOURS[i % 9], _LINES[i % 5], _MARKERS[i % 8]) for name, i in order.items()
-    }
+    names = [*dict.fromkeys(methods)]
+    order = dict(zip(names, positions(names), strict=True))
+    first = {name: Style(COLOURS[i % 9], LINES[i % 5], MARKERS[i % 8]) for name, i in order.items()}
     return [first[name].again(methods[:i].count(name)) for i, name in enumerate(methods)]
 
 
