@@ -73,14 +73,14 @@ def _as_pages(app, docname, source):
 
 
 class _BreakCode(SphinxPostTransform):
-    """Lets inline code break after ``(``, ``,`` and ``.``, and nowhere inside a name."""
+    """Lets inline code break after ``(``, ``,``, ``.``, ``/`` and ``=``, never inside a name."""
 
     default_priority = 500
     formats = ("html",)
 
     def run(self, **kwargs):
         for literal in self.document.findall(nodes.literal):
-            if len(pieces := re.split(r"(?<=[(,.])(?=[^\d\s])", literal.astext())) > 1:
+            if len(pieces := re.split(r"(?<=[(,./=])(?=[^\d\s=./)])", literal.astext())) > 1:
                 literal.clear()
                 literal += nodes.Text(pieces[0])
                 for piece in pieces[1:]:

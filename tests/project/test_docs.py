@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 PACKAGES = ["sam_optax", "sam_optax.training", "sam_optax.analysis"]
-BUILDERS = ("sphinx", "furo", "myst_parser")
+BUILDERS = ("sphinx", "furo", "myst_nb")
 
 
 @pytest.fixture(scope="module")
