@@ -66,10 +66,19 @@ def _plain_defaults(app, what, name, obj, options, signature, return_annotation)
     return signature, return_annotation
 
 
+def _to_notebook(link):
+    """A link to a notebook leads to its page: to the section that the link names, if it does."""
+    text, name = link.groups()
+    heading = rf'"#+ {re.escape(text)}(\\n)?"'
+    section = re.search(heading, (_root / "notebooks" / name).read_text())
+    slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+    return f"[{text}](notebooks/{name}{f'#{slug}' if section else ''})"
+
+
 def _as_pages(app, docname, source):
     """Changes what only the repository needs: doctest's empty last lines, paths of notebooks."""
     text = source[0].replace("\n\n```\n", "\n```\n").replace("](../docs/", "](../")
-    source[0] = re.sub(r"\]\(\.\./(notebooks/\w+\.ipynb)", r"](\1", text)
+    source[0] = re.sub(r"\[([^\]]+)\]\(\.\./notebooks/(\w+\.ipynb)\)", _to_notebook, text)
 
 
 class _BreakCode(SphinxPostTransform):

@@ -1,5 +1,5 @@
-"""The tables of ``docs/catalogue.md``: every expression on recorded steps of the authors' code, or
-against the equations in NumPy, in float64; and both costs of every row."""
+"""The tables by name of ``docs/methods.md``: every expression on recorded steps of the authors'
+code, or against the equations in NumPy, in float64; and both costs of every row."""
 
 import functools
 import pathlib
@@ -37,7 +37,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / "golden"))
 import author_methods as authors
 import test_authors as recorded
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "catalogue.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "methods.md"
 NUMBERS = {
     **{"rho": 0.3, "eta": 0.1, "sigma": 0.8, "lmbda": 0.7, "alpha": 0.4, "gamma": 0.75},
     **{"beta": 1.0, "tau": 0.1, "quantile": 0.5, "k": 3, "delta": 0.7, "lr": LR, "mu": MOMENTUM},
@@ -57,7 +57,7 @@ FLAGS = np.array([True, False, True, True, False, True, True])
 def rows():
     """Expression, arguments of ``update``, costs and source of each row of the tables."""
     found = {}
-    for line in PAGE.read_text().split("## Measured")[0].splitlines():
+    for line in PAGE.read_text().split("## By name")[1].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| ") and "`" in line and not line.startswith("| method"):
             codes = [code.strip("`") for code in cells[1].split("<br>")]

@@ -184,7 +184,7 @@ def test_optimistix_first_step():
 
 def test_optimistix_alternating():
     pytest.importorskip("optimistix")
-    names = run("optimistix_alternating")
+    names = run("optimistix_alternating", **run("optimistix"))
     np.testing.assert_allclose(names["found"], names["target"], atol=1e-3)
 
 
