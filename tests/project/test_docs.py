@@ -197,8 +197,16 @@ def test_pages_say_first_whom_they_are_for(page):
     assert re.search(r"\b[Ff]or (those|readers|anyone)\b", first), first
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CONTRIBUTING.md"])
+def test_code_is_as_wide_as_a_page(page):
+    """The contributing page has files of the repository, which are wider."""
+    for block in re.findall(r"^ *```\w+\n(.*?)^ *```", (DOCS / page).read_text(), re.M | re.S):
+        assert max(map(len, block.splitlines())) <= 88, block
+
+
 def test_the_example_of_the_readme_learns(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert max(map(len, code.splitlines())) <= 88
     exec(compile(code, "README.md", "exec"), {})
     assert float(capsys.readouterr().out) < 0.1
 
