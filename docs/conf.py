@@ -46,7 +46,9 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"
 _pages = _root / "docs" / "notebooks"
 shutil.rmtree(_pages, ignore_errors=True)
-shutil.copytree(_root / "notebooks", _pages, ignore=shutil.ignore_patterns("*.py", ".*", "__*"))
+shutil.copytree(
+    _root / "notebooks", _pages, ignore=shutil.ignore_patterns("*.py", ".*", "__*")
+)
 
 # Every name that a docstring refers to has to be in the reference.
 nitpicky = True
@@ -78,7 +80,9 @@ def _to_notebook(link):
 def _as_pages(app, docname, source):
     """Changes what only the repository needs: doctest's empty last lines, paths of notebooks."""
     text = source[0].replace("\n\n```\n", "\n```\n").replace("](../docs/", "](../")
-    source[0] = re.sub(r"\[([^\]]+)\]\(\.\./notebooks/(\w+\.ipynb)\)", _to_notebook, text)
+    source[0] = re.sub(
+        r"\[([^\]]+)\]\(\.\./notebooks/(\w+\.ipynb)\)", _to_notebook, text
+    )
 
 
 class _BreakCode(SphinxPostTransform):
@@ -89,11 +93,19 @@ class _BreakCode(SphinxPostTransform):
 
     def run(self, **kwargs):
         for literal in self.document.findall(nodes.literal):
-            if len(pieces := re.split(r"(?<=[(,./=])(?=[^\d\s=./)])", literal.astext())) > 1:
+            if (
+                len(
+                    pieces := re.split(r"(?<=[(,./=])(?=[^\d\s=./)])", literal.astext())
+                )
+                > 1
+            ):
                 literal.clear()
                 literal += nodes.Text(pieces[0])
                 for piece in pieces[1:]:
-                    literal += [nodes.raw("", "<wbr>", format="html"), nodes.Text(piece)]
+                    literal += [
+                        nodes.raw("", "<wbr>", format="html"),
+                        nodes.Text(piece),
+                    ]
 
 
 def _mathml(translator, node):

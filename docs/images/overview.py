@@ -1,12 +1,11 @@
 # ruff: noqa: RUF001 (the Greek letter in what is drawn)
-"""Draws ``overview.png`` from the results of two runs.
+"""Draws ``overview.png`` from the results of a run.
 
-Accuracy over epochs is of the first run; accuracy and the time of a step are of the second::
+::
 
-    python -m sam_optax compare --out runs/compare
-    python -m sam_optax compare --tune --out runs/tuned \
+    python -m sam_optax compare --out runs/front \
         --methods sgd sam asam rsam fsam looksam msam part every
-    python docs/images/overview.py runs/compare runs/tuned docs/images/overview.png
+    python docs/images/overview.py runs/front docs/images/overview.png
 """
 
 import io
@@ -33,29 +32,45 @@ NAMES = {
 }
 
 
-def main(compare, tuned, out):
+OVER_EPOCHS = ("sgd", "sam", "asam", "rsam", "fsam")
+
+
+def main(run, out):
     """Draws both panels and writes the figure."""
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for i, (method, look) in enumerate(styled(_methods(compare))):
-        mean = 100 * np.mean([run["curves"]["test_accuracy"] for run in method["seeds"]], 0)
+    methods = styled(json.loads((Path(run) / "results.json").read_text())["methods"])
+    shown_left = [row for row in methods if row[0]["name"] in OVER_EPOCHS]
+    for i, (method, look) in enumerate(shown_left):
+        mean = 100 * np.mean(
+            [run["curves"]["test_accuracy"] for run in method["seeds"]], 0
+        )
         where = (9 + 2 * i, 10)  # no marker hides another
-        shown = {"label": NAMES[method["method"]], "markevery": where, **look._asdict()}
+        shown = {"label": NAMES[method["name"]], "markevery": where, **look._asdict()}
         left.plot(1 + np.arange(len(mean)), mean, **shown)
     left.set(xlabel="epoch", ylabel="test accuracy (%)", ylim=(91, 98), xlim=(0, None))
     left.set_title("test accuracy over epochs, mean of the seeds", fontsize="medium")
     left.legend(loc="lower right", frameon=False)
 
-    rows = sorted(styled(_methods(tuned)), key=lambda row: row[0]["step_cost"])
+    rows = sorted(methods, key=lambda row: row[0]["step_cost"])
     for i, (method, look) in enumerate(rows):
         accuracy = method["summary"]["test_accuracy"]
-        shown = {"color": look.color, "marker": look.marker, "markersize": 8, "capsize": 3}
-        right.errorbar(100 * accuracy["mean"], i, xerr=100 * (accuracy["interval"] or 0), **shown)
+        shown = {
+            "color": look.color,
+            "marker": look.marker,
+            "markersize": 8,
+            "capsize": 3,
+        }
+        right.errorbar(
+            100 * accuracy["mean"], i, xerr=100 * (accuracy["interval"] or 0), **shown
+        )
     names = [f"{_name(row)}  {row['step_cost']:.2f} ×" for row, _ in rows]
     right.set_yticks(range(len(rows)), names)
     right.invert_yaxis()
     right.set(xlabel="test accuracy (%) after the last epoch")
-    right.set_title("time of a step (SGD: 1), and accuracy with 95 % intervals", fontsize="medium")
+    right.set_title(
+        "time of a step (SGD: 1), and accuracy with 95 % intervals", fontsize="medium"
+    )
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
@@ -69,11 +84,6 @@ def main(compare, tuned, out):
 def _name(method):
     rho = method["hyperparameters"].get("rho")
     return NAMES[method["name"]] + ("" if rho is None else f", ρ = {rho:g}")
-
-
-def _methods(folder):
-    found = json.loads((Path(folder) / "results.json").read_text())["methods"]
-    return [method for method in found if method["method"] in NAMES]
 
 
 if __name__ == "__main__":
