@@ -93,19 +93,13 @@ class _BreakCode(SphinxPostTransform):
 
     def run(self, **kwargs):
         for literal in self.document.findall(nodes.literal):
-            if (
-                len(
-                    pieces := re.split(r"(?<=[(,./=])(?=[^\d\s=./)])", literal.astext())
-                )
-                > 1
-            ):
+            first, *rest = re.split(r"(?<=[(,./=])(?=[^\d\s=./)])", literal.astext())
+            if rest:
                 literal.clear()
-                literal += nodes.Text(pieces[0])
-                for piece in pieces[1:]:
-                    literal += [
-                        nodes.raw("", "<wbr>", format="html"),
-                        nodes.Text(piece),
-                    ]
+                literal += nodes.Text(first)
+            for piece in rest:
+                literal += nodes.raw("", "<wbr>", format="html")
+                literal += nodes.Text(piece)
 
 
 def _mathml(translator, node):

@@ -68,9 +68,7 @@ def main(run, out):
     right.set_yticks(range(len(rows)), names)
     right.invert_yaxis()
     right.set(xlabel="test accuracy (%) after the last epoch")
-    right.set_title(
-        "time of a step (SGD: 1), and accuracy with 95 % intervals", fontsize="medium"
-    )
+    right.set_title("time of a step (SGD: 1), accuracy", fontsize="medium")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)

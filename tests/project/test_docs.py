@@ -72,6 +72,36 @@ def test_defaults_are_shown_as_numbers(site):
     assert "np.int32" not in (site / "reference" / "methods.html").read_text()
 
 
+@pytest.mark.slow
+def test_pages_need_no_network(site):
+    """Equations are MathML, and all styles and scripts are the site's."""
+    for page in site.rglob("*.html"):
+        assert not re.search(r"<(script|link|img)[^>]* (src|href)=.https?:", page.read_text()), page
+    assert "<msub>" in (site / "methods.html").read_text()
+
+
+@pytest.mark.slow
+def test_every_notebook_is_a_page_with_its_outputs(site):
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        page = (site / "notebooks" / f"{path.stem}.html").read_text()
+        assert "device(s), jax" in page
+        assert "cell_output" in page
+    sections = re.findall(
+        r'href="notebooks/(\w+)\.html#([^"]+)"', (site / "notebooks.html").read_text()
+    )
+    assert len(sections) >= 20
+    for name, section in sections:
+        assert f'id="{section}"' in (site / "notebooks" / f"{name}.html").read_text()
+
+
+@pytest.mark.slow
+def test_code_breaks_between_its_parts_alone(site):
+    page = (site / "methods.html").read_text()
+    assert '<span class="pre">sharpness_aware(</span><wbr>' in page
+    style = (site / "_static" / "site.css").read_text()
+    assert re.search(r"code\.literal \.pre {\s*white-space: nowrap;", style)
+
+
 # The skeleton of a method has its own test below.
 WITH_EXAMPLES = [
     page for page in PAGES if page != "CONTRIBUTING.md" and ">>> " in (DOCS / page).read_text()
