@@ -13,9 +13,8 @@ def part_of_batch(batch: PyTree, fraction: float) -> PyTree:
 
     ``update(None, state, params, grad_fn=grad_fn, ascent_grad_fn=lambda p: jax.grad(loss)(p,
     part_of_batch(batch, 0.1)))`` makes a step that costs about 1.1 gradients. The ascent needs only
-    a direction, which is noisier on fewer examples; what that costs in accuracy depends on the task
-    (``docs/measured.md``). Examples are spaced evenly, so that each device keeps its share of a
-    sharded batch.
+    a direction, which is noisier on fewer examples; what that costs in accuracy depends on the
+    task. Examples are spaced evenly, so that each device keeps its share of a sharded batch.
 
     Args:
       batch: a pytree of arrays whose first axis indexes the examples.

@@ -17,7 +17,7 @@ from sam_optax.experiments.reporting.console import Console, say
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.snapshots import Snapshots, by_seed, to_npz
+from sam_optax.experiments.reporting.snapshots import Snapshots, by_seed, load_params, to_npz
 from sam_optax.experiments.result import Result
 from sam_optax.experiments.training import devices, identity, initial
 from sam_optax.experiments.training.task import (
@@ -103,7 +103,7 @@ class _Run(NamedTuple):
     def print(self, found: Json) -> None:
         """Prints the table."""
         if self.show:
-            table.print_results(_console(), found)
+            _console().print(table.ResultsTable(found), soft_wrap=True)  # paths stay on one line
 
     def tuned(self, out: OutputDirectory | None) -> "_Run":
         """The run with the values that ``--tune`` chooses; ``out`` keeps those that it tries."""
@@ -229,7 +229,7 @@ def _finished(run: _Run, path: Path, out: OutputDirectory | None) -> Result | No
     if out and not (path / REPORT).exists():
         _draw(out, found)
     _print(f"\nThis run is finished: its results are in {path}. Open {path / REPORT}.")
-    return Result(found, results.load_params(path / "params.npz"))
+    return Result(found, load_params(path / "params.npz"))
 
 
 def _files(found: Json, params: Mapping[str, Mapping[int, PyTree]]) -> dict[str, bytes]:

@@ -23,7 +23,6 @@ _EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX", "tyro"}
 _COMMANDS = {
     "compare": "train SGD and sharpness-aware methods on the same data and compare them",
     "analyze": "measure the sharpness of the networks that a run has trained",
-    "ranks": "find which sharpness measure ranks networks by their generalization gap",
     "cost": "count what a training step of each method costs, also on a TPU that is not there",
 }
 # Modules of sam_optax.experiments whose names differ from the command's. Each is imported only when

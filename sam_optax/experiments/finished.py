@@ -1,161 +1,123 @@
 """Opens finished runs: their networks, and the loss of these on the data."""
 
 import dataclasses
-import operator
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple
 
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 
 from sam_optax import analysis
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
 from sam_optax.experiments.reporting import snapshots, words
-from sam_optax.experiments.reporting.console import Console, say
-from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.results import from_json, load_params
+from sam_optax.experiments.reporting.console import say
+from sam_optax.experiments.reporting.results import from_json
+from sam_optax.experiments.reporting.snapshots import load_params
 from sam_optax.experiments.training import identity, measures
 from sam_optax.experiments.training import task as tasks
-from sam_optax.experiments.types import Function, Json, PyTree, Record
-
-RunDirs: TypeAlias = Annotated[
-    tuple[Path, ...],
-    tyro.conf.Positional,
-    tyro.conf.arg(help="Directories of --out of finished runs.", metavar="RUN_DIR ..."),
-]
-Value = TypeVar("Value")
+from sam_optax.experiments.types import Json, PyTree, Record
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run, and the networks that its directory has.
+    """A finished run: its results, as in ``results.json``, its task, and its networks."""
 
-    ``label`` tells it from the other runs, if there are several, which share the loss ``programs``,
-    and ``about`` is what they have in common, in words.
-    ``labels`` are those that each seed was trained on, and ``scores`` those of each method after
-    each epoch on the test examples, (seeds, epochs), of the seeds that have not diverged.
-    """
-
+    directory: Path
     results: Record
     task: tasks.Task
-    directory: Path
-    label: str
-    about: str
-    programs: dict[Any, Function]
-    labels: np.ndarray
-    scores: dict[str, np.ndarray]
     networks: list["Network"] = dataclasses.field(default_factory=list)
+
+    @functools.cache  # noqa: B019 (a run lives as long as its networks)
+    def examples(self, part: str) -> tuple[np.ndarray, np.ndarray]:
+        """Those of ``"train"`` or ``"test"`` that are measured, and their indices in it."""
+        return measures.measured(getattr(self.task.dataset, part))
 
 
 class Network(NamedTuple):
     """A network of a run: that of a method and a seed, after an epoch.
 
-    ``title`` is the method, and the run if there are several; ``last`` is whether its training had
-    ended, and ``path`` the file that has it.
+    ``score`` is its test accuracy, or the user's metric; ``last`` is whether training had ended.
     """
 
     run: Run
-    name: str
+    method: str
     seed: int
     epoch: int
-    title: str
+    score: float | None
     last: bool
     path: Path
 
-    @property
-    def entry(self) -> tasks.Entry:
-        """The method, with hyperparameters and recipe."""
-        return self.run.task.entries[self.name]
-
-    def load(self) -> PyTree | None:
-        """Reads its variables; ``None`` if it has diverged."""
-        found = load_params(self.path, f"{self.name}/{self.seed}/")[self.name][self.seed]
-        finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found["params"]))
-        return jax.tree.map(jnp.asarray, found) if finite else None
+    def load(self) -> PyTree:
+        """Reads its variables: the ``"params"``, and others such as statistics of BatchNorm."""
+        found = load_params(self.path, f"{self.method}/{self.seed}/")[self.method][self.seed]
+        return jax.tree.map(jnp.asarray, found)
 
     def loss(
-        self, variables: PyTree, part: str = "train", group: int | None = None, train: bool = False
+        self, variables: PyTree, part: str = "train", size: int | None = None, train: bool = False
     ) -> analysis.DatasetLoss:
-        """Its loss on a part of the data, as a function of the params; see :func:`_losses`.
+        """Its mean loss on at most 10,000 examples, as a function of the params.
 
-        Training labels are those trained on. Test labels get the same noise, so that both follow
-        one distribution.
+        Training labels are those that the seed was trained on; as many test labels are wrong, so
+        that both follow one distribution. Batches are of ``size`` random examples; by default they
+        only bound the memory. With ``train``, BatchNorm uses their statistics, and dropout is on.
         """
-        task, programs = self.run.task, self.run.programs
-        kind = task.model, words.setting(self.run.results, "scale"), part, group, train
-        if kind not in programs:
-            programs[kind] = _losses(task, part, group, train)
-        labels = self.run.labels[task.seeds.index(self.seed)]
+        task, (examples, chosen) = self.run.task, self.run.examples(part)
+        n = len(examples)
+        index, weight = measures.in_groups(n, min(size, n)) if size else measures.in_blocks(n)
         if part == "test":
             clean, rng = task.dataset.test.y, np.random.default_rng(0)
             labels = corrupt(clean, task.label_noise, task.dataset.classes, rng)
-        return programs[kind](labels, variables)
-
-
-def _losses(task: tasks.Task, part: str, group: int | None, train: bool) -> Function:
-    """Returns ``(labels, variables) -> loss``, where ``loss`` is a function of the params.
-
-    The loss is over blocks of all examples, or over groups of ``group`` random ones. With ``train``
-    BatchNorm normalizes by the statistics of these, as in training; otherwise its own are part of
-    the data, so that all networks share one program.
-    """
-    x, chosen = measures.measured(getattr(task.dataset, part))
-    if group and group > len(x) and not train:
-        raise UserError(f"--m {group}: {len(x)} examples are measured; use at most as many.")
-    blocks = measures.in_groups(len(x), min(group, len(x))) if group else measures.in_blocks(len(x))
-    index, weights = blocks[0], jnp.asarray(blocks[1])
-    images = jnp.asarray(x[index])
-
-    def mean(params: optax.Params, batch: tuple[measures.Blocks, PyTree]) -> jax.Array:
-        block, statistics = batch
-        variables, data = {"params": params, **statistics}, (block.x, block.y)
-        losses, _ = measures.losses(task, variables, data, train)
-        return jnp.sum(block.weight * losses) / jnp.sum(block.weight)
-
-    def of(labels: np.ndarray, variables: PyTree) -> analysis.DatasetLoss:
+        else:
+            (labels,) = tasks.noisy_labels(task, (self.seed,))
+        x, y, weights = map(jnp.asarray, (examples[index], labels[chosen[index]], weight))
+        # As a part of the data they leave all networks one compiled program.
         statistics = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (len(index), *leaf.shape)),
             {name: of for name, of in variables.items() if name != "params"},
         )
-        block = measures.Blocks(images, jnp.asarray(labels[chosen[index]]), weights)
-        return analysis.DatasetLoss(mean, (block, statistics), weights=weights.sum(axis=1))
+        loss_fn = _BlockLoss(task.model, task.dataset.sha256, train, task)
+        batches = measures.Blocks(x, y, weights), statistics
+        return analysis.DatasetLoss(loss_fn, batches, weights=weights.sum(axis=1))
 
-    return of
+
+@dataclasses.dataclass(frozen=True)
+class _BlockLoss:
+    """The loss of a block, equal (and compiled once) for equal networks on the same data."""
+
+    model: Any
+    data: str
+    train: bool
+    task: tasks.Task = dataclasses.field(compare=False)
+
+    def __call__(self, params: optax.Params, batch: tuple[measures.Blocks, PyTree]) -> jax.Array:
+        block, statistics = batch
+        variables, data = {"params": params, **statistics}, (block.x, block.y)
+        key = jax.random.key(0) if self.train else None  # of dropout
+        losses, _ = measures.losses(self.task, variables, data, self.train, key)
+        return jnp.sum(block.weight * losses) / jnp.sum(block.weight)
 
 
-def open_runs(directories: Sequence[Path]) -> list[Run]:
-    """Loads runs on the same data; says on stderr which snapshots are left out.
+def open_run(directory: str | Path) -> Run:
+    """Opens a run of ``compare --out``: all its networks, to be measured or used.
+
+    It says on stderr which snapshots are left out. The sharpness of the first network::
+
+        network = open_run("runs/compare").networks[0]
+        variables = network.load()
+        analysis.sharpness(network.loss(variables), variables["params"], rho=0.5)
 
     Raises:
-      UserError: none is given, one twice, one is damaged or not finished, or their data are
-        missing, have changed, or differ.
+      UserError: the run is not finished, its files are damaged or of several runs, its data or the
+        file of its network have changed, or a part of it was an object of Python.
     """
-    if not directories:
-        raise UserError("RUN_DIR: none is given; give the directories of --out of runs.")
-    paths, runs = [os.path.abspath(directory) for directory in directories], list[Run]()
-    for i, (directory, path) in enumerate(zip(directories, paths, strict=True)):
-        if path in paths[:i]:
-            raise UserError(f"RUN_DIR {directory}: is given twice; give each run once.")
-        label = os.path.relpath(path, os.path.commonpath(paths)) if len(paths) > 1 else ""
-        runs.append(_open(directory, label, runs[0].programs if runs else {}))
-        if runs[i].task.dataset.sha256 != runs[0].task.dataset.sha256:
-            raise UserError(
-                f"{directory}: was trained on other data than {directories[0]}; give runs on the "
-                "same data."
-            )
-    return runs
-
-
-def _open(directory: Path, label: str, programs: dict[Any, Function]) -> Run:
+    directory = Path(directory)
     path = directory / "results.json"
     results = from_json(path)
     if results is None or not (directory / "params.npz").is_file():
@@ -164,31 +126,31 @@ def _open(directory: Path, label: str, programs: dict[Any, Function]) -> Run:
             "compare --out."
         )
     try:
-        of_run, settings = identity.of(results), tasks.values(results["settings"])
+        settings = tasks.values(results["settings"])
         _check_code(directory, settings)
-        dataset = tasks.load_dataset(settings).some(settings["scale"])
+        dataset = tasks.load_dataset(settings)
         if dataset.sha256 != results["dataset"]["sha256"]:
             raise UserError(
                 f"{dataset.name}: its contents have changed since the run; the trained params no "
                 "longer belong to it."
             )
-        task = tasks.task_of(results, dataset)
-        labels = tasks.noisy_labels(task, task.seeds)
-        about = words.data_name(results) if label else words.task(results)
-        key = words.Score.of(results).key
-        scores = {method["name"]: _curves(method["seeds"], key) for method in results["methods"]}
-        run = Run(results, task, directory, label, about, programs, labels, scores)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        run = Run(directory, results, tasks.task_of(results, dataset))
+        run.networks.extend(_networks(run))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"{path}: describes no run of this version ({type(error).__name__}: {error}); train "
             "again with --out."
         ) from error
-    run.networks.extend(_networks(run, snapshots.mark(of_run)))
     return run
 
 
 def _check_code(directory: Path, settings: Json) -> None:
     """Raises :class:`UserError` unless the run's network, data and loss are those of the names."""
+    if settings.get("scale", 1) != 1:
+        raise UserError(
+            f"{directory}: was trained on a share of its examples (--scale) by an earlier version; "
+            "use that version, or train again."
+        )
     if objects := settings.get("from_python"):
         raise UserError(
             f"{directory}: has its {' and '.join(objects)} from Python, in no file of the run; "
@@ -202,50 +164,26 @@ def _check_code(directory: Path, settings: Json) -> None:
         )
 
 
-def _curves(seeds: Sequence[Json], key: str) -> np.ndarray:
-    return np.array([s["curves"][key] for s in seeds if not s["diverged"]], float)
-
-
-def _networks(run: Run, ours: str) -> Iterator[Network]:
+def _networks(run: Run) -> Iterator[Network]:
     """Those of each method, by epoch and seed; says which snapshots are not the run's."""
     of_last, left_out = run.directory / "params.npz", dict[Path, str]()
-    if (mark := snapshots.mark_of(of_last)) not in ("", ours):
+    mark, ours = snapshots.mark_of(of_last), snapshots.mark(identity.of(run.results))
+    if mark not in ("", ours):  # files of earlier versions have none
         raise UserError(f"{of_last}: is of another run than results.json; train again with --out.")
     variables = jax.eval_shape(lambda: tasks.initial_variables(run.task, 0))
     arrays = flax.traverse_util.flatten_dict(variables, sep="/")
-    every = words.setting(run.results, "save_every", 0)
-    for name, entry in run.task.entries.items():
-        title = f"{run.label}: {name}" if run.label else name
-        for epoch in snapshots.epochs(every, entry.recipe.epochs):
-            last = epoch == entry.recipe.epochs
+    key, every = words.Score.of(run.results).key, words.setting(run.results, "save_every", 0)
+    for method in run.results["methods"]:
+        name, epochs = method["name"], run.task.entries[method["name"]].recipe.epochs
+        for epoch in snapshots.epochs(every, epochs):
+            last = epoch == epochs
             path = of_last if last else run.directory / snapshots.file_name(epoch)
             if (found := snapshots.mark_of(path)) != mark:
                 left_out[path] = "it is missing" if found is None else "it is of another run"
                 continue
-            for seed in run.task.seeds:
-                snapshots.check(path, {f"{name}/{seed}/{leaf}": of for leaf, of in arrays.items()})
-                yield Network(run, name, seed, epoch, title, last, path)
+            for seed, of in zip(run.task.seeds, method["seeds"], strict=True):
+                snapshots.check(path, {f"{name}/{seed}/{leaf}": x for leaf, x in arrays.items()})
+                score = of["curves"][key][epoch - 1]
+                yield Network(run, name, seed, epoch, score, last, path)
     for path, why in left_out.items():
         say(f"{path}: {why}, and left out; train again to have it.")
-
-
-def grouped(networks: Iterable[Network], *names: str) -> dict[Any, list[Network]]:
-    """The networks by the values of some attributes."""
-    found: dict[Any, list[Network]] = {}
-    for network in networks:
-        found.setdefault(operator.attrgetter(*names)(network), []).append(network)
-    return found
-
-
-def measured(
-    networks: Sequence[Network], what: str, measure: Callable[[Network], Value]
-) -> dict[Network, Value]:
-    """What ``measure`` returns for each network, with a progress display."""
-    work = {title: (1.0, len(members)) for title, members in grouped(networks, "title").items()}
-    found = {}
-    with Progress(Console(stderr=True), work, what) as progress:
-        for network in networks:
-            start = time.perf_counter()
-            found[network] = measure(network)
-            progress.done(network.title, time.perf_counter() - start)
-    return found

@@ -18,9 +18,10 @@ from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting import results
+from sam_optax.experiments.reporting.snapshots import load_params
 from sam_optax.experiments.training.train import Training as RealTraining
 
-PICTURES = {"curves.png", "bars.png", "cost.png", "steps.png", "report.html"}
+PICTURES = {"curves.png", "cost.png", "steps.png", "report.html"}
 RESULTS = {"results.json", "results.csv", "params.npz"}
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
 
@@ -105,7 +106,7 @@ def test_what_is_for_images_is_turned_off_by_a_value(capsys, archive, trainer, o
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_without_a_command_it_lists_the_commands(capsys, arguments):
     assert main(arguments) == 0
-    assert re.search(r"compare .*\n *analyze .*\n *ranks .*\n", capsys.readouterr().out)
+    assert re.search(r"compare .*\n *analyze .*\n *cost .*\n", capsys.readouterr().out)
 
 
 def test_an_unknown_command(capsys):
@@ -250,7 +251,7 @@ def test_the_files_hold_the_results(run):
 @pytest.mark.slow
 def test_the_params_are_those_of_the_results(run, archive):
     _, out = run
-    params = results.load_params(out / "params.npz")["sgd"][1]
+    params = load_params(out / "params.npz")["sgd"][1]
     with np.load(archive) as arrays:
         mean, std = arrays["x_train"].mean(0), arrays["x_train"].std(0)
         x, y = (arrays["x_test"] - mean) / std, arrays["y_test"]
@@ -402,14 +403,14 @@ def full_disk(monkeypatch):
     """No file can grow beyond a kilobyte once the training is over."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    written = results.params_to_npz
+    written = comparison.to_npz
 
-    def fill(params):
-        content = written(params)
+    def fill(params, identity):
+        content = written(params, identity)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
         return content
 
-    monkeypatch.setattr(results, "params_to_npz", fill)
+    monkeypatch.setattr(comparison, "to_npz", fill)
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

@@ -21,7 +21,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.networks.vit import VisionTransformer
-from sam_optax.experiments.reporting import results
+from sam_optax.experiments.reporting import results, snapshots
 from sam_optax.experiments.training import devices, initial
 from sam_optax.experiments.training.train import Training
 
@@ -161,7 +161,7 @@ def networks(tmp_path):
     rest["Dense_2"] = {"kernel": np.ones((256, 3)), "bias": np.ones(3)}
     of = lambda i: {"params": jax.tree.map(lambda leaf: leaf + i, {"Dense_0": dense, **rest})}
     path = tmp_path / "params.npz"
-    path.write_bytes(results.params_to_npz({"sam rho 0.1": {0: of(0), 7: of(7)}}))
+    path.write_bytes(snapshots.to_npz({"sam rho 0.1": {0: of(0), 7: of(7)}}, {}))
     return path
 
 
@@ -179,9 +179,9 @@ def test_every_seed_starts_with_the_network_of_the_file(arrays, networks):
 
 
 def test_a_network_that_is_not_finite_is_refused(arrays, networks):
-    loaded = results.load_params(networks)
+    loaded = snapshots.load_params(networks)
     loaded["sam rho 0.1"][0]["params"]["Dense_1"]["bias"][2] = np.nan
-    networks.write_bytes(results.params_to_npz(loaded))
+    networks.write_bytes(snapshots.to_npz(loaded, {}))
     task = tasks.make(tasks.vectors(arrays), "sgd", model="mlp")
     with pytest.raises(UserError, match="params/Dense_1/bias: not all values are finite numbers"):
         initial.load(f"{networks}:sam rho 0.1/0", task)

@@ -335,7 +335,5 @@ def test_a_metric_from_python_does_not_hinder_measuring(archive, tmp_path, capsy
     out, half = tmp_path / "run", lambda outputs, y: jnp.full(len(y), 0.5)
     quick("mlp", dataset=f"npz:{archive}", metric=half, higher_is_better=True, out=out)
     capsys.readouterr()
-    assert main(["analyze", str(out), "--measures", "eigenvalues", "--lanczos-steps", "5"]) == 0
-    text = capsys.readouterr().out
-    assert re.search(r"^method +epoch +test metric +λ₁", text, re.M)
-    assert re.search(r"^sam +1 +0\.5000 ", text, re.M)
+    assert main(["analyze", str(out), "--measures", "slices"]) == 0
+    assert re.search(r"^test metric +sam +0\.500 *$", capsys.readouterr().out, re.M)

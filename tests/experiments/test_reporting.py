@@ -12,17 +12,17 @@ from scipy import stats
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.reporting import axes, figures, html, results, sweeps, table, words
+from sam_optax.experiments.reporting import axes, figures, html, results, snapshots, table, words
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.live import Live
+from sam_optax.experiments.training.task import ACCURACY
 from sam_optax.experiments.training.train import Outcome
 
-SEEDS = (5, 6, 7)
-EPOCHS = 4
+SEEDS, EPOCHS = (5, 6, 7), 4
 HOSTILE = "npz:/tmp/sales_$2020_$2021 [bold]\udcff\n</td><script>.npz"
 
 
-def of_method(name, loss, values=None, accuracy=(0.5, 0.75, 1.0), cost=1.875, **more):
+def of_method(name, loss=(1.0,) * 3, values=None, accuracy=(0.5, 0.75, 1.0), cost=1.875, **more):
     """A method and what became of it; the loss of a seed that diverged is None."""
     kind, values = name.split()[0], values or {}
     method = {"name": name, "method": kind, "title": METHODS[kind].title, "settings": {}}
@@ -36,16 +36,16 @@ def of_method(name, loss, values=None, accuracy=(0.5, 0.75, 1.0), cost=1.875, **
     return method | more, Outcome(None, None, curves, sharpness, [2.0], 1.0, cost)
 
 
-def of_run(*methods, name="npz:small.npz", metric=None, **settings):
+def of_run(*methods, metric=ACCURACY.record, **settings):
     given = {"model": "mlp", "label_noise": 0.25, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
     given |= {"schedule": "cosine", "weight_decay": 0.0005, "sharpness_rho": 0.5, **settings}
-    data = {"name": name, "train_examples": 40, "test_examples": 13, "example_shape": [6]}
+    data = {"name": "npz:small.npz", "train_examples": 40, "test_examples": 13}
     description = {
         "settings": {key: {"value": x, "source": "default"} for key, x in given.items()},
-        "dataset": data | {"classes": 3, "sha256": "0" * 64},
+        "dataset": {**data, "example_shape": [6], "classes": 3, "sha256": "0" * 64},
         "seeds": list(SEEDS[: methods[0][1].curves["train_loss"].shape[1]]),
         "notes": [],
-        "metric": metric or words.Score()._asdict(),
+        "metric": metric,
         "methods": [method for method, _ in methods],
     }
     return results.collect(description, 1234, {of["name"]: outcome for of, outcome in methods})
@@ -53,33 +53,34 @@ def of_run(*methods, name="npz:small.npz", metric=None, **settings):
 
 @pytest.fixture
 def found():
-    return of_run(
-        of_method("sgd", [1.0, 2.0, 3.0]),
-        of_method("sam", [1.0, None, 2.0], {"rho": 0.5}),
-        of_method("asam", [None] * 3, {"rho": 2.0, "eta": 0.01}),
-    )
-
-
-def printed(found, width=120):
-    file = io.StringIO()
-    table.print_results(Console(file=file, width=width), found)
-    return file.getvalue()
+    sam = of_method("sam", [1.0, None, 2.0], {"rho": 0.5})
+    asam = of_method("asam", [None] * 3, {"rho": 2.0, "eta": 0.01})
+    return of_run(of_method("sgd", [1.0, 2.0, 3.0]), sam, asam)
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures that are drawn, and not compressed."""
     kept = []
-    for module in (figures, sweeps):
-        monkeypatch.setattr(module, "png", lambda figure, *of: kept.append(figure) or b"png")
+    monkeypatch.setattr(figures, "png", lambda figure, *of: kept.append(figure) or b"png")
     return kept
+
+
+def printed(found, width=120):
+    file = io.StringIO()
+    Console(file=file, width=width).print(table.ResultsTable(found), soft_wrap=True)
+    return file.getvalue()
 
 
 def rows(text):
     return {line.split()[0]: line for line in text.splitlines() if line}
 
 
-def test_json_is_strict_and_comes_back(found, tmp_path):
+def page_of(found, drawn=()):
+    return html.html_page(found, dict(drawn)).decode()
+
+
+def test_json_is_strict_and_comes_back_also_without_newer_fields(found, tmp_path):
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
@@ -88,23 +89,19 @@ def test_json_is_strict_and_comes_back(found, tmp_path):
     path.write_bytes(results.to_json(found))
     assert json.loads(path.read_bytes(), parse_constant=refuse) == found
     assert results.from_json(path) == found
-    assert results.from_json(tmp_path / "nothing") is None
-    path.write_text("[1]")
-    assert results.from_json(path) is None
-
-
-def test_results_without_newer_fields_are_read_and_shown(found, tmp_path):
     for name in ("step_cost", "compile_seconds", "differences", "title", "sources"):
         for method in found["methods"]:
             del method[name]
+    del found["notes"]
     found["future"] = found["methods"][0]["future"] = 1
-    path = tmp_path / "results.json"
-    path.write_bytes(results.to_json({k: of for k, of in found.items() if k != "notes"}))
+    path.write_bytes(results.to_json(found))
     older = results.from_json(path)
     assert (older["future"], older["methods"][0]["future"], older["notes"]) == (1, 1, [])
     assert "75.00 ± 25.00" in printed(older)
-    assert b"75.00 \xc2\xb1 25.00" in html.html_page(older, {})
+    assert "75.00 ± 25.00" in page_of(older)
     assert results.to_csv(older).startswith(b"method,seed,test_accuracy")
+    path.write_text("[1]")
+    assert results.from_json(path) is results.from_json(tmp_path / "nothing") is None
 
 
 @pytest.mark.parametrize(
@@ -114,9 +111,7 @@ def test_results_without_newer_fields_are_read_and_shown(found, tmp_path):
         (lambda found: found.update(format="sam_optax.compare"), "has format sam_optax.compare 2"),
         (lambda found: found.update(format_version=3), "has format .* 3 of another version"),
         (lambda found: found.update(methods=[]), r"length >= 1 - at `\$.methods`"),
-        (lambda found: found["methods"][0].pop("name"), "missing required field `name`"),
         (lambda found: found.pop("settings"), "missing required field `settings`"),
-        (lambda found: found["methods"][0]["seeds"][0].update(curves=[1]), "seeds.*curves"),
     ],
 )
 def test_wrong_results_are_refused_by_file_and_field(found, tmp_path, spoil, field):
@@ -129,19 +124,19 @@ def test_wrong_results_are_refused_by_file_and_field(found, tmp_path, spoil, fie
 
 def test_summaries_and_differences_are_those_of_scipy():
     found = of_run(
-        of_method("sgd", [1.0] * 3, accuracy=(0.5, 0.6, 0.7)),
-        of_method("sam 1", [1.0] * 3, {"rho": 0.1}, accuracy=(0.6, 0.6, 0.6)),
+        of_method("sgd", accuracy=(0.5, 0.6, 0.7)),
+        of_method("sam 1", values={"rho": 0.1}, accuracy=(0.6, 0.6, 0.6)),
         of_method("sam 2", [1.0, 1.0, None], {"rho": 0.2}, accuracy=(0.7, 0.8, 0.1)),
-        of_method("asam", [1.0, 1.0, 1.0], {"rho": 2.0}, accuracy=(0.8, 0.8, 0.8)),
+        of_method("asam", values={"rho": 2.0}, accuracy=(0.8, 0.8, 0.8)),
     )
-    of = found["methods"][0]["summary"]["test_accuracy"]
+    of, asam = found["methods"][0]["summary"]["test_accuracy"], found["methods"][3]["differences"]
     ends = stats.t.interval(0.95, 2, loc=0.6, scale=stats.sem([0.5, 0.6, 0.7]))
     assert (of["mean"] - of["interval"], of["mean"] + of["interval"]) == pytest.approx(ends)
-    gain = found["methods"][3]["differences"]["sgd"]["test_accuracy"]
+    of = asam["sgd"]["test_accuracy"]
     ends = stats.ttest_rel([0.8] * 3, [0.5, 0.6, 0.7]).confidence_interval(0.95)
-    assert (gain["mean"] - gain["interval"], gain["mean"] + gain["interval"]) == pytest.approx(ends)
-    best = found["methods"][3]["differences"]["sam"]
-    assert (best["to"], best["test_accuracy"]["mean"]) == ("sam 2", pytest.approx(0.05))  # of two
+    assert (of["mean"] - of["interval"], of["mean"] + of["interval"]) == pytest.approx(ends)
+    best = asam["sam"]["to"], asam["sam"]["best_test_accuracy"]["mean"]
+    assert best == ("sam 2", pytest.approx(0.05))  # of the two seeds that have not diverged
     assert "+20.00 ± 24.84" in rows(printed(found))["asam"]
     assert results.number(np.float32(0.1)) == 0.1  # the shortest decimal
     assert results.summary(np.array([])) == {"mean": None, "std": None, "interval": None}
@@ -160,15 +155,12 @@ def test_csv_has_a_line_for_every_run(found):
 def test_variables_come_back_as_they_were(tmp_path):
     path = tmp_path / "params.npz"
     given = {"params": {"Dense_0": {"kernel": np.eye(2)}}, "batch_stats": {"mean": np.ones(3)}}
-    path.write_bytes(results.params_to_npz({"sam 0.5": {6: given}, "sgd": {6: given, 7: given}}))
+    path.write_bytes(snapshots.to_npz({"sam 0.5": {6: given}, "sgd": {6: given, 7: given}}, {}))
     with np.load(path) as archive:
         assert "sam 0.5/6/params/Dense_0/kernel" in archive.files
-    loaded = results.load_params(path)
+    loaded = snapshots.load_params(path)
     assert (list(loaded), list(loaded["sgd"])) == (["sam 0.5", "sgd"], [6, 7])
     np.testing.assert_array_equal(loaded["sgd"][7]["params"]["Dense_0"]["kernel"], np.eye(2))
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(UserError, match=r"params\.npz: is damaged"):
-        results.load_params(path)
 
 
 def test_the_table_says_what_was_trained_on_and_what_came_out(found):
@@ -187,40 +179,23 @@ def test_the_table_says_what_was_trained_on_and_what_came_out(found):
     assert lines["asam"].split()[-7:] == ["diverged", "–", "diverged", "–", "–", "–", "1.88"]
     assert "ρ 2, η 0.01" in lines["asam"]
     assert re.search(r"^± 0.00: +all seeds are equal", text, re.M)
-    assert max(map(len, text.splitlines())) <= 120
-    assert "train loss" not in text
-    assert b"train loss" in html.html_page(found, {})
+    assert ("train loss" in text, "train loss" in page_of(found)) == (False, True)
+    assert "75.00 ± 25.00" in table.ResultsTable(found)._repr_mimebundle_((), ())["text/html"]
 
 
-@pytest.mark.parametrize("width", [100, 60, 40])
+@pytest.mark.parametrize("width", [120, 100, 60, 40])
 def test_a_narrow_terminal_is_told_what_it_does_not_show(found, width, monkeypatch):
-    assert "not shown" not in printed(found)
     monkeypatch.setenv("COLUMNS", str(width))
     text = printed(found, width=None)
     assert max(map(len, text.splitlines())) <= width
-    assert "not shown:    sharpness" in text
+    assert ("not shown:    sharpness" in text) == (width < 120)
     accuracy = ["75.00", "±", "25.00"]  # numbers are not wrapped
     assert rows(text)["sgd"].split()[1:4] == accuracy
 
 
-def test_a_notebook_shows_the_table(found):
-    shown = table.ResultsTable(found)._repr_mimebundle_((), ())
-    assert "75.00 ± 25.00" in shown["text/html"]
-
-
-def test_one_seed_has_no_spread(drawn):
-    found = of_run(of_method("sgd", [1.0]), of_method("sam", [2.0], {"rho": 0.1}, accuracy=(0.6,)))
-    assert "±" not in printed(found).split("accuracy:")[0]
-    assert "50.00 %" in html.headline(found)
-    assert "too few seeds to tell" in html.headline(found)
-    figures.all_figures(found)
-    assert not drawn[0].axes[0].collections  # bands
-
-
 def test_settings_that_differ_are_with_the_method():
     own = {"epochs": {"value": 8, "source": "the paper"}}
-    sgd = of_method("sgd", [1.0], epochs=8, settings=own)
-    adam = of_method("sam", [1.0], {"rho": 0.1})
+    sgd, adam = of_method("sgd", [1.0], epochs=8, settings=own), of_method("sam", [1.0])
     clean = {"label_noise": 0.0, "momentum": None, "optimizer": "adamw", "warmup_steps": 9}
     text = printed(of_run(sgd, adam, **clean, preset="asam-cifar10", scale=0.1))
     for part in (
@@ -232,89 +207,90 @@ def test_settings_that_differ_are_with_the_method():
     ):
         assert part in text
     assert "epochs 8" in rows(text)["sgd"]
+    assert "±" not in text.split("accuracy:")[0]  # one seed has no spread
 
 
-POINTS = {"sgd": (0.5, 1.0), "sam 0.5": (0.9, 2.0), "sam 0.7": (0.8, 2.0), "part 1": (0.89, 1.1)}
-POINTS |= {"msam 2": (0.4, 1.01)}
-
-
-def of_frontier(diverged=(), timed=True):
-    methods = []
-    for name, (mean, cost) in POINTS.items():
-        rho = {"rho": float(name.split()[1])} if " " in name else {}
-        loss, accuracy = [None if name in diverged else 1.0] * 2, (mean, mean + 0.02)
-        methods.append(of_method(name, loss, rho, accuracy, cost if timed else np.nan))
-    return of_run(*methods, frontier=True)
-
-
-@pytest.mark.parametrize("diverged", [(), ("part 1",), ("sgd",), tuple(POINTS)])
-def test_accuracy_is_drawn_over_cost_also_where_runs_diverged(diverged, drawn):
-    found = of_frontier(diverged=diverged)
-    assert "cost.png" in figures.all_figures(found)
-    cost = next(of.axes[0] for of in drawn if "relative to SGD" in of.axes[0].get_xlabel())
-    names = cost.get_legend_handles_labels()[1]
-    assert len(names) == len(set(names))  # each at its best setting
-    for method in ("sgd", "sam", "part", "msam"):
-        gone = method in {name.split()[0] for name in diverged}
-        assert gone == (method not in names) == (method in cost.get_title("left"))
+@pytest.mark.parametrize("lost", ["", "part 1", "sgd", "sam 0.5 sam 0.7"])
+def test_accuracy_is_drawn_over_cost_also_where_runs_diverged(lost, drawn):
+    means = {"sgd": 0.5, "sam 0.5": 0.9, "sam 0.7": 0.8, "part 1": 0.89}
+    methods = [
+        of_method(name, [None if name in lost else 1.0] * 3, accuracy=(mean,) * 3)
+        for name, mean in means.items()
+    ]
+    figures.all_figures(of_run(of_method("every", cost=np.nan), *methods))
+    panel = next(of.axes[0] for of in drawn if "relative to SGD" in of.axes[0].get_xlabel())
+    best = {"sgd": 50, "sam": 90, "part": 89}
+    left = {name: mean for name, mean in best.items() if name not in lost}
+    assert panel.get_legend_handles_labels()[1] == [*left]
+    heights = [line.get_ydata().item() for line, *_ in panel.containers]
+    assert heights == pytest.approx([*left.values()])  # of each its best setting
+    absent = panel.get_title("left")
+    assert all((f"{name} " in absent) == (name in lost) for name in best)
+    assert "every (not timed)" in absent
 
 
 def test_figures_suit_the_run_and_say_what_they_do_not_show(found, drawn):
-    assert list(figures.all_figures(found)) == ["curves.png", "bars.png", "cost.png", "steps.png"]
-    curves, bars, _, steps = drawn
+    assert list(figures.all_figures(found)) == ["curves.png", "cost.png", "steps.png"]
+    curves, _, steps = drawn
     assert steps.axes[0].get_title("left") == "not drawn: sgd (has none)"
     assert "asam (not known)" in curves.axes[1].get_title("left")
-    assert "diverged" in [text.get_text() for text in bars.axes[0].texts]
+    assert curves.axes[0].collections  # bands
     ticks = curves.axes[0].xaxis.get_major_locator().tick_values(1, 60)
     assert {x % 10 for x in ticks} == {0}
     for i, names in ((0, ["curves.png"]), (2, ["curves.png", "steps.png"])):
         assert list(figures.all_figures({**found, "methods": found["methods"][i : i + 1]})) == names
+    figures.all_figures(of_run(of_method("sgd", [1.0])))
+    assert not drawn[-1].axes[0].collections
 
 
 def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(drawn):
     def asam(rho, p):
-        return of_method(f"asam {rho} {p}", [1.0] * 3, {"rho": rho, "p": p, "eta": 0.01})
+        return of_method(f"asam {rho} {p}", values={"rho": rho, "p": p, "eta": 0.01})
 
     def gsam(rho):  # both radii are one dimension
-        return of_method(f"gsam {rho}", [1.0] * 3, {"rho_max": rho, "rho_min": rho / 10})
+        return of_method(f"gsam {rho}", values={"rho_max": rho, "rho_min": rho / 10})
 
     found = of_run(
-        of_method("sgd", [1.0] * 3),
+        of_method("sgd"),
         of_method("rsam", [None] * 3, {"rho": 0.1, "lmbda": 2.0}),
         *(asam(rho, p) for rho in (0.1, 2.0, 0.5) for p in (2.0, "inf")),
         *(gsam(rho) for rho in (0.1, 0.5)),
     )
-    assert sweeps.options(found) == ["rho", "rho_max", "rho_min"]  # infinity is no place on an axis
+    assert figures.swept(found) == ["rho", "rho_max", "rho_min"]  # infinity is no place on an axis
     assert next(iter(figures.all_figures(found))) == "sweep.png"
     rho, rho_max, _ = drawn[0].axes
-    assert sorted(rho.get_legend_handles_labels()[1]) == ["asam, p 2", "asam, p inf", "sgd"]
+    assert rho.get_legend_handles_labels()[1] == ["sgd", "asam, p 2", "asam, p inf"]
     assert "rsam (diverged), gsam 0.1 (not a number on this axis)" in rho.get_title("left")
-    first, second = ([*line.get_xdata()] for line, *_ in rho.containers)
-    assert first == [0.1, 0.5, 2.0]
-    assert not set(first) & set(second)  # none hides another
+    (first, *_), (second, *_) = rho.containers
+    assert first.get_xdata().tolist() == [0.1, 0.5, 2.0]
+    assert not {*first.get_xdata()} & {*second.get_xdata()}  # none hides another
+    assert first.get_color() == second.get_color()
+    assert first.get_marker() != second.get_marker()
     assert rho.get_xscale() == "log"
     [[line, *_]] = rho_max.containers
     assert line.get_xdata().tolist() == [0.1, 0.5]
 
 
 def test_trials_of_two_values_are_a_line_for_each_of_the_second():
-    trials = [
-        {
-            "values": {"rho": rho, "weight_decay": decay},
-            "held_out": [[0.1, rho], [0.1, None]],
-            "broken_down": rho == 0.4,
-        }
-        for rho in (0.1, 0.2, 0.4)
-        for decay in (0.001, 0.01)
-    ]
+    def trial(rho, decay):
+        values, broken = {"rho": rho, "weight_decay": decay}, rho == 0.4
+        return {"values": values, "held_out": [[0.1, rho], [0.1, None]], "broken_down": broken}
+
+    trials = [trial(rho, decay) for rho in (0.1, 0.2, 0.4) for decay in (0.001, 0.01)]
     panel = Figure().subplots()
-    [look] = axes.styles(["sam"])
-    sweeps.landscape(panel, trials, trials[2]["values"], look, words.Score())
+    search = {"trials": trials, "chosen": trials[2]["values"]}
+    figures.landscape(panel, search, 0, words.Score())
     names = panel.get_legend_handles_labels()[1]
     assert names == ["weight decay 0.001", "weight decay 0.01"]
-    marks = {line.get_marker(): line.get_xydata()[0] for line in panel.lines if len(line._x) == 1}
-    assert marks["*"].tolist() == [0.2, 10]
-    assert marks["x"].tolist() == [0.4, 20]
+    marks = [(of.get_marker(), of.get_xydata()[0]) for of in panel.lines if len(of._x) == 1]
+    assert [mark for mark, _ in marks] == ["*", "x", "x"]
+    points = [of for line, *_ in panel.containers for of in line.get_xydata().tolist()]
+    assert [at.tolist() for _, at in marks] == [points[1], points[2], points[5]]
+    assert points[1] == [0.2, 10]
+    figures.landscape(
+        alone := Figure().subplots(), {**search, "trials": trials[2:3]}, 0, words.Score()
+    )
+    assert [of.get_marker() for of in alone.lines] == ["o", "*"]
 
 
 def test_a_method_has_one_look_by_its_position():
@@ -322,14 +298,17 @@ def test_a_method_has_one_look_by_its_position():
     assert len({(look.color, look.linestyle) for look in looks}) == len(looks)
     assert len({(look.color, look.marker) for look in looks}) == len(looks)
     assert axes.styles(["mine", *names])[1] == axes.styles(["theirs", *names])[1]
+    assert axes.styles(["asam", "sgd"]) == axes.styles(["sgd", "sam", "asam"])[::-2]
     _, sam, again = axes.styles(["sgd", "sam", "sam"])
-    assert (sam.color, sam.linestyle) == (again.color, sam.linestyle) != again[:2]
+    assert sam.color == again.color
+    assert sam.linestyle != again.linestyle
+    assert sam.marker != again.marker
 
 
 def test_the_page_shows_what_this_run_uses(found):
     found["notes"] = ["the paper leaves <this> open"]
     found["settings"]["image_size"] = {"value": 224, "source": "default"}
-    page = html.html_page(found, {"curves.png": b"png"}).decode()
+    page = page_of(found, {"curves.png": b"png"})
     assert "<h1>3 methods: mlp on npz:small.npz</h1>" in page
     assert "the paper leaves &lt;this&gt; open" in page
     assert 'src="data:image/png;base64,cG5n"' in page
@@ -337,31 +316,34 @@ def test_the_page_shows_what_this_run_uses(found):
         assert text in page
     assert "image size" not in page
     alone = {**found, "methods": found["methods"][1:2]}
-    assert "<h1>SAM: mlp on npz:small.npz</h1>" in html.html_page(alone, {}).decode()
+    assert "<h1>SAM: mlp on npz:small.npz</h1>" in page_of(alone)
 
 
 def test_the_headline_names_a_winner_only_where_the_difference_is_certain():
-    def line(*accuracies):
+    def line(*accuracies, seeds=3):
         pairs = zip(("sgd", "sam"), accuracies, strict=False)
-        return html.headline(of_run(*(of_method(n, [1.0] * 3, accuracy=a) for n, a in pairs)))
+        return html.headline(of_run(*(of_method(n, [1.0] * seeds, accuracy=a) for n, a in pairs)))
 
     close = line((0.90, 0.91, 0.92), (0.915, 0.909, 0.915))
     assert close.endswith("are not told apart (+0.30 ± 2.63 points, seed by seed; 95 % interval).")
     clear = line((0.80, 0.81, 0.82), (0.90, 0.91, 0.93))
     assert "sam 91.33 ± 1.53 %, better than sgd 81.00 ± 1.00 % by +10.33 ± 1.43 points" in clear
     assert line((0.80, 0.81, 0.82)).endswith("sgd 81.00 ± 1.00 % (3 seeds).")
+    assert line((0.5,), (0.6,), seeds=1).endswith(
+        "sam 60.00 % and sgd 50.00 % are not told apart (too few seeds to tell)."
+    )
 
 
 @pytest.mark.filterwarnings("error")
 def test_text_from_outside_is_never_markup(found):
+    """Case 46 of the collected mistakes."""
     found["dataset"]["name"] = HOSTILE
     assert "sales_$2020_$2021 [bold]??</td><script>.npz" in printed(found)
     drawn = figures.all_figures(found)
     assert all(of.startswith(b"\x89PNG") and len(of) > 20_000 for of in drawn.values())
-    page = html.html_page(found, {}).decode()
-    assert "sales_$2020_$2021 [bold]??&lt;/td&gt;&lt;script&gt;.npz" in page
+    assert "sales_$2020_$2021 [bold]??&lt;/td&gt;&lt;script&gt;.npz" in page_of(found)
     found["dataset"]["name"] = "数据" * 100
-    assert figures.bars(found).startswith(b"\x89PNG")
+    assert figures.cost(found).startswith(b"\x89PNG")
 
 
 def lines_of(path):
@@ -389,7 +371,6 @@ def test_metrics_are_appended_and_rewound(tmp_path):
 
 
 def test_tensorboard_has_the_same_points(tmp_path):
-    pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event
 
     for epochs in (0, 1):  # the second continues after the first epoch
@@ -406,18 +387,21 @@ def test_tensorboard_has_the_same_points(tmp_path):
     assert points == [(1, "train_loss", 1.0), (2, "train_loss", 3.0), (3, "train_loss", 4.0)]
 
 
-def test_a_metric_of_the_user_s_takes_the_place_of_the_accuracy(drawn):
-    """Lower is better, and nothing is in percent."""
-    methods = [of_method("sgd", [1.0] * 3), of_method("sam", [1.0] * 3, accuracy=(0.5, 0.25, 0.0))]
+@pytest.mark.parametrize("name", ["loss", "top5_accuracy"])
+def test_a_metric_of_the_user_s_takes_the_place_of_the_accuracy(name, drawn):
+    """Lower is better, nothing is in percent, and no column of ours has a metric of that name."""
+    methods = [of_method("sgd"), of_method("sam", accuracy=(0.5, 0.25, 0.0))]
     for _, outcome in methods:
-        outcome.curves["test_loss"] = outcome.curves.pop("test_accuracy")
-    metric = {"key": "test_loss", "name": "loss", "higher_is_better": False}
-    metric["is_accuracy"] = False
+        outcome.curves[f"test_{name}"] = outcome.curves.pop("test_accuracy")
+    metric = {"key": f"test_{name}", "name": name, "higher_is_better": False, "is_accuracy": False}
     found = of_run(*methods, metric=metric)
-    assert found["methods"][1]["differences"]["sgd"]["test_loss"]["mean"] == -0.5
+    assert found["methods"][1]["differences"]["sgd"][f"test_{name}"]["mean"] == -0.5
     text = printed(found)
     assert re.search(r"^sam +0\.2500 ± 0\.2500 ", text, re.M)
-    assert "accuracy" not in text
-    assert html.headline(found).startswith("Test loss after the last epoch: sam 0.2500 ± 0.2500")
-    assert figures.all_figures(found)
-    assert drawn[0].axes[0].get_ylabel() == "test loss"
+    assert "25.00" not in text
+    assert "top-5" not in page_of(found)
+    assert found["units"][f"test_{name}"].startswith("mean over the test examples")
+    best = f"Test {name} after the last epoch: sam 0.2500 ± 0.2500"
+    assert html.headline(found).startswith(best)
+    figures.all_figures(found)
+    assert drawn[0].axes[0].get_ylabel() == f"test {name}"

@@ -17,7 +17,7 @@ from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.method import Base, Step
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.reporting import figures, results, sweeps, words
+from sam_optax.experiments.reporting import figures, results, words
 from sam_optax.experiments.training import devices
 from sam_optax.experiments.training import train as training
 from sam_optax.experiments.training.task import ACCURACY, Metric, noisy_labels
@@ -525,14 +525,15 @@ def test_each_method_has_a_panel_of_what_was_tried(command, trials, tmp_path, mo
     found = results.from_json(tmp_path / "out" / "results.json")
     found["methods"][1]["tune"]["trials"][-1]["broken_down"] = True
     drawn = []
-    monkeypatch.setattr(sweeps, "png", lambda figure, *of: drawn.append(figure) or b"")
+    monkeypatch.setattr(figures, "png", lambda figure, *of: drawn.append(figure) or b"")
     assert {"tune.png", "curves.png"} <= set(figures.all_figures(found))
     [decay, radius] = drawn[0].axes
     assert radius.get_title("left") == "sam"
     assert decay.get_xlabel() == "weight decay"
     assert "weight decay 0.0015" in radius.get_legend_handles_labels()[1]
     (star,) = (line for line in radius.lines if line.get_marker() == "*")
-    assert (star.get_xdata(), star.get_ydata()) == ([2.0], [pytest.approx(90)])
+    assert star.get_xdata() == pytest.approx([2.0], rel=0.1)  # shifted with the line of its decay
+    assert star.get_ydata() == pytest.approx([90])
     assert [axes.get_xscale() for axes in (decay, radius)] == ["log", "log"]
 
 

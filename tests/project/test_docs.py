@@ -196,13 +196,14 @@ def test_counts_of_methods_in_the_readme():
     ]
     papers = {link for row in rows for link in re.findall(r"\((https://[^)]+)\)", row)}
     exact = [row for row in rows if ": exact" in row]
-    counts = f"{len(rows)} rows by the names of {len(papers)} papers, {len(exact)} of which follow"
-    assert counts in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert f"{len(rows)} variants of the methods of {len(papers)} papers" in readme
+    assert f"{len(exact)} variants follow recorded steps" in readme
 
 
 @pytest.mark.slow
 def test_the_table_of_the_readme_is_that_of_the_command():
-    """Its columns and their explanations; the numbers are those of a training of minutes."""
+    """Its columns and their explanations, of which a wide terminal has more; not its numbers."""
     (block,) = re.findall(r"```text\n(digits: .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     run = [sys.executable, "-m", "sam_optax", "compare", "--methods", "sgd", "sam", "--epochs", "1"]
     out = subprocess.run(
@@ -210,7 +211,7 @@ def test_the_table_of_the_readme_is_that_of_the_command():
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "100"},
+        env={**os.environ, "COLUMNS": "160"},
     )
     assert out.returncode == 0, out.stderr
 
@@ -218,7 +219,11 @@ def test_the_table_of_the_readme_is_that_of_the_command():
         (heading,) = re.findall(r"^ +accuracy .*$", text, re.MULTILINE)
         return re.split(r"  +", heading.strip()), re.findall(r"^(\S[^:\n]*): {2,}\S", text, re.M)
 
-    assert columns(block) == columns(out.stdout)
+    for shown, printed in zip(columns(block), columns(out.stdout), strict=True):
+        assert shown
+        assert [name for name in printed if name in shown] == [
+            name for name in shown if name != "not shown"
+        ]
 
 
 @pytest.mark.parametrize("page", [*PAGES, "reference/index.rst"])

@@ -206,7 +206,7 @@ class Compare:
     save_every: int = option(
         0,
         "Write the networks after every N epochs, too, into the directory of --out, where analyze "
-        "and ranks find them. 0: only those after the last epoch.",
+        "finds them. 0: only those after the last epoch.",
         COUNT_OR_ZERO,
         "N",
     )

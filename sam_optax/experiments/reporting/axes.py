@@ -1,12 +1,11 @@
-"""Shared by the figures of a run: the styles of the methods, error bars, axes, and files."""
+"""Shared by the figures of a run: the styles of the methods, axes, and files."""
 
 import io
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -21,18 +20,23 @@ class Style(NamedTuple):
     linestyle: Any
     marker: str
 
-    def again(self, repeat: int) -> "Style":
-        """That of the same method with other radii, which keeps its colour."""
-        line, marker = LINES.index(self.linestyle), MARKERS.index(self.marker)
-        return Style(self.color, LINES[(line + repeat) % 5], MARKERS[(marker + repeat) % 8])
+
+def style(method: int, setting: int = 0) -> Style:
+    """That of a method by position; its other settings keep its colour."""
+    line, marker = LINES[(method + setting) % 5], MARKERS[(method + setting) % 8]
+    return Style(COLOURS[method % 9], line, marker)
+
+
+def placed(methods: Iterable[str]) -> dict[str, int]:
+    """The position of each method, which for the best known is the same in every figure."""
+    names = [*dict.fromkeys(methods)]
+    return dict(zip(names, positions(names), strict=True))
 
 
 def styles(methods: Sequence[str]) -> list[Style]:
     """The styles by position; a method may occur several times."""
-    names = [*dict.fromkeys(methods)]
-    order = dict(zip(names, positions(names), strict=True))
-    first = {name: Style(COLOURS[i % 9], LINES[i % 5], MARKERS[i % 8]) for name, i in order.items()}
-    return [first[name].again(methods[:i].count(name)) for i, name in enumerate(methods)]
+    place = placed(methods)
+    return [style(place[of], methods[:i].count(of)) for i, of in enumerate(methods)]
 
 
 def styled(methods: Sequence[Json]) -> list[tuple[Json, Style]]:
@@ -44,15 +48,6 @@ def column(panels: int, height: float, **shared: Any) -> tuple[Figure, Sequence[
     """A figure of panels below each other, which is legible on a telephone too."""
     figure = Figure(figsize=(6, 0.8 + panels * height), layout="constrained")
     return figure, figure.subplots(panels, 1, squeeze=False, **shared)[:, 0]
-
-
-def errorbars(
-    axes: Axes, x: Any, y: Any, half: Sequence[float | None], factor: float, **look: Any
-) -> None:
-    """Draws points times a factor, with intervals where they are known."""
-    look = {"linewidth": 1.2, "elinewidth": 1, "capsize": 3, "fillstyle": "none", **look}
-    bars = factor * np.nan_to_num(np.array(half, float)) if any(half) else None
-    axes.errorbar(x, factor * np.array(y), bars, **look)
 
 
 def tidy(axes: Axes, axis: Any = "y", absent: Sequence[str] = ()) -> None:

@@ -20,7 +20,7 @@ class Live:
     def __init__(self, out: Path, tensorboard: bool = False, epochs: int = 0) -> None:
         self._path, self._epochs = out / "metrics.jsonl", epochs
         self._logs = out / "tensorboard" if tensorboard else None
-        self._writers: dict[tuple[str, int], Any] = {}
+        self._writers: dict[Path, Any] = {}
 
     def __enter__(self) -> Self:
         with writable(self._path):
@@ -29,10 +29,10 @@ class Live:
             for old in self._logs.glob("*/*/events.out.tfevents.*") if self._logs else ():
                 old.unlink()
             for line in before:
-                # The last one may be incomplete after a kill.
+                # The last one may be incomplete after a kill, and others of another tool.
                 with contextlib.suppress(ValueError, TypeError, KeyError):
                     if (point := json.loads(line))["epoch"] <= self._epochs:
-                        self._write(point)
+                        self._write(**point)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -43,21 +43,21 @@ class Live:
 
     def add(self, method: str, seed: int, epoch: int, metrics: Json) -> None:
         """Writes the numbers of an epoch (counted from 1), with null for non-finite values."""
-        numbers = {name: number(value) for name, value in metrics.items()}
         with writable(self._path):
-            self._write({"method": method, "seed": seed, "epoch": epoch, **numbers})
+            self._write(method, seed, epoch, **{name: number(x) for name, x in metrics.items()})
 
-    def _write(self, point: Json) -> None:
+    def _write(self, method: str, seed: int, epoch: int, **numbers: float | None) -> None:
+        point = {"method": method, "seed": seed, "epoch": epoch, **numbers}
         with self._path.open("ab") as file:
             file.write(json.dumps(point).encode() + b"\n")
         if self._logs is None:
             return
         from tensorboardX import SummaryWriter  # only on request
 
-        (_, method), (_, seed), (_, epoch), *numbers = point.items()
-        if (method, seed) not in self._writers:
-            self._writers[method, seed] = SummaryWriter(str(self._logs / method / f"seed_{seed}"))
-        for name, value in numbers:
+        logs = self._logs / method / f"seed_{seed}"
+        if logs not in self._writers:
+            self._writers[logs] = SummaryWriter(str(logs))
+        for name, value in numbers.items():
             if value is not None:
-                self._writers[method, seed].add_scalar(name, value, epoch)
-        self._writers[method, seed].flush()
+                self._writers[logs].add_scalar(name, value, epoch)
+        self._writers[logs].flush()

@@ -35,9 +35,8 @@ class OutputDirectory:
             self._check()
             self._created = [of for of in (self.path, *self.path.parents) if not of.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            _write(_partial(self.path / "probe"), b"")
-            _partial(self.path / "probe").unlink()
             self._acquire()
+            _write(_partial(self.path / "probe"), b"")
             for partial in self.path.glob(".*.[0-9]*.partial"):
                 partial.unlink()
             if self._names:

@@ -5,10 +5,11 @@ import math
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 import rich.console
-import rich.progress
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 from rich.text import Text
 
 Work = Mapping[str, tuple[float, int]]
@@ -33,18 +34,16 @@ class Progress:
         phase: str = "training",
         epochs: int | None = None,
     ) -> None:
-        self._console, self._work, self._main, self._epochs = console, dict(work), phase, epochs
+        self._console, self._work, self._main, self._epochs = console, work, phase, epochs
         self._finished = dict.fromkeys(work, 0.0)  # pieces, including those of an earlier process
         texts = "{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"
-        columns = [rich.progress.TextColumn(text, markup=False) for text in texts]
-        self._bar = rich.progress.Progress(
-            *(columns[0], rich.progress.BarColumn(), *columns[1:]),
-            console=console,
-            disable=not can_draw(console),
-            speed_estimate_period=math.inf,  # a piece may take hours
-        )
-        self._bar.add_task("starting", total=sum(cost * n for cost, n in work.values()), left="")
-        self._task = self._bar.tasks[0]
+        name, *numbers = (TextColumn(text, markup=False) for text in texts)
+        # A piece may take hours, so that the speed is that of the whole run.
+        options: Any = {"disable": not can_draw(console), "speed_estimate_period": math.inf}
+        self._bar = Bar(name, BarColumn(), *numbers, console=console, **options)
+        total = sum(cost * count for cost, count in work.values())
+        self._bar.add_task("starting", total=total, left="")
+        [self._task] = self._bar.tasks
         self._before, self._phases, self._tenth, self._printed = 0.0, {""}, 0, -math.inf
 
     def __enter__(self) -> Self:
@@ -58,12 +57,6 @@ class Progress:
         """Program ``number`` of ``count`` (from 1) is being compiled."""
         self._show("compiling", f" {what} ({number} of {count})")
 
-    def more(self, kind: str, count: int) -> None:
-        """Adds pieces of work."""
-        cost, before = self._work[kind]
-        self._work[kind] = cost, before + count
-        self._bar.update(self._task.id, total=(self._task.total or 0) + cost * count)
-
     def resumed(self, pieces: Mapping[str, int]) -> None:
         """Records the pieces of each kind that an earlier process has done."""
         for kind, count in pieces.items():
@@ -74,11 +67,12 @@ class Progress:
     def done(self, kind: str, seconds: float, share: float = 1.0) -> None:
         """Records a finished piece of the work, or a share of one."""
         self._add(kind, share)
-        if self._epochs is not None and kind == "sharpness":
+        if self._epochs is None:
+            self._show(self._main, f" {kind}, {self._position()}")
+        elif kind == "sharpness":
             self._show("measuring sharpness")
         else:
-            of = "" if self._epochs is not None else f" {kind}"
-            self._show(self._main, f"{of}, {self._position()}")
+            self._show(self._main, f", {self._position()}")
 
     def _add(self, kind: str, pieces: float) -> None:
         self._finished[kind] += pieces

@@ -1,7 +1,6 @@
-"""The results of an experiment as plain data: their schema and their files.
+"""The results of an experiment as plain data, and their files.
 
-``results.json`` has everything except the params, ``results.csv`` one line per method and seed,
-``params.npz`` the trained variables.
+``results.json`` has everything except the params, ``results.csv`` one line per method and seed.
 """
 
 import csv
@@ -9,28 +8,23 @@ import io
 import json
 import math
 import platform
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.schema import OF_METRIC, UNITS, Results, checked
+from sam_optax.experiments.reporting.schema import UNITS, Results
 from sam_optax.experiments.reporting.words import Score
-from sam_optax.experiments.types import Json, PyTree, Record
+from sam_optax.experiments.types import Json, Record
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.train import Outcome
 
-FORMAT = "sam_optax.experiment"
-FORMAT_VERSION = 2
-CONFIDENCE = 0.95
-BASES = ("sgd", "sam")
-"""Methods with which the others are compared, seed by seed."""
+FORMAT, FORMAT_VERSION = "sam_optax.experiment", 2
 
 
 def versions() -> dict[str, str]:
@@ -51,43 +45,38 @@ def number(value: object) -> float | None:
 
 
 def summary(values: np.ndarray) -> dict[str, float | None]:
-    """Mean, sample standard deviation, and half the confidence interval of the mean.
+    """Mean, sample standard deviation, and half the 95 % confidence interval of the mean.
 
     ``None`` where there are not enough values.
     """
     from scipy import stats  # takes its time
 
-    wide = np.asarray(values, np.float64)
-    if len(wide) < 2:
-        return {"mean": number(wide[0]) if len(wide) else None, "std": None, "interval": None}
-    std = wide.std(ddof=1)
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(wide) - 1) * std / np.sqrt(len(wide))
-    return {"mean": number(wide.mean()), "std": number(std), "interval": number(half)}
+    wide, count = np.asarray(values, np.float64), len(values)
+    if count < 2:
+        return {"mean": number(wide[0]) if count else None, "std": None, "interval": None}
+    half = stats.t.ppf(0.975, count - 1) * stats.sem(wide)
+    return {"mean": number(wide.mean()), "std": number(wide.std(ddof=1)), "interval": number(half)}
 
 
 def gain(ours: Json, theirs: Json, key: str) -> dict[str, float | None]:
     """What a method gains over another, in the seeds in which neither diverged."""
-    pairs = [
-        (a[key], b[key])
-        for a, b in zip(ours["seeds"], theirs["seeds"], strict=True)
-        if not (a["diverged"] or b["diverged"])
-    ]
-    return summary(np.array([a - b for a, b in pairs]))
+    pairs = zip(ours["seeds"], theirs["seeds"], strict=True)
+    both = [(a[key], b[key]) for a, b in pairs if not (a["diverged"] or b["diverged"])]
+    return summary(np.array([a - b for a, b in both]))
 
 
 def differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
-    """The difference of a method's score to that of each of ``BASES``.
+    """The difference of a method's score to that of SGD and of SAM, as far as they are there.
 
     Of a base that is trained at several radii, the one with the best mean score counts.
     """
     found: Record = {}
-    for base in BASES:
+    for base in ("sgd", "sam"):
         rows = [row for row in methods if row["method"] == base != method["method"]]
         if rows:
-            best, key = max(rows, key=score.rank), score.key
-            keys = (of for of in (key, f"best_{key}", f"tuned_{key}") if of in best["seeds"][0])
-            gains = {of: gain(method, best, of) for of in keys}
-            found[base] = {"to": best["name"], **gains}
+            best = max(rows, key=score.rank)
+            keys = [of for of in method["summary"] if of.endswith(score.key)]
+            found[base] = {"to": best["name"], **{of: gain(method, best, of) for of in keys}}
     return found
 
 
@@ -106,48 +95,42 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
         "format_version": FORMAT_VERSION,
         **description,
         "parameters": parameters,
-        "units": UNITS if score.is_accuracy else UNITS | {score.key: OF_METRIC},
+        "units": {**UNITS, score.key: score.meaning},
         "versions": versions(),
         "methods": [{**row, "differences": differences(row, methods, score)} for row in methods],
     }
 
 
 def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score) -> Record:
-    curve, higher = outcome.curves[score.key], score.higher_is_better
-    scores = (score.key, "test_top5_accuracy")
-    known = {name: outcome.curves[name] for name in scores if name in outcome.curves}
+    curves, key, higher = outcome.curves, score.key, score.higher_is_better
     best, where = (np.nanmax, np.nanargmax) if higher else (np.nanmin, np.nanargmin)
-    finals = {
-        **{name: of[-1] for name, of in known.items()},
-        **{f"best_{name}": best(of, axis=0) for name, of in known.items()},
-        "train_loss": outcome.curves["train_loss"][-1],
-        "sharpness": outcome.sharpness,
-    }
+    names = [name for name in (key, "test_top5_accuracy") if name in curves]
+    final = {name: curves[name][-1] for name in names}
+    final |= {f"best_{name}": best(curves[name], axis=0) for name in names}
+    final |= {"train_loss": curves["train_loss"][-1], "sharpness": outcome.sharpness}
     if "tune" in method:
-        finals[f"tuned_{score.key}"] = curve[method["tune"]["epoch"] - 1]
-    finite = np.isfinite(finals["train_loss"])
+        final[f"tuned_{key}"] = curves[key][method["tune"]["epoch"] - 1]
+    finite = np.isfinite(final["train_loss"])
     seconds = float(np.median(outcome.seconds))
     examples = method["steps_per_epoch"] * method["batch_size"] * len(seeds)
+    runs = [
+        {
+            "seed": seed,
+            "diverged": not finite[i].item(),
+            **{name: number(values[i]) for name, values in final.items()},
+            "best_epoch": int(where(curves[key][:, i])) + 1,
+            "curves": {name: [*map(number, values[:, i])] for name, values in curves.items()},
+        }
+        for i, seed in enumerate(seeds)
+    ]
     return {
         "step_cost": number(outcome.cost),
         "epoch_seconds": seconds,
         "compile_seconds": outcome.compile_seconds,
         "examples_per_second": examples / seconds,
         "diverged": int(np.sum(~finite)),
-        "summary": {key: summary(values[finite]) for key, values in finals.items()},
-        "seeds": [
-            {
-                "seed": seed,
-                "diverged": not finite[i].item(),
-                **{key: number(values[i]) for key, values in finals.items()},
-                "best_epoch": int(where(curve[:, i])) + 1,
-                "curves": {
-                    name: [number(value) for value in values[:, i]]
-                    for name, values in outcome.curves.items()
-                },
-            }
-            for i, seed in enumerate(seeds)
-        ],
+        "summary": {name: summary(values[finite]) for name, values in final.items()},
+        "seeds": runs,
     }
 
 
@@ -161,23 +144,24 @@ def from_json(path: Path) -> Record | None:
     """Reads the output of :func:`to_json`, if any; fields that older runs lack get defaults.
 
     Raises:
-      UserError: the file is of another version, or a field is not what it should be.
+      UserError: the file is of another version, or a field is missing or not what it should be.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict):
+    kind = found.get("format") if isinstance(found, dict) else None
+    if not str(kind).startswith("sam_optax."):
         return None
-    kind, version = found.get("format"), found.get("format_version", 1)
-    if kind not in (FORMAT, "sam_optax.compare"):
-        return None
-    if (kind, version) != (FORMAT, FORMAT_VERSION):
+    if (kind, version := found.get("format_version")) != (FORMAT, FORMAT_VERSION):
         raise UserError(
             f"{path}: has format {kind} {version} of another version of sam_optax, not {FORMAT} "
             f"{FORMAT_VERSION}; use that version, or train again."
         )
-    known = checked(path, found, Results)
+    try:
+        known = msgspec.to_builtins(msgspec.convert(found, Results))
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: {error}; restore the file, or train again.") from error
     pairs = zip(known["methods"], found["methods"], strict=True)
     return {**known, **found, "methods": [{**ours, **theirs} for ours, theirs in pairs]}
 
@@ -189,37 +173,8 @@ def to_csv(results: Json) -> bytes:
     measures = [*results["methods"][0]["summary"], "best_epoch"]
     writer.writerow(["method", "seed", *measures, "diverged", "step_cost"])
     for method in results["methods"]:
-        for seed in method["seeds"]:
-            numbers = [seed.get(key) for key in measures]
-            diverged = int(seed["diverged"])
-            writer.writerow([method["name"], seed["seed"], *numbers, diverged, method["step_cost"]])
+        for run in method["seeds"]:
+            numbers = [run.get(key) for key in measures]
+            diverged = int(run["diverged"])
+            writer.writerow([method["name"], run["seed"], *numbers, diverged, method["step_cost"]])
     return file.getvalue().encode()
-
-
-def params_to_npz(params: Mapping[str, Mapping[int, PyTree]]) -> bytes:
-    """Trained variables, by method and seed: arrays named ``method/seed/collection/path``."""
-    import flax.traverse_util
-
-    flat = flax.traverse_util.flatten_dict(dict(params)).items()
-    arrays: Record = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat}
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, PyTree]]:
-    """Reads the arrays whose names begin with ``start`` from the output of :func:`params_to_npz`.
-
-    A damaged file raises :class:`UserError`.
-    """
-    import flax.traverse_util
-
-    flat = {}
-    try:
-        with open(path, "rb") as file, np.load(file) as archive:
-            for key in (key for key in archive.files if key.startswith(start)):
-                name, seed, *leaf = key.split("/")
-                flat[name, int(seed), *leaf] = archive[key]
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: is damaged ({error}); train again with --out.") from error
-    return flax.traverse_util.unflatten_dict(flat)

@@ -1,14 +1,10 @@
-"""The schema of ``results.json``: what a reader relies on, and what each number is."""
+"""The schema of ``results.json``: what each number is, and what a reader relies on."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from sam_optax.experiments.errors import UserError
-
 UNITS = {
-    "test_accuracy": "share of the test examples that are classified right, after the last epoch",
     "test_top5_accuracy": "share of them whose label is among the five likeliest (> 10 classes)",
     "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
     "held_out": "score on the held-out examples, with labels as trained on, by seed",
@@ -29,8 +25,7 @@ UNITS = {
     "compile_seconds": "seconds to compile the training step",
     "examples_per_second": "training examples per second, of all seeds",
 }
-OF_METRIC = "mean over the test examples, after the last epoch"
-"""Of a metric of the user's."""
+"""Besides the score after the last epoch, see ``words.Score``."""
 
 
 class _Seed(msgspec.Struct):
@@ -64,7 +59,6 @@ class _Dataset(msgspec.Struct):
     name: str
     train_examples: int
     test_examples: int
-    example_shape: list[int]
     classes: int
     sha256: str
 
@@ -79,17 +73,4 @@ class Results(msgspec.Struct):
     metric: dict[str, Any] = {}
     parameters: int = 0
     notes: list[str] = []
-    units: dict[str, str] = {}
     versions: dict[str, str] = {}
-
-
-def checked(path: Path, content: object, kind: type) -> dict[str, Any]:
-    """The fields that ``kind`` has, with its defaults for those that are missing.
-
-    Raises:
-      UserError: a field is missing without a default, or is of another type.
-    """
-    try:
-        return msgspec.to_builtins(msgspec.convert(content, kind))
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {error}; restore the file, or train again.") from error

@@ -1,4 +1,4 @@
-"""Networks in files: ``params.npz``, and those before the end of a run, which are named alike.
+"""Networks in files: ``params.npz``, and those before the end of a run, which are alike.
 
 The comment of each archive is the digest of the run's identity, so that files which a later run
 has left in the same directory are recognized.
@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.traverse_util
 import jax
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting import results
 from sam_optax.experiments.reporting.output import OutputDirectory
-from sam_optax.experiments.types import Json, PyTree
+from sam_optax.experiments.types import Json, PyTree, Record
 
 
 def file_name(epoch: int) -> str:
@@ -50,11 +50,28 @@ def mark(identity: Json) -> str:
 
 
 def to_npz(params: Mapping[str, Mapping[int, PyTree]], identity: Json) -> bytes:
-    """The file of the variables of each method and seed."""
-    file = io.BytesIO(results.params_to_npz(params))
+    """The file of the variables of each method and seed: arrays ``method/seed/collection/path``."""
+    flat = flax.traverse_util.flatten_dict(dict(params)).items()
+    arrays: Record = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat}
+    file = io.BytesIO()
+    np.savez(file, **arrays)
     with zipfile.ZipFile(file, "a") as archive:
         archive.comment = mark(identity).encode()
     return file.getvalue()
+
+
+def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, PyTree]]:
+    """Reads the arrays whose names begin with ``start`` from the output of :func:`to_npz`.
+
+    A damaged file raises :class:`UserError`.
+    """
+    flat = {}
+    with _opened(path) as archive:
+        for member in (of for of in archive.namelist() if of.startswith(start)):
+            name, seed, *leaf = member.removesuffix(".npy").split("/")
+            with archive.open(member) as file:
+                flat[name, int(seed), *leaf] = np.lib.format.read_array(file)
+    return flax.traverse_util.unflatten_dict(flat)
 
 
 def mark_of(path: Path) -> str | None:
@@ -87,7 +104,7 @@ def check(path: Path, expected: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive

@@ -1,10 +1,9 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
 """The table of a run, for the terminal, for notebooks and for the page."""
 
-import re
 from collections.abc import Iterator, Sequence
 from textwrap import TextWrapper
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -13,33 +12,83 @@ from rich.table import Table
 from rich.text import Text
 
 from sam_optax.experiments.reporting import words
-from sam_optax.experiments.reporting.results import BASES
-from sam_optax.experiments.reporting.schema import OF_METRIC, UNITS
+from sam_optax.experiments.reporting.schema import UNITS
 from sam_optax.experiments.types import Json
 
-_SCORES = {  # heading: before the key, heading of the interval
-    "score": ("", "± 95 %"),
-    "chosen epoch": ("tuned_", "chosen 95 %"),
-    "best epoch": ("best_", "best 95 %"),
-}
-_TOP5 = {"top-5": ("test_top5_accuracy", "top-5 95 %")}
-_TOP5 |= {"best top-5": ("best_test_top5_accuracy", "best top-5 95 %")}
-_NUMBERS = {"train loss": ("train_loss", 3), "sharpness": ("sharpness", 4)}
-_UNITS = {"method": "", "with": "", "train loss": "", "sharpness": "", "cost": "× SGD"}
-_LEGEND = {name: UNITS[key] for name, (key, _) in {**_TOP5, **_NUMBERS}.items()} | {
-    "chosen epoch": "the epoch that --tune chose on held-out examples, and the score after it",
-    "best epoch": UNITS["best_test_accuracy"],
-    "± 95 %": "confidence interval of the mean, by Student's t",
-    "over SGD": "score minus SGD's, seed by seed; mean ± 95 % confidence interval",
-    "over SAM": "score minus SAM's, likewise; of several radii, that of the best one",
-    "cost": UNITS["step_cost"],
-}
-_ON_TEST = ["best epoch", "best 95 %", "best top-5", "best top-5 95 %"]
-"""Chosen on test examples, which --tune avoids."""
-_IN_FULL = ["chosen 95 %", "top-5", "top-5 95 %", "train loss", *_ON_TEST[1:]]
-"""Only on the page, as a terminal is not wide enough."""
-_NARROW = ("sharpness", "± 95 %", "best epoch", "chosen epoch", "over SAM", "cost", "over SGD")
-"""Columns that a narrow terminal omits, in this order."""
+PAGE = 9
+"""The place of what only the page has room for."""
+_TOP5 = "test_top5_accuracy"
+_CHOSEN = "the epoch that --tune chose on held-out examples, and the score after it"
+_OVER_SGD = "score minus SGD's, seed by seed; mean ± 95 % confidence interval"
+_OVER_SAM = "score minus SAM's, likewise; of several radii, that of the best one"
+
+
+class Column(NamedTuple):
+    """What is shown for each method; terminals that are too narrow omit the last ``place`` first.
+
+    Those at place 0 are always there.
+    """
+
+    heading: str
+    cells: Sequence[str]
+    meaning: str = ""
+    unit: str = ""
+    place: int = 0
+
+
+def columns(results: Json) -> list[Column]:
+    """The columns of which something is known; the first two are text, the others numbers."""
+    methods, score, count = results["methods"], words.Score.of(results), len(results["seeds"])
+    key, unit, tuned = score.key, score.unit, words.setting(results, "tune")
+    summaries = [method["summary"] for method in methods]
+
+    def scores(of: str) -> list[str]:
+        return [score.text(summary[of]) if of in summary else "–" for summary in summaries]
+
+    def gains(base: str) -> list[str]:
+        found = [m["differences"].get(base, {}).get(key, {"mean": None}) for m in methods]
+        return ["–" if of["mean"] is None else score.text(of, "interval", "+") for of in found]
+
+    finals, chosen = scores(key), scores(f"tuned_{key}")
+    for i, m in enumerate(methods):
+        if 0 < m["diverged"] < count:
+            finals[i] += f"\n{m['diverged']} of {count} diverged"
+        if "tune" in m:
+            chosen[i] = f"{m['tune']['epoch']}: {chosen[i]}"
+    best = [] if tuned else scores(f"best_{key}")  # chosen on test examples, which --tune avoids
+    top5 = [] if key == _TOP5 else scores(_TOP5)  # a user's metric may have that name
+    halves = [_number(of[key], "interval", score.digits, score.factor, "± ") for of in summaries]
+    losses = [_number(of.get("train_loss"), digits=3) for of in summaries]
+    rises = [_number(of.get("sharpness"), digits=4) for of in summaries]
+    what = score.meaning + "; mean ± standard deviation of seeds" * (count > 1)
+    how = "radius and weight decay chosen on held-out examples" if tuned else ""
+    rise = f"{UNITS['sharpness']}, {words.setting(results, 'sharpness_rho'):g}"
+    found = [
+        Column("method", [m["method"] for m in methods]),
+        Column("with", [words.trained_with(m) for m in methods], how),
+        Column(score.heading, finals, what, unit),
+        Column("± 95 %", halves, "confidence interval of the mean, by Student's t", unit, 6),
+        Column("chosen epoch", chosen, _CHOSEN, unit, 4),
+        Column("best epoch", best, UNITS["best_test_accuracy"], unit, 5),
+        Column("top-5", top5, UNITS[_TOP5], unit, PAGE),
+        Column("over SGD", gains("sgd"), _OVER_SGD, unit, 1),
+        Column("over SAM", gains("sam"), _OVER_SAM, unit, 3),
+        Column("train loss", losses, UNITS["train_loss"], place=PAGE),
+        Column("sharpness", rises, rise, place=7),
+        Column("cost", [_number(m, "step_cost") for m in methods], UNITS["step_cost"], "× SGD", 2),
+    ]
+    return [column for column in found if {*column.cells} - {"–"}]
+
+
+def legend(columns: Sequence[Column]) -> dict[str, str]:
+    """The meaning of the columns, and of what else is in their cells."""
+    found = {column.heading: column.meaning for column in columns if column.meaning}
+    cells = " ".join(cell + "\n" for column in columns for cell in column.cells)
+    if "± 0.00\n" in cells or "± 0.0000\n" in cells:
+        found["± 0.00"] = "all seeds are equal, to this precision"
+    if "diverged" in cells:
+        found["diverged"] = "training loss not finite; the numbers are of the other seeds"
+    return found
 
 
 class ResultsTable(JupyterMixin):
@@ -56,91 +105,41 @@ class ResultsTable(JupyterMixin):
     ) -> Iterator[RenderableType]:
         wrap = TextWrapper(options.max_width, break_long_words=False, break_on_hyphens=False)
         yield Text("\n" + "\n".join(map(wrap.fill, words.heading(self._results))) + "\n")
-        (table, legend), left_out = summarize(self._results, _IN_FULL), []
-        for name in _NARROW:
-            shown = [str(column.header).split("\n")[0] for column in table.columns]
-            wide = console.measure(table, options=options.update(max_width=1000)).minimum
-            if name in shown and wide > options.max_width:
-                left_out.append(name)
-                table, legend = summarize(self._results, [*_IN_FULL, *left_out])
-        yield table
+        shown = [column for column in columns(self._results) if column.place < PAGE]
+        wide, left_out = options.update(max_width=1000), list[str]()
+        while console.measure(_table(shown), options=wide).minimum > options.max_width:
+            last = max(shown, key=lambda column: column.place)
+            if not last.place:
+                break
+            shown.remove(last)
+            left_out.append(last.heading)
+        yield _table(shown)
+        meanings = legend(shown)
         if left_out:
             text = f"{', '.join(left_out)}, for lack of width; see the report of --out"
-            legend["not shown"] = text
-        lines = [f"{name + ':':13} {text}" for name, text in legend.items()]
+            meanings["not shown"] = text
+        lines = [f"{name + ':':13} {text}" for name, text in meanings.items()]
         wrap.subsequent_indent = " " * 14
         yield Text("\n" + "\n".join(map(wrap.fill, lines)), style="dim")
 
 
-def summarize(results: Json, without: Sequence[str] = ()) -> tuple[Table, dict[str, str]]:
-    """A line per method, without some columns and those without known values, and a legend.
-
-    The first two columns are text, the others numbers.
-    """
-    methods, score = results["methods"], words.Score.of(results)
-    if words.setting(results, "tune"):
-        without = [*without, *_ON_TEST]
-    found = [_cells(method, results) for method in methods]
-    names = [n for n in found[0] if n not in without and any(row[n] != "–" for row in found)]
-    rows = [[row[name] for name in names] for row in found]
-    legend = {score.heading: UNITS[score.key] if score.is_accuracy else OF_METRIC}
-    legend |= {name: _LEGEND[name] for name in names if name in _LEGEND}
-    if len(results["seeds"]) > 1:
-        legend[score.heading] += "; mean ± standard deviation of seeds"
-    if "sharpness" in legend:
-        legend["sharpness"] += f", {words.setting(results, 'sharpness_rho'):g}"
-    if words.setting(results, "tune"):
-        legend["with"] = "radius and weight decay chosen on held-out examples"
-    if any(re.search(r"± 0\.0+( |$)", cell) for row in rows for cell in row):
-        legend["± 0.00"] = "all seeds are equal, to this precision"
-    if any(method["diverged"] for method in methods):
-        legend["diverged"] = "training loss not finite; the numbers are of the other seeds"
+def _table(columns: Sequence[Column]) -> Table:
     table = ruled()
-    for i, (name, cells) in enumerate(zip(names, zip(*rows, strict=True), strict=True)):
-        unit = _UNITS.get(name, score.unit)
-        heading = f"{name}\n{unit}" if unit else name
+    for i, (heading, cells, _, unit, _) in enumerate(columns):
+        heading = f"{heading}\n{unit}" if unit else heading
         longest = max(map(len, "\n".join([heading, *cells]).split("\n")))
-        width = min(longest, 17) if name == "with" else longest  # numbers are not wrapped
+        width = min(longest, 17) if i == 1 else longest  # numbers are not wrapped
         table.add_column(heading, justify="left" if i < 2 else "right", min_width=width)
-    for row in rows:
+    for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, row))
-    return table, legend
+    return table
 
 
-def _cells(method: Json, results: Json) -> dict[str, str]:
-    """The row of a method, by heading."""
-    summary, none, seeds = method["summary"], {"mean": None, "interval": None}, method["seeds"]
-    row, score = {"method": method["method"]}, words.Score.of(results)
-    row["with"] = words.trained_with(method)
-    scores = {
-        score.heading if of == "score" else of: (before + score.key, interval)
-        for of, (before, interval) in _SCORES.items()
-    }
-    for name, (key, interval) in {**scores, **(_TOP5 if score.is_accuracy else {})}.items():
-        row[name] = score.text(summary[key]) if key in summary else "–"
-        width = summary.get(key, none)["interval"]
-        digits = 2 if score.unit else 4
-        row[interval] = "–" if width is None else f"± {score.factor * width:.{digits}f}"
-    if "tune" in method:
-        row["chosen epoch"] = f"{method['tune']['epoch']}: {row['chosen epoch']}"
-    if 0 < method["diverged"] < len(seeds):
-        row[score.heading] += f"\n{method['diverged']} of {len(seeds)} diverged"
-    for base in BASES:
-        gain = method["differences"].get(base, {}).get(score.key, none)
-        known = gain["mean"] is not None
-        row[f"over {base.upper()}"] = score.text(gain, "interval", "+") if known else "–"
-    for name, (key, digits) in _NUMBERS.items():
-        row[name] = _fixed(summary.get(key, none)["mean"], digits)
-    return row | {"cost": _fixed(method["step_cost"], 2)}
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def print_results(console: Console, results: Json) -> None:
-    """Prints the task, one line per method, and the meaning of the columns."""
-    console.print(ResultsTable(results), soft_wrap=True)  # paths are kept on one line
+def _number(
+    of: Json | None, key: str = "mean", digits: int = 2, factor: float = 1, sign: str = ""
+) -> str:
+    value = None if of is None else of[key]
+    return "–" if value is None else f"{sign}{factor * value:.{digits}f}"
 
 
 def print_settings(console: Console, description: Json) -> None:

@@ -5,15 +5,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sam_optax.experiments.reporting.stream import printable
+from sam_optax.experiments.reporting.stream import printable as printable
 from sam_optax.experiments.types import Json
 
-__all__ = ["printable"]
 SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
 SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ", "theta": "θ"}
 _EXTENT = ("epochs", "steps_per_epoch", "batch_size")
-_RECIPE: tuple[str, ...] = ("lr", "schedule", "warmup_steps", "momentum", "nesterov", "beta2")
-_RECIPE += ("weight_decay", "clip")
+_RECIPE = ["lr", "schedule", "warmup_steps", "momentum", "nesterov", "beta2"]
+_RECIPE += ["weight_decay", "clip"]
 
 
 def counted(number: int, what: str) -> str:
@@ -35,38 +34,28 @@ class Score(NamedTuple):
     key: str = "test_accuracy"
     name: str = "accuracy"
     higher_is_better: bool = True
-    is_accuracy: bool = True  # or else a function of the user's, whatever its name
+    meaning: str = "share of the test examples that are classified right, after the last epoch"
+    heading: str = "accuracy"
+    label: str = "test accuracy (%)"
+    unit: str = "%"
+    factor: float = 100  # from what is stored to what is shown
+    digits: int = 2
 
     @classmethod
     def of(cls, results: Json) -> "Score":
         """That of a run; runs of earlier versions have the accuracy."""
-        return cls(**results.get("metric") or {})
-
-    @property
-    def factor(self) -> float:
-        """From what is stored to what is shown: shares are shown in percent."""
-        return 100 if self.is_accuracy else 1
-
-    @property
-    def unit(self) -> str:
-        """What is shown behind a number."""
-        return "%" if self.is_accuracy else ""
-
-    @property
-    def heading(self) -> str:
-        """Of a column; with a word before a user's name, which may be that of another column."""
-        return self.name if self.is_accuracy else f"test {self.name}"
-
-    @property
-    def label(self) -> str:
-        """Of an axis."""
-        return f"test {self.name}" + f" ({self.unit})" * bool(self.unit)
+        metric = results.get("metric") or {}
+        if metric.get("is_accuracy", True):
+            return cls()
+        what, name = "mean over the test examples, after the last epoch", metric["name"]
+        shown = f"test {name}"  # a name alone may be that of another column
+        return cls(metric["key"], name, metric["higher_is_better"], what, shown, shown, "", 1, 4)
 
     def text(self, summary: Mapping[str, float | None], width: str = "std", sign: str = "") -> str:
         """The mean, with its standard deviation where it is known."""
         pair = (math.nan if (x := summary[key]) is None else x for key in ("mean", width))
         mean, around = (self.factor * x for x in pair)
-        return variation(mean, around, 2 if self.unit else 4, sign)
+        return variation(mean, around, self.digits, sign)
 
     def rank(self, method: Json) -> float:
         """The larger, the better; of what has no mean the lowest of all."""
@@ -92,9 +81,9 @@ def named(setting: str) -> str:
 
 def trained_with(method: Json) -> str:
     """The hyperparameters of a method, and its settings that differ between methods."""
-    own = [f"{named(name)} {plain(s['value'])}" for name, s in method["settings"].items()]
-    values = method["hyperparameters"].items()
-    return ", ".join([*(f"{symbol(name)} {plain(value)}" for name, value in values), *own])
+    values = [f"{symbol(name)} {plain(value)}" for name, value in method["hyperparameters"].items()]
+    own = [f"{named(name)} {plain(of['value'])}" for name, of in method["settings"].items()]
+    return ", ".join(values + own)
 
 
 def symbol(hyperparameter: str) -> str:
@@ -123,41 +112,41 @@ def task(results: Json) -> str:
 
 def title(results: Json, spread: str = "95 % confidence interval") -> str:
     """The task, and what is drawn of the seeds."""
-    seeds = counted(len(results["seeds"]), "seed")
-    of = f"mean and {spread} of {seeds}" if len(results["seeds"]) > 1 else seeds
-    return f"{task(results)}; {of}"
+    count = len(results["seeds"])
+    of = f"mean and {spread} of " if count > 1 else ""
+    return f"{task(results)}; {of}{counted(count, 'seed')}"
 
 
 def settings(description: Json) -> list[list[Any]]:
     """Method ("" for all), name, value and source of each setting and hyperparameter."""
     rows = [["", named(k), of["value"], of["source"]] for k, of in description["settings"].items()]
     for method in description["methods"]:
-        sources, own = method["sources"], method["settings"].items()
-        rows += [[method["name"], named(k), of["value"], of["source"]] for k, of in own]
-        values = method["hyperparameters"].items()
-        rows += [[method["name"], named(k), x, sources.get(k, "")] for k, x in values]
+        name, sources = method["name"], method["sources"]
+        own, values = method["settings"].items(), method["hyperparameters"].items()
+        rows += [[name, named(k), of["value"], of["source"]] for k, of in own]
+        rows += [[name, named(k), x, sources.get(k, "")] for k, x in values]
     return rows
 
 
 def heading(results: Json) -> list[str]:
     """Data, duration and base optimizer of the training, one line each."""
-    dataset, noise = results["dataset"], setting(results, "label_noise", 0)
+    data, model, methods = results["dataset"], setting(results, "model"), results["methods"]
+    examples = f"{data['train_examples']} training and {data['test_examples']} test examples"
+    described = data.get("described") or f"{examples}, {data['classes']} classes"
+    noise, scale = setting(results, "label_noise", 0), setting(results, "scale", 1)
     labels = f"{100 * noise:g} % of the training labels are wrong; " if noise else ""
-    examples = f"{dataset['train_examples']} training and {dataset['test_examples']} test examples"
-    described = dataset.get("described") or f"{examples}, {dataset['classes']} classes"
-    values = {key: {row[key] for row in results["methods"]} for key in _EXTENT}
-    extent = [f"{named(key)} {' or '.join(map(str, sorted(of)))}" for key, of in values.items()]
-    optimizer, scale = setting(results, "optimizer", "sgd"), setting(results, "scale", 1)
-    recipe = {name: setting(results, name) for name in _RECIPE}  # None where methods differ
-    if not optimizer.startswith("adam"):
-        del recipe["beta2"]
-    preset = setting(results, "preset")
-    texts = [f"{named(name)} {plain(value)}" for name, value in recipe.items() if value]
-    return [
-        *([f"preset {preset}"] if preset else []),
-        f"{printable(dataset['name'])}: {printable(described)}",
+    numbers = {key: sorted({row[key] for row in methods}) for key in _EXTENT}
+    extent = [f"{named(key)} {' or '.join(map(str, of))}" for key, of in numbers.items()]
+    optimizer, preset = setting(results, "optimizer", "sgd"), setting(results, "preset")
+    used = [name for name in _RECIPE if name != "beta2" or optimizer.startswith("adam")]
+    values = {name: setting(results, name) for name in used}  # None where methods differ
+    recipe = [f"{named(name)} {plain(value)}" for name, value in values.items() if value]
+    lines = [
+        f"preset {preset}" * bool(preset),
+        f"{printable(data['name'])}: {printable(described)}",
         f"{labels}{counted(len(results['seeds']), 'seed')}",
-        f"{setting(results, 'model')}; {', '.join(extent)}",
-        f"{optimizer}: {', '.join(texts)}",
-        *([f"scaled down (--scale {scale:g}): not to be compared with full runs"] * (scale != 1)),
+        f"{model}; {', '.join(extent)}",
+        f"{optimizer}: {', '.join(recipe)}",
+        f"scaled down (--scale {scale:g}): not to be compared with full runs" * (scale != 1),
     ]
+    return [line for line in lines if line]

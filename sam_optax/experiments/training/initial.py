@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.results import load_params
+from sam_optax.experiments.reporting.snapshots import load_params
 from sam_optax.experiments.training.task import Task
 from sam_optax.experiments.types import PyTree
 
