@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # matplotlib takes a second to import: only where something i
 # simulated protanopia, deuteranopia and tritanopia leave a difference (CIE76) of at least 16. Line
 # styles and markers repeat the distinction: 45 positions differ in colour or line, and in colour or
 # marker.
-COLOURS = ("#333333", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
-COLOURS += ("#9933FF", "#773311")
+COLOURS: tuple[str, ...] = ("#333333", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7")
+COLOURS += ("#56B4E9", "#9933FF", "#773311")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 METHODS = ("sgd", "sam", "asam", "rsam", "fsam", "looksam", "msam", "part", "every")
