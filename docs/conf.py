@@ -93,7 +93,7 @@ class _BreakCode(SphinxPostTransform):
 
     def run(self, **kwargs):
         for literal in self.document.findall(nodes.literal):
-            first, *rest = re.split(r"(?<=[(,./=])(?=[^\d\s=./)])", literal.astext())
+            first, *rest = re.split(r"(?<=[(,./=])(?=[^\d\s=./)\[])", literal.astext())
             if rest:
                 literal.clear()
                 literal += nodes.Text(first)

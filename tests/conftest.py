@@ -48,108 +48,39 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(_cache, ignore_errors=True)
 
 
-def _resident_bytes() -> float:
-    """Memory of this process, or infinity where nothing says so."""
-    try:
-        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return float("inf")
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-_finished_modules: list[str] = []
-_limit: float = 2.5 * 2**30
-
-
 @pytest.fixture(autouse=True, scope="module")
-def _compiled_programs_do_not_pile_up(request: pytest.FixtureRequest) -> Iterator[None]:
+def _compiled_programs_do_not_pile_up() -> Iterator[None]:
     """Thousands of small programs would otherwise stay in memory.
 
     As seldom as memory allows, since the next modules use many of them again.
     """
-    global _limit
     yield
-    _finished_modules.append(request.node.name)
-    if len(_finished_modules) % 4 == 0 and _resident_bytes() > _limit:
+    statm = pathlib.Path("/proc/self/statm")  # of Linux
+    pages = int(statm.read_text().split()[1]) if statm.exists() else 0
+    if pages * 4096 > 3 * 2**30:
         import jax
 
         jax.clear_caches()
         gc.collect()
-        _limit = max(_limit, _resident_bytes() + 2**29)  # not all of it is given back
 
 
 def pytest_collection_finish() -> None:
     """Thousands of tests and modules that stay are no work for the garbage collector."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
-ROOT = pathlib.Path(__file__).parents[1]
-
-
-def _is_core(path: pathlib.Path) -> bool:
-    """Whether a path is in a package of the core, or in the folder of tests that has its name.
-
-    What lies there imports jax, optax and chex, and skips what needs more.
-    """
-    top, folder, *_ = (*path.relative_to(ROOT).parts, "", "")
-    package = {"sam_optax": folder, "tests": f"_{folder}"}.get(top, "")
-    is_package = package.startswith("_") and (ROOT / "sam_optax" / package).is_dir()
-    return is_package or (top, folder) == ("tests", "golden")
-
-
-class _CoreAlone:
-    """Does not even import the other files, which may need the extras."""
-
-    @staticmethod
-    def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
-        above = collection_path in (ROOT, ROOT / "sam_optax", ROOT / "tests")
-        return None if above or _is_core(collection_path) else True
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """``-m core`` and ``-m "core and …"`` collect the core's files alone."""
-    if config.option.markexpr.split()[:1] == ["core"]:
-        config.pluginmanager.register(_CoreAlone())
-
-
-CONFORMANCE = pathlib.Path(__file__).parent / "conformance"
-# What the cases are that a marker does not name.
-OTHERS = {"fast": "slow", "sample": "exhaustive"}
-
-
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cases get the marker ``slow`` or ``exhaustive``: by method, or by the markers above."""
-    from methods import FORMULAS, FOUR, KINDS, METHODS, VARIATIONS
-
-    rare = {*KINDS, *FORMULAS, *VARIATIONS} - set(FOUR)
-    joined = set(METHODS) - rare - set(FOUR)
-    # Shapes and dtypes are where formulas differ.
-    formulas = {*KINDS, *FORMULAS}
-    usual_by_file = {"test_conformance_dtypes": formulas, "test_conformance_trees": formulas}
-    unused: set[tuple[str, str]] = set()
-    used: set[tuple[str, str]] = set()
+    """In transition: the cases that ``fast`` does not name are slow, others of ``sample`` go."""
+    dropped = []
     for item in items:
-        if _is_core(item.path):
-            item.add_marker("core")
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        name = parameters.get("name")
-        if item.path.parent == CONFORMANCE and isinstance(name, str) and name in rare:
-            usual = usual_by_file.get(item.path.stem, KINDS)
-            item.add_marker("slow" if name in usual else "exhaustive")
-        for marker, other in OTHERS.items():
+        if item.get_closest_marker("exhaustive"):
+            dropped.append(item)
+        for marker in ("fast", "sample"):
             for mark in item.iter_markers(marker):
-                test = item.nodeid.partition("[")[0]
-                hits = {p for p in mark.args if fnmatch.fnmatchcase(item.callspec.id, p)}
-                used |= {(test, pattern) for pattern in hits}
-                unused |= {(test, pattern) for pattern in mark.args}
-                if not hits:
-                    item.add_marker("slow" if name in joined else other)
-        if item.get_closest_marker("exhaustive"):  # -m slow leaves it out
-            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
-    # Of the whole suite only: who asks for some of the cases gets them without the others.
-    whole = config.args == config.getini("testpaths") and not config.getoption("lf", False)
-    if whole and unused - used:
-        raise pytest.UsageError(f"markers that name no case: {sorted(unused - used)}")
+                if not any(fnmatch.fnmatchcase(item.callspec.id, p) for p in mark.args):
+                    if marker == "fast":
+                        item.add_marker("slow")
+                    elif item not in dropped:
+                        dropped.append(item)
+    items[:] = [item for item in items if item not in dropped]

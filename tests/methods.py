@@ -1,13 +1,14 @@
 """Every public method by name, for all tests: a new method joins by one line here."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 import optax.contrib
+import pytest
 
 import sam_optax
 
@@ -98,62 +99,21 @@ METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "bsam": lambda rho, **options: sam_optax.bsam(
         rho, data_size=100.0, weight_decay=0.1, key=KEY, **options
     ),
+    "stochastic_rounding": lambda rho: sam_optax.stochastic_rounding(sam_optax.sam(rho), key=KEY),
     "scale": optax.scale,
     "by_hand": lambda rho: optax.chain(optax.contrib.normalize(), optax.scale(rho)),
 }
-# The suite covers what these are made of.
-COMPOSED = ["random_fsam", "random_only_fsam", "scale"]
-NAMES = [name for name in METHODS if name not in COMPOSED]
-# Of the hand-made one, optax decides what it can do.
-OURS = [name for name in NAMES if name != "by_hand"]
-# The papers' methods, for what holds for each of them.
+NAMES = [*METHODS]
+# The papers' methods: their cases are for every day, those of the others for ``-m slow``.
 FOUR = ["sam", "asam", "fsam", "rsam"]
 # One of each kind, for what costs much to compile and depends little on the formula.
 KINDS = ["sam", "sam_scheduled", "asam", "fsam", "rsam", "only_rsam", "ssam", "momentum"]
 KINDS += ["low_pass_samples", "by_hand"]
-# One of each formula, for what does not depend on options.
-FORMULAS = ["sam", "sam_1", "sam_3", "asam", "asam_filterwise", "fsam", "fsam_corrected", "rsam"]
-FORMULAS += ["rsam_raw", "rsam_normalized_gradient", "only_rsam"]
-# Of what differs from these in its formula alone, CI takes what is not a variation (a method that
-# joins is none), and ``-m exhaustive`` the rest.
-VARIATIONS = {
-    "sam_1.5",
-    "sam_inf",
-    "asam_3",
-    "asam_scheduled",
-    "fsam_zero_new",
-    "fsam_scheduled",
-    "remove_full_gradient",
-    "fsam_asam",
-    "rsam_sqrt_norm",
-    "rsam_norm",
-    "rsam_isotropic",
-    "rsam_draw",
-    "rsam_scheduled",
-    "random_asam",
-    "random_fsam",
-    "fisher",
-    "fisher_scheduled",
-    "f_fisher",
-    "smooth_gradient",
-    "vasso",
-    "random_mask",
-    "esam",
-    "ssam_dynamic",
-    "momentum_fsam",
-    "low_pass",
-    "only_momentum",
-    "only_sam",
-    "random_only_fsam",
-    "limited",
-    "limited_rsam",
-    "momentum_limited",
-    "zscore_filter",
-    "zsharp",
-    "bsam",
-    "scale",
-}
-# Methods that ascend where the gradient is 0, but for random starts, of which the noise is left.
+# Made of optax's pieces alone, which decides what they can do.
+OF_OPTAX = ["scale", "by_hand"]
+# Methods whose ε of a float16 gradient is float32: a difference may leave the range of float16.
+WIDEN = {"remove_full_gradient"}
+# Methods whose ε is not 0 where the gradient is 0. (Of a random start, the noise is left.)
 ASCEND_AT_ZERO: set[str] = set()
 # What the combinators add to a step, one at a time.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -166,6 +126,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ascent_steps": {"ascent_steps": 2},
     "groups": {"groups": 2},
 }
+
+
+def often(names: Iterable[str] = NAMES, *few: str) -> list[Any]:
+    """Cases by method: those of ``few`` (by default FOUR) for every day, the others slow."""
+    daily = few or FOUR
+    return [n if n in daily else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def build(name: str, rho: Any = RHO, **options: Any) -> optax.GradientTransformation:

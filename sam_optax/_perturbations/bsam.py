@@ -89,7 +89,8 @@ def bsam(
 
     def init_fn(params: Params) -> BsamState:
         def initial(p: Leaf) -> jax.Array:
-            return jnp.full_like(trees.widen(p).real, initial_precision)
+            real = jnp.finfo(trees.compute_dtype(p)).dtype
+            return jnp.full_like(p, initial_precision, dtype=real)
 
         precision = trees.inexact_only(trees.map_inexact(initial, params))
         return BsamState(noise.first_key(key), precision)
@@ -117,7 +118,8 @@ def bsam(
             return decay * s + (1 - decay) * seen
 
         eps = trees.map_wide(ascend, updates, state.precision)
-        precision = jax.tree.map(learn, state.precision, updates, is_leaf=trees.is_none)
+        seen = trees.spread_none(updates, state.precision)
+        precision = jax.tree.map(learn, state.precision, seen, is_leaf=trees.is_none)
         return eps, BsamState(noise.next_key(state.key), precision)
 
     return Perturbation(

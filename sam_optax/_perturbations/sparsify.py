@@ -140,6 +140,7 @@ def sparsify(
 
         def chosen() -> PyTree:
             source = fisher if squares else extra["ascent_grads"]
+            source = trees.spread_none(source, state.mask)
             scores = jax.tree.map(score, state.mask, source, is_leaf=trees.is_none)
             return choose(state, scores, drop)
 

@@ -1,24 +1,22 @@
 """``compare`` from Python: the command with a network, data, loss and metric as objects."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax.typing import ArrayLike
 
 from sam_optax.experiments import comparison
 from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.options import arguments
 from sam_optax.experiments.options.declare import suggest
-from sam_optax.experiments.options.hyperparameters import Hyperparameters
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.result import Result
-from sam_optax.experiments.training.task import ACCURACY, Given, Metric
+from sam_optax.experiments.training.task import ACCURACY, Given, Metric, PerExample
+from sam_optax.experiments.types import Json, Record
 
-PerExample = Callable[[jax.Array, jax.Array], jax.Array]
 ARRAYS = "arrays"
 """The name of data that are given as arrays."""
 
@@ -66,10 +64,8 @@ def compare(
       >>> found = compare("mlp", methods=["sgd", "sam"], epochs=20, seeds=3)  # doctest: +SKIP
       >>> found.results["methods"][1]["summary"]["test_accuracy"]["mean"]  # doctest: +SKIP
     """
-    if metric is not None and higher_is_better is None:
-        raise UserError("higher_is_better: a metric is given; say True or False.")
-    if metric is None and higher_is_better is not None:
-        raise UserError("higher_is_better: no metric is given; leave it out.")
+    if (metric is None) != (higher_is_better is None):
+        raise UserError("higher_is_better: give True or False with a metric, and only with one.")
     named = isinstance(model, str)
     settings = {**_options(options), "tune": tune}
     if methods is not None:
@@ -97,35 +93,20 @@ def compare(
     return found
 
 
-def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of :class:`Compare` from arguments, those of methods in a field of their own."""
-    names = [field.name for field in dataclasses.fields(Compare) if field.name != "hyperparameters"]
-    found, groups = {}, {}
+def _options(options: Json) -> Record:
+    """The fields of :class:`Compare` from arguments."""
+    found, known = dict[str, Any](), arguments.known(Compare)
     for name, value in options.items():
-        if name in names:
-            found[name] = value
-        elif name in METHODS and METHODS[name].options:
-            groups[name] = _hyperparameters(name, value)
+        if name in METHODS and isinstance(value, Mapping):
+            several = {k: x if isinstance(x, list | tuple) else (x,) for k, x in value.items()}
+            found |= {f"{name}.{option}": tuple(x) for option, x in several.items()}
+        elif name in METHODS and name not in known:
+            raise UserError(f'{name}: got {value!r}; give a dict, such as {name}={{"rho": 0.1}}.')
+        elif name == "out" and value:
+            found[name] = Path(value)
         else:
-            see = "see python -m sam_optax compare -h."
-            raise UserError(f"{name}: unknown option; {suggest(name, [*names, *METHODS], see)}")
-    if found.get("out") == "":
-        raise UserError("out: is empty; give a directory, or leave it out.")
-    if found.get("out") is not None:
-        found["out"] = Path(found["out"])
-    return {**found, "hyperparameters": Hyperparameters(**groups)}
-
-
-def _hyperparameters(name: str, values: Any) -> Any:
-    if not isinstance(values, Mapping):
-        raise UserError(f'{name}: got {values!r}; give a dict, such as {name}={{"rho": 0.1}}.')
-    group: Any = type(getattr(Hyperparameters(), name))
-    known = METHODS[name].options
-    for option in values:
-        if option not in known:
-            raise UserError(f"{name}: has no {option}; use some of {', '.join(known)}.")
-    several = {
-        option: tuple(value) if isinstance(value, list | tuple) else (value,)
-        for option, value in values.items()
-    }
-    return group(**several)
+            found[name] = value
+    for name in (name for name in found if name not in known):
+        hint = suggest(name, known, "see python -m sam_optax compare -h.")
+        raise UserError(f"{name}: unknown option; {hint}")
+    return arguments.collected(found)

@@ -1,15 +1,13 @@
 """The command ``compare``: trains methods on the same data and compares them."""
 
 import dataclasses
-from collections.abc import Mapping
 from contextlib import nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.options.describe import describe, planned, shared_settings
+from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.reporting import results, table
@@ -27,16 +25,14 @@ from sam_optax.experiments.training.task import (
     entries_of,
     load_dataset,
     task_of,
+    values,
 )
-from sam_optax.experiments.training.train import Outcome, Training
-from sam_optax.experiments.training.work import work
+from sam_optax.experiments.training.train import Outcome, Training, work
 from sam_optax.experiments.tuning import search
-from sam_optax.experiments.types import Json, PyTree, Record
+from sam_optax.experiments.types import Json, Record
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.checkpoints import Checkpoints
-
-__all__ = ["Compare", "run"]
 
 CHECKPOINT = "checkpoint"
 """Directory of the checkpoints, inside that of --out."""
@@ -65,15 +61,12 @@ def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result |
         devices.connect()
     resolved = resolve(options)
     if options.dry_run:
-        table.print_settings(_console(), planned(options, resolved))
+        table.print_settings(_console(), resolved)
         return None
     count = options.devices if options.devices or options.preset or options.distributed else 1
     place = devices.choose(count)
-    shared = {name: found.value for name, found in shared_settings(options, resolved).items()}
-    everything = given.dataset or load_dataset(shared)
-    full = {"train": len(everything.train.y), "test": len(everything.test.y)}
-    dataset = everything.some(options.scale)
-    description = describe(options, resolved, dataset, full, place.count, given)
+    dataset = given.dataset or load_dataset(values(resolved["settings"]))
+    description = describe(options, resolved, dataset, place.count, given)
     task = task_of(description, dataset, given)
     if options.init:
         start, new = initial.load(options.init, task)
@@ -81,46 +74,114 @@ def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result |
         description["notes"] += [f"Not from the file of --init: {', '.join(new)}."] if new else []
     for note in description["notes"]:
         _say(note)
-    run = _Run(options, task, description, place, show)
     if options.out is None or jax.process_index():  # only one process writes
-        return _train_and_write(run, None)
+        return _Run(options, task, description, place, show).result()
     from sam_optax.experiments.reporting import figures  # slow; before training, if it cannot be
 
     ours = results.from_json(options.out / "results.json") is not None
     with OutputDirectory(options.out, (*_FILES, *figures.CAPTIONS), ours) as out:
-        return _train_and_write(run, out)
+        return _Run(options, task, description, place, show, out).result()
 
 
-class _Run(NamedTuple):
-    """A training run, from the task to its results."""
+@dataclasses.dataclass
+class _Run:
+    """A run, from its task to its results; ``--tune`` settles the methods of both."""
 
     options: Compare
     task: Task
-    description: Json
+    description: Record
     place: devices.Devices
     show: bool
+    out: OutputDirectory | None = None
 
-    def print(self, found: Json) -> None:
-        """Prints the table."""
-        if self.show:
-            _console().print(table.ResultsTable(found), soft_wrap=True)  # paths stay on one line
+    def result(self) -> Result:
+        """Trains, unless the run is finished; writes the files and prints the table."""
+        checkpoints = self._checkpoints()  # written by all processes
+        if checkpoints and (before := self._finished(checkpoints)):
+            return before
+        if self.options.tune:
+            self._tune()
+        outcomes = self._train(checkpoints)
+        variables = {name: outcome.variables for name, outcome in outcomes.items()}
+        params = by_seed(variables, self.task.seeds)
+        weights = jax.tree.leaves(next(iter(variables.values()))["params"])
+        parameters = sum(leaf.size for leaf in weights) // len(self.task.seeds)
+        found = Result(results.collect(self.description, parameters, outcomes), params)
+        try:
+            if self.out:
+                (self.out.path / REPORT).unlink(missing_ok=True)  # that of an earlier run
+                self.out.write(_files(found))
+        finally:  # where either fails, a full disk or a closed pipe, there is still the other
+            self._print_table(found.results)
+        if checkpoints:
+            checkpoints.finish()
+        if self.out:
+            if self.options.tune:
+                (self.out.path / search.FILE).unlink(missing_ok=True)  # it is in the results now
+            _draw(self.out, found.results)
+            _print(f"\nThe results are in {self.out.path}. Open {self.out.path / REPORT}.")
+        if all(of["diverged"] == len(self.task.seeds) for of in found.results["methods"]):
+            raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
+        return found
 
-    def tuned(self, out: OutputDirectory | None) -> "_Run":
-        """The run with the values that ``--tune`` chooses; ``out`` keeps those that it tries."""
-        options, of_run, path = self.options, identity.of(self.description), self.options.out
-        task = search.held_out(self.task)
-        trials = search.load(path / search.FILE, of_run, options.resume) if path else {}
+    def _checkpoints(self) -> "Checkpoints | None":
+        """The run's checkpoints, if requested or if there are any."""
+        options = self.options
+        if options.out is None:
+            return None
+        path = options.out / CHECKPOINT
+        if not (options.resume or options.checkpoint_every or path.exists()):
+            return None
+        from sam_optax.experiments.training.checkpoints import Checkpoints  # slow to import
+
+        of_run = identity.of(self.description)
+        found = Checkpoints(path, options.checkpoint_every, of_run, results.versions())
+        for note in found.find() if options.resume else ():
+            _say(note)
+        return found
+
+    def _finished(self, checkpoints: "Checkpoints") -> Result | None:
+        """What the run has found if it is finished: prints its table, draws what is missing.
+
+        Raises:
+          UserError: in the directory are results or a checkpoint of another run.
+        """
+        options, path = self.options, self.options.out
+        assert path is not None  # where checkpoints are
+        begun = options.tune and (path / search.FILE).exists()
+        if checkpoints.epoch:
+            return None
+        found = results.from_json(path / "results.json") if options.resume and not begun else None
+        if found is None:
+            checkpoints.refuse(foreign=bool(options.resume or options.checkpoint_every))
+            if options.resume and not begun:
+                _say(f"There is no checkpoint in {path}: starting from the beginning.")
+            return None
+        theirs, ours = identity.of(found), identity.of(self.description)
+        identity.check(theirs, ours, f"{path} holds the results of")
+        self._print_table(found)
+        if self.out and not (path / REPORT).exists():
+            _draw(self.out, found)
+        _print(f"\nThis run is finished: its results are in {path}. Open {path / REPORT}.")
+        checkpoints.finish()
+        return Result(found, load_params(path / "params.npz"))
+
+    def _tune(self) -> None:
+        """Chooses the values of ``--tune``; the directory keeps those that it tries."""
+        options, out, of_run = self.options, self.out, identity.of(self.description)
+        task, trials = search.held_out(self.task), {}
+        if options.out:
+            trials = search.load(options.out / search.FILE, of_run, options.resume)
         if out and not options.resume:
             (out.path / search.FILE).unlink(missing_ok=True)
 
         def keep() -> None:
             if out:
-                kept = search.marked({"identity": of_run, "trials": trials})
-                out.write({search.FILE: results.to_json(kept)})
+                out.write({search.FILE: search.to_json(of_run, trials)})
 
+        default = search.TRIALS_WITH_LR if options.tune_lr else search.TRIALS
+        count = options.trials or default
         try:
-            default = search.TRIALS_WITH_LR if options.tune_lr else search.TRIALS
-            count = options.trials or default
             chosen = search.Search(task, self.place, count, options.tune_lr, trials)
             found = chosen.run(keep, _console(stderr=True))
         except KeyboardInterrupt:
@@ -129,114 +190,40 @@ class _Run(NamedTuple):
             raise
         for note in search.notes(found):
             _say(note)
-        description = search.settled(self.description, found)
-        entries = entries_of(description)
-        task = dataclasses.replace(self.task, entries=entries)
-        return self._replace(description=description, task=task)
+        self.description = search.settled(self.description, found)
+        self.task = dataclasses.replace(self.task, entries=entries_of(self.description))
 
-    def train(
-        self,
-        checkpoints: "Checkpoints | None",
-        live: Live | None = None,
-        out: OutputDirectory | None = None,
-    ) -> tuple[Record, dict[str, Outcome]]:
-        """Trains, and returns the results and the outcome of each method."""
-        options, task = self.options, self.task
-        # A comparison without SGD still reports costs relative to SGD; a single method does not.
-        timed = len(task.entries) > 1 and options.preset is None
-        every = options.checkpoint_every if checkpoints else 0
+    def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
+        options, task, out = self.options, self.task, self.out
+        pieces = work(task, None, options.checkpoint_every if checkpoints else 0)
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
-        pieces = work(task, None, every, timed)
-        with Progress(_console(stderr=True), pieces, epochs=epochs) as progress:
-            snapshots = None
-            if out and options.save_every:
-                of_run = identity.of(self.description)
-                snapshots = Snapshots(out, options.save_every, task.seeds, of_run)
-            training = Training(task, self.place, timed, watch=options.out is not None)
-            outcomes = training.run(progress, checkpoints, live, snapshots)
-        variables = next(iter(outcomes.values())).variables["params"]
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(variables)) // len(task.seeds)
-        return results.collect(self.description, parameters, outcomes), outcomes
-
-
-def _train_and_write(run: _Run, out: OutputDirectory | None) -> Result:
-    """Trains and prints the table, after writing the files and before drawing."""
-    options, path = run.options, run.options.out
-    checkpoints = _checkpoints(run, path) if path else None  # written by all processes
-    begun = path and options.tune and (path / search.FILE).exists()
-    done = checkpoints.epoch if checkpoints else 0
-    if path and checkpoints and not done:
-        if options.resume and not begun and (before := _finished(run, path, out)) is not None:
-            checkpoints.finish()
-            return before
-        checkpoints.refuse(foreign=bool(options.resume or options.checkpoint_every))
-        if options.resume and not begun:
-            _say(f"There is no checkpoint in {path}: starting from the beginning.")
-    if options.tune:
-        run = run.tuned(out)
-    with Live(out.path, options.tensorboard, done) if out else nullcontext() as live:
+        snapshots, done = None, checkpoints.epoch if checkpoints else 0
+        if out and options.save_every:
+            of_run = identity.of(self.description)
+            snapshots = Snapshots(out, options.save_every, task.seeds, of_run)
         try:
-            found, outcomes = run.train(checkpoints, live, out)
+            with (
+                Live(out.path, options.tensorboard, done) if out else nullcontext() as live,
+                Progress(_console(stderr=True), pieces, epochs=epochs) as progress,
+            ):
+                training = Training(task, self.place, watch=options.out is not None)
+                return training.run(progress, checkpoints, live, snapshots)
         except KeyboardInterrupt:
             if checkpoints and checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
                 _say(f"{there}; --resume continues from it.")
             raise
-    params = by_seed({name: of.variables for name, of in outcomes.items()}, run.task.seeds)
-    try:
-        if out:
-            (out.path / REPORT).unlink(missing_ok=True)  # that of an earlier run
-            out.write(_files(found, params))
-            if options.tune and not (checkpoints and checkpoints.epoch):
-                (out.path / search.FILE).unlink(missing_ok=True)  # it is in the results now
-    finally:  # where either fails, a full disk or a closed pipe, there is still the other
-        run.print(found)
-    if out:
-        _draw(out, found)
-    if checkpoints:
-        checkpoints.finish()
-    if out:
-        if options.tune:
-            (out.path / search.FILE).unlink(missing_ok=True)
-        _print(f"\nThe results are in {out.path}. Open {out.path / REPORT}.")
-    if all(method["diverged"] == len(found["seeds"]) for method in found["methods"]):
-        raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
-    return Result(found, params)
+
+    def _print_table(self, found: Json) -> None:
+        if self.show:
+            _console().print(table.ResultsTable(found), soft_wrap=True)  # paths stay on one line
 
 
-def _checkpoints(run: _Run, out: Path) -> "Checkpoints | None":
-    """The run's checkpoints, if requested or if there are any."""
-    options, path = run.options, out / CHECKPOINT
-    if not (options.resume or options.checkpoint_every or path.exists()):
-        return None
-    from sam_optax.experiments.training.checkpoints import Checkpoints  # slow to import
-
-    run_identity = identity.of(run.description)
-    found = Checkpoints(path, options.checkpoint_every, run_identity, results.versions())
-    for note in found.find() if options.resume else ():
-        _say(note)
-    return found
-
-
-def _finished(run: _Run, path: Path, out: OutputDirectory | None) -> Result | None:
-    """What the run has found if it was trained before; prints its table, draws what is missing."""
-    found = results.from_json(path / "results.json")
-    if found is None:
-        return None
-    theirs, ours = identity.of(found), identity.of(run.description)
-    identity.check(theirs, ours, f"{path} holds the results of")
-    run.print(found)
-    if out and not (path / REPORT).exists():
-        _draw(out, found)
-    _print(f"\nThis run is finished: its results are in {path}. Open {path / REPORT}.")
-    return Result(found, load_params(path / "params.npz"))
-
-
-def _files(found: Json, params: Mapping[str, Mapping[int, PyTree]]) -> dict[str, bytes]:
+def _files(found: Result) -> dict[str, bytes]:
     return {
-        "params.npz": to_npz(params, identity.of(found)),
-        "results.csv": results.to_csv(found),
-        "results.json": results.to_json(found),
+        "params.npz": to_npz(found.params, identity.of(found.results)),
+        "results.csv": results.to_csv(found.results),
+        "results.json": results.to_json(found.results),
     }
 
 

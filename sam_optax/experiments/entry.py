@@ -2,10 +2,7 @@
 
 import contextlib
 import importlib
-import io
-import itertools
 import os
-import re
 import signal
 import sys
 import threading
@@ -14,20 +11,20 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting.stream import Stream, printable
 
 _PROG = "python -m sam_optax"
 # Packages of the extra "experiments".
 _EXTRA = {"filelock", "flax", "jinja2", "matfree", "matplotlib", "mlxtend", "msgspec"}
-_EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX", "tyro"}
+_EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX"}
+# Each module is imported only when its command runs: `run(options)` takes the dataclass named after
+# the command, such as `Compare`.
 _COMMANDS = {
-    "compare": "train SGD and sharpness-aware methods on the same data and compare them",
-    "analyze": "measure the sharpness of the networks that a run has trained",
-    "cost": "count what a training step of each method costs, also on a TPU that is not there",
+    "compare": ("comparison", "train SGD and sharpness-aware methods on the same data"),
+    "analyze": ("analyze.command", "measure the sharpness of the networks that a run has trained"),
+    "cost": ("cost.command", "count what a step of each method costs, also on a TPU not there"),
 }
-# Modules of sam_optax.experiments whose names differ from the command's. Each is imported only when
-# its command runs; `run(options)` takes the dataclass named after the command, such as `Compare`.
-_MODULES = {"compare": "comparison", "analyze": "analyze.command", "cost": "cost.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,16 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(given: list[str]) -> int:
-    if not given or given[0] in ("-h", "--help"):
-        print(_help())
-        return 0
-    name, *arguments = given
-    if name not in _COMMANDS:
-        return _fail(f"{name}: unknown command; use one of {', '.join(_COMMANDS)}.")
-    from sam_optax.experiments.errors import UserError
-
     try:
-        return _run(name, arguments)
+        _run(given)
+        return 0
     except UserError as error:
         return _fail(str(error))
     except KeyboardInterrupt as stop:
@@ -104,71 +94,23 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
-def _run(name: str, arguments: list[str]) -> int:
-    import tyro
+def _run(given: list[str]) -> None:
+    if not given or given[0] in ("-h", "--help"):
+        commands = "\n".join(f"  {name:9}{summary}" for name, (_, summary) in _COMMANDS.items())
+        print(f"usage: {_PROG} COMMAND [options]\n\ncommands:\n{commands}\n")
+        print(f"{_PROG} COMMAND --help lists a command's options.")
+        return
+    name, *arguments = given
+    if name not in _COMMANDS:
+        raise UserError(f"{name}: unknown command; use one of {', '.join(_COMMANDS)}.")
+    from sam_optax.experiments.options.arguments import parse, print_help
 
-    if name == "compare":
-        from sam_optax.experiments.options import help
-
-        if help.asked(arguments):
-            return 0
-    for option, value in itertools.pairwise(["", *arguments]):
-        if value in ("", "--out="):  # which would be the current directory
-            return _fail(f"{value[:-1] or option}: is empty; give a value, or leave it out.")
-    module = importlib.import_module(f"sam_optax.experiments.{_MODULES.get(name, name)}")
-    messages = io.StringIO()
-    try:
-        # tyro draws a box around a mistake; one line is easier to read in a log.
-        with contextlib.redirect_stderr(messages):
-            command, args = getattr(module, name.title()), [*map(_expanded, arguments)]
-            options = tyro.cli(command, prog=f"{_PROG} {name}", args=args)
-    except SystemExit as leaving:
-        if not leaving.code:
-            return 0
-        return _fail(f"{_mistake(messages.getvalue())} (see {_PROG} {name} --help)")
-    module.run(options)
-    return 0
-
-
-def _expanded(argument: str) -> str:
-    """The argument with a leading ``~`` expanded, which shells leave alone in ``--out=~/runs``."""
-    flag, equals, value = argument.partition("=")
-    if argument.startswith("--") and equals:
-        return f"{flag}={os.path.expanduser(value)}"
-    return os.path.expanduser(argument)
-
-
-def _mistake(box: str) -> str:
-    """What is wrong with the arguments, in one sentence, from the text in tyro's box."""
-    lines = (line.strip("│|╭╮╰╯+ ") for line in box.splitlines())
-    text = " ".join(re.sub(r"[─-]{5,}", " ", " ".join(lines)).split())
-    if found := re.search(r"Error parsing (--[\w.-]+).*?instantiated from \[(.*?)\]", text):
-        option, values = found[1], found[2].replace("'", "").replace(",", "")
-        shown = re.search(rf"helptext: {re.escape(option)} (\S+)", text)
-        kinds = {"INT": "an integer", "FLOAT": "a number"}
-        kind = next((of for name, of in kinds.items() if shown and name in shown[1]), "another")
-        return f"{option} {values}: use {kind}."
-    if found := re.search(r"invalid choice '(.*?)' for argument '(.*?)'.*?one of (\(.*?\))", text):
-        choices = [c for c in re.findall(r"'([^']*)'", found[3]) if c != "None"]
-        return f"{found[2]} {found[1]}: use {' or '.join(sorted(choices, reverse=True))}."
-    if found := re.search(r"Missing value for argument '(.*?)'", text):
-        return f"{found[1]}: no value is given; give one."
-    if found := re.search(r"Unrecognized options: (\S+?)(,| |$)", text):
-        meant = re.search(r"meant: (--[\w.-]+)", text)
-        hint = f"did you mean {meant[1]}?" if meant else "leave it out."
-        return f"{found[1]}: unknown option; {hint}"
-    return text.partition("For full helptext")[0].strip()
+    module = importlib.import_module(f"sam_optax.experiments.{_COMMANDS[name][0]}")
+    command, program = getattr(module, name.title()), f"{_PROG} {name}"
+    if not print_help(command, arguments, program):
+        module.run(parse(command, arguments, program))
 
 
 def _fail(message: str, code: int = 2) -> int:
     print(f"sam_optax: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
-
-
-def _help() -> str:
-    width = max(map(len, _COMMANDS))
-    commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in _COMMANDS.items())
-    return (
-        f"usage: {_PROG} COMMAND [options]\n\ncommands:\n{commands}\n\n"
-        f"{_PROG} COMMAND --help lists a command's options."
-    )

@@ -74,7 +74,6 @@ class Trainer:
         for name, entry in self.task.entries.items():
             curve = np.full((entry.recipe.epochs, len(self.task.seeds)), 0.5, np.float32)
             outcomes[name] = Outcome(
-                entry=entry,
                 variables={"params": {"w": curve.T}},
                 curves={"train_loss": curve, "test_accuracy": curve},
                 sharpness=curve[0],

@@ -11,7 +11,6 @@ import numpy as np
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.data.images import Examples
 from sam_optax.experiments.options.describe import describe
-from sam_optax.experiments.options.hyperparameters import Hyperparameters
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.training import devices
@@ -77,18 +76,12 @@ def vectors(arrays):
 
 def make(dataset, *methods, model=None, count=1, hyperparameters=None, **options):
     """A task as the command would make it, of a network that compiles fast unless one is named."""
-    none = Hyperparameters()
-    groups = {
-        name: dataclasses.replace(getattr(none, name), **values)
-        for name, values in (hyperparameters or {}).items()
-    }
     options = {"batch_size": 16, "epochs": 2, "seeds": 1, "label_noise": 0.0, **options}
     options = {"weight_decay": 5e-4, **options}  # of all methods
     if isinstance(model, str):
         options["model"] = model
-    given = Compare(methods=methods, hyperparameters=Hyperparameters(**groups), **options)
-    full = {"train": len(dataset.train.y), "test": len(dataset.test.y)}
-    description = describe(given, resolve(given), dataset, full, count)
+    given = Compare(methods=methods, hyperparameters=hyperparameters or {}, **options)
+    description = describe(given, resolve(given), dataset, count)
     task = task_of(description, dataset)
     if isinstance(model, str):
         return task
@@ -119,19 +112,21 @@ class Silent:
         self.pieces[kind] = self.pieces.get(kind, 0) + share
 
 
-def run(task, count=1, listener=None, checkpoints=None, timed=False, watch=False):
+def run(task, count=1, listener=None, checkpoints=None, watch=False):
     """What becomes of each method."""
-    training = Training(task, devices.choose(count), timed, watch)
+    training = Training(task, devices.choose(count), watch)
     return training.run(listener or Silent(), checkpoints)
 
 
 def begin(task, name, seed=0):
     """A method's step and its first state, of one seed: ``(step, state, key)``."""
-    step = MethodStep(task, task.entries[name])
-    key = jax.random.fold_in(jax.random.key(seed), 1)
+    entry, key = task.entries[name], jax.random.fold_in(jax.random.key(seed), 1)
 
     def first():
         variables = task.model.init(jax.random.key(seed), task.example, train=False)
-        return step.init(key, variables)
+        return MethodStep(task, entry, key).init(variables)
 
-    return step.take, first, key
+    def step(key, state, batch, step_key, data):
+        return MethodStep(task, entry, key, data).take(state, batch, step_key)
+
+    return step, first, key

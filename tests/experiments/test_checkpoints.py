@@ -13,7 +13,7 @@ import tasks
 from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.training import work
+from sam_optax.experiments.training.train import work
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("compile_fast")
@@ -255,17 +255,18 @@ def test_other_versions_of_libraries_are_told(saved):
 
 
 @pytest.mark.parametrize(
-    ("like", "reason"),
+    "like",
     [
-        (arrays_of(200), "['fsam']['params'] float32[2, 200], ['fsam']['params'] float32[2, 300]"),
-        (arrays_of(ema=jnp.ones(2)), "['fsam']['ema'] float32[2]"),
-        ({}, "['fsam']['key'] uint32[2], ['fsam']['params'] float32[2, 300], "),
+        arrays_of(200),
+        arrays_of(ema=jnp.ones(2)),
+        arrays_of(state=(jnp.asarray(1), jnp.ones(3))),
+        {},
     ],
 )
-def test_other_shapes_and_states_are_refused_by_name(saved, like, reason):
+def test_other_shapes_and_states_are_refused(saved, like):
     store = checkpoints(saved)
     store.find()
-    with pytest.raises(UserError, match=rf"of this run differ \({re.escape(reason)}.*Remove it to"):
+    with pytest.raises(UserError, match=r"its arrays are not those of this .*Remove it to start"):
         store.restore(like)
 
 
@@ -334,14 +335,13 @@ TASKS = {
 
 @slow
 @pytest.mark.parametrize("name", TASKS)
-def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "REFERENCE_ROUNDS", 2)  # fewer than the epochs
-    timed, (methods, settings) = name == "vectors", TASKS[name]
-    data = tasks.vectors(arrays) if timed else tasks.images(name == "images on disk")
+def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path):
+    watch, (methods, settings) = name == "vectors", TASKS[name]
+    data = tasks.vectors(arrays) if watch else tasks.images(name == "images on disk")
     task = tasks.make(data, *methods, **settings)
-    options = {"count": settings.get("count", 1), "timed": timed, "watch": timed}
+    options = {"count": settings.get("count", 1), "watch": watch}
     straight = tasks.run(task, **options)
-    for last in (1, settings["epochs"]) if timed else (2,):
+    for last in (1, settings["epochs"]) if watch else (2,):
         store, Stopping.stop_at = checkpoints(tmp_path), last
         assert store.find() == []
         with pytest.raises(InterruptedError):
@@ -353,10 +353,9 @@ def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path, monkeypatc
     assert len(store.find()) == (name == "images")
     assert store.epoch == last
     resumed = tasks.run(task, listener=listener, checkpoints=store, **options)
-    announced = work.work(task, None, 1, timed)
+    announced = work(task, None, 1)
     assert listener.pieces == {k: pytest.approx(n) for k, (_, n) in announced.items()}
-    before = work.work(task, last, 1, timed)
-    assert listener.before == {k: n for k, (_, n) in before.items()}
+    assert listener.before == {k: n for k, (_, n) in work(task, last, 1).items()}
     for method, outcome in resumed.items():
         expected = straight[method]
         jax.tree.map(np.testing.assert_array_equal, outcome.variables, expected.variables)
@@ -365,4 +364,3 @@ def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path, monkeypatc
             np.testing.assert_array_equal(values, expected.curves[key], strict=True)
         np.testing.assert_array_equal(outcome.sharpness, expected.sharpness)
         assert len(outcome.seconds) == settings["epochs"]  # what was measured before counts
-        assert outcome.cost > 0 or not timed

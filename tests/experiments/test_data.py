@@ -19,13 +19,9 @@ def test_built_in_data_are_split_class_by_class(name, train, test, shape):
     dataset = load(name)
     assert dataset.train.x.shape == (train, *shape)
     assert dataset.test.x.shape == (test, *shape)
-    assert dataset.classes == 10
-    assert dataset.train.x.dtype == np.float32
-    assert dataset.train.y.dtype == np.int32
-    assert dataset.train.x.min() == 0
-    assert dataset.train.x.max() == 1
-    assert dataset.shape == shape
-    assert dataset.resident
+    assert (dataset.classes, dataset.shape, dataset.resident) == (10, shape, True)
+    assert (dataset.train.x.dtype, dataset.train.y.dtype) == (np.float32, np.int32)
+    assert (dataset.train.x.min(), dataset.train.x.max()) == (0, 1)
     assert dataset.mean is dataset.std is None
     assert dataset.described.startswith(f"train {train:,}, test {test:,} examples of ")
     assert "×1 float64 in [0, " in dataset.described
@@ -35,16 +31,17 @@ def test_built_in_data_are_split_class_by_class(name, train, test, shape):
 
 
 def test_training_and_test_examples_are_disjoint_and_always_the_same():
+    """So is the digest, by which runs tell whether their data are the same."""
     first, again = load("digits"), load("digits")
     assert first.sha256 == again.sha256
+    assert first.sha256.startswith("d5b8a376")
     for one, other in zip((*first.train, *first.test), (*again.train, *again.test), strict=True):
         np.testing.assert_array_equal(one, other)
-    everything = np.concatenate([first.train.x, first.test.x]).reshape(1797, -1)
     from sklearn.datasets import load_digits
 
-    np.testing.assert_array_equal(
-        np.sort(everything.sum(1)), np.sort((load_digits().data / 16).astype(np.float32).sum(1))
-    )
+    everything = np.concatenate([first.train.x, first.test.x]).reshape(1797, -1)
+    expected = (load_digits().data / 16).astype(np.float32)
+    np.testing.assert_array_equal(np.sort(everything.sum(1)), np.sort(expected.sum(1)))
 
 
 def test_vectors_are_standardized_by_the_training_examples(archive, arrays):
@@ -97,7 +94,7 @@ def test_wrong_labels_are_uniform_over_the_other_classes_and_the_examples():
     np.testing.assert_allclose(counts.sum(1) - np.diag(counts), 2500, atol=4 * 31)
 
 
-@pytest.mark.parametrize("spec", ["mnist", "", "digits.npz", "NPZ:a", "npz:", "hf:"])
+@pytest.mark.parametrize("spec", ["mnist", "", "NPZ:a", "npz:", "hf:"])
 def test_an_unknown_name_is_answered_with_the_known_ones(spec):
     with pytest.raises(UserError, match=r"--dataset .*unknown.*digits, mnist5k, npz:PATH, hf:NAME"):
         load(spec)
@@ -136,13 +133,10 @@ MALFORMED = {
     "swapped": ({"x_test": np.arange(13), "y_test": np.zeros((13, 6))}, "x_test .*other array"),
     "five axes": (_both(1, 1, 1, 1), "x_train has shape"),
     "channels first": (_both(3, 32, 32), r"x_train has shape \(40, 3, 32, 32\); .*moveaxis"),
-    "one channel first": (_both(1, 28, 28), r"x_train has shape \(40, 1, 28, 28\); .*moveaxis"),
-    "no features": ({"x_train": np.zeros((40, 0)), "x_test": np.zeros((13, 0))}, "x_train.*shape"),
     "NaN": (
         {"x_train": np.where(np.arange(240) == 9, np.nan, 0).reshape(40, 6)},
         "x_train has 1 v",
     ),
-    "infinite": ({"x_test": np.full((13, 6), np.inf)}, "x_test has 78 values"),
     "beyond float32": ({"x_test": np.full((13, 6), 1e39)}, "x_test has 78 values"),
     "complex": ({"x_test": np.zeros((13, 6), complex)}, "x_test has dtype complex128"),
     "text": ({"x_test": np.full((13, 6), "a")}, "x_test has dtype <U1"),
@@ -151,12 +145,10 @@ MALFORMED = {
         r"x_train lies in \[255, 255\] but x_test lies in \[0.5, 0.5\]; scale both alike",
     ),
     "float labels": ({"y_train": np.arange(40) % 3 / 1.0}, "y_train has dtype float64.*integer"),
-    "text labels": ({"y_test": np.full(13, "a")}, "y_test has dtype.*integer"),
     "too few labels": ({"y_train": np.arange(39) % 3}, r"y_train has shape \(39,\).*\(40,\)"),
     "one-hot labels": ({"y_test": np.eye(13, dtype=int)}, r"y_test has shape \(13, 13\).*argmax"),
     "negative label": ({"y_train": np.arange(40) % 3 - 1}, "y_train contains the label -1"),
     "gap": ({"y_train": np.arange(40) % 3 * 2}, "y_train contains the label 2 but not 1"),
-    "from one": ({"y_train": np.arange(40) % 3 + 1}, "y_train contains the label 1 but not 0"),
     "one class": ({"y_train": np.zeros(40, int)}, "y_train.*one class"),
     "unknown class": ({"y_test": np.arange(13) % 5}, "y_test contains the label 4.*0 to 2"),
     "other test shape": ({"x_test": np.zeros((13, 5))}, r"the shapes are .*\(40, 6\).*\(13, 5\)"),
@@ -197,8 +189,7 @@ def damaged():
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 FILES = {
-    "nothing": (b"", r"not a readable \.npz file; write it with numpy\.savez"),
-    "text": (b"x_train, y_train", r"not a readable \.npz file"),
+    "nothing": (b"", r"not a readable \.npz file \(no data left in file\); write it with numpy"),
     "cut off": (b"PK\x03\x04 and then nothing", r"not a readable \.npz file"),
     "a single array": (member((1,), bytes(8)), r"not a readable \.npz file"),
     "no arrays": (zipped(("x_train.txt", "1")), r"x_train cannot .*\(the file has x_train.txt\)"),
@@ -225,13 +216,6 @@ def test_of_two_members_of_one_name_none_is_taken(tmp_path, archive):
         load(f"npz:{path}")
 
 
-def test_an_archive_that_does_not_fit_into_memory(archive, monkeypatch):
-    monkeypatch.setattr("sam_optax.experiments.data.npz.load", lambda *_: bytearray(2**62))
-    size = f"{archive.stat().st_size:,}"
-    with pytest.raises(UserError, match=rf"small.npz: it does not fit into memory \({size} bytes"):
-        load(f"npz:{archive}")
-
-
 INPUTS = {
     "vectors": ((6,), float, np.float32, "6 float64 in [0, 7]"),
     "images": ((5, 4, 3), np.uint8, np.float32, "5×4×3 uint8 in [0, 7]"),
@@ -250,7 +234,6 @@ def test_arrays_are_taken_as_they_are(shape, given, used, content):
     assert (dataset.train.x.dtype, dataset.dtype, dataset.train.y.dtype) == (used, used, np.int32)
     assert (dataset.shape, dataset.classes) == (shape, 3)
     assert dataset.described == f"train 12, test 6 examples of {content}, 3 classes"
-    assert dataset.some(0.5).described.startswith("train 6, test 3 examples")
 
 
 def test_without_test_arrays_a_fifth_is_held_out():
@@ -258,8 +241,11 @@ def test_without_test_arrays_a_fifth_is_held_out():
     dataset = from_arrays(train=(x, y))
     assert sorted([*dataset.train.x[:, 0], *dataset.test.x[:, 0]]) == [*range(0, 40, 2)]
     assert np.bincount(dataset.test.y).tolist() == [2, 2]
-    targets = from_arrays(train=(x, x), classification=False)
-    assert (len(targets.train.y), len(targets.test.y)) == (16, 4)
+    for labels, options in ((x, {"classification": False}), (np.arange(20) // 19, {})):
+        other = from_arrays(train=(x, labels), **options)  # no class by class
+        assert (len(other.train.y), len(other.test.y)) == (16, 4)
+    with pytest.raises(UserError, match="it has one example and no test examples"):
+        from_arrays(train=(x[:1], x[:1]), classification=False)
 
 
 @pytest.mark.parametrize("outputs", [(), (2,)])
@@ -316,17 +302,3 @@ def test_any_path_will_do(name, tmp_path, arrays, monkeypatch):
         load(f"npz:~nobody/{name}.npz")
     with pytest.raises(UserError, match="is a directory"):
         load("npz:~")
-
-
-def test_a_share_of_the_examples_is_the_same_in_every_run():
-    whole = load("digits")
-    some = whole.some(0.1)
-    assert (len(some.train.y), len(some.test.y)) == (144, 36)
-    assert some.sha256 == whole.sha256
-    for part, all_of_them in ((some.train, whole.train), (some.test, whole.test)):
-        places = [np.flatnonzero((all_of_them.x == x).all((1, 2, 3)))[0] for x in part.x]
-        np.testing.assert_array_equal(part.y, all_of_them.y[places])
-        assert np.all(np.diff(places) > 0)
-    np.testing.assert_array_equal(some.train.x, load("digits").some(0.1).train.x)
-    assert whole.some(1) is whole
-    assert len(whole.some(1e-9).train.y) == 1

@@ -1,6 +1,8 @@
 """Networks, data, losses and metrics of users: from files and from Python."""
 
+import json
 import re
+import zipfile
 from functools import partial
 
 import flax.linen as nn
@@ -14,6 +16,9 @@ from sam_optax.__main__ import main
 from sam_optax.experiments import Result, compare
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
+from sam_optax.experiments.reporting import snapshots
+from sam_optax.experiments.reporting.results import load_params
+from sam_optax.experiments.training import identity
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
 
@@ -172,8 +177,10 @@ def test_from_a_file_with_neighbours_and_from_a_package(tmp_path, monkeypatch, d
     (package / "nets.py").write_text(PLAIN)
     monkeypatch.chdir(tmp_path)
     assert own.find(f"{tmp_path}/net_of_mine.py:small")(3).classes == 7
-    assert own.find("package_of_mine.nets:Net").__name__ == "Net"
+    assert own.sha256("package_of_mine.nets:Net") == own.sha256(f"{package}/nets.py:Net")
     assert quick("package_of_mine.nets:Net", **data).results["parameters"] == 7 * 3
+    with pytest.raises(UserError, match=r"--model sys:Net: sys is in no file; give FILE.py"):
+        own.sha256("sys:Net")
 
 
 MODULE = "(nn.Module):\n @nn.compact\n def __call__(self, x"
@@ -210,11 +217,11 @@ REFUSED = {
     "dtype": ({"model": Linen, "dtype": "bfloat16"}, "--dtype bfloat16"),
     "unknown option": ({"epoch": 3}, "epoch: .*did you mean epochs"),
     "no group": ({"sam": 0.1}, "sam: got 0.1"),
-    "no hyperparameter": ({"sam": {"radius": 1}}, "sam: has no radius; use some of rho"),
+    "no hyperparameter": ({"sam": {"roh": 1}}, "sam.roh: unknown option; did you mean sam.rho"),
     "test without train": ({"train": None}, "test: give train"),
     "two data sets": ({"dataset": "digits"}, "dataset: train is given"),
     "no direction": ({"metric": SQUARE}, "higher_is_better"),
-    "direction alone": ({"higher_is_better": True}, "higher_is_better: no metric"),
+    "direction alone": ({"higher_is_better": True}, "higher_is_better: give True or"),
     "loss of a batch": (
         {"loss": lambda outputs, y: jnp.mean(outputs)},
         r"loss: returns shape \(\)",
@@ -255,6 +262,8 @@ def test_what_a_call_returns_and_writes(data, tmp_path, capsys):
     assert re.search("<pre.*>.*sam", found._repr_mimebundle_()["text/html"], re.DOTALL)
     written = {path.name for path in out.iterdir()}
     assert {"results.json", "results.csv", "params.npz", "report.html"} <= written
+    stored = load_params(out / "params.npz")
+    jax.tree.map(np.testing.assert_array_equal, stored, found.params)
 
 
 def test_a_loss_and_a_metric(data):
@@ -307,14 +316,6 @@ def test_a_network_whose_file_has_changed_is_another(tmp_path, archive, capsys):
     assert f"--model {path}:Net: its file has changed since" in capsys.readouterr().err
 
 
-def test_a_network_of_a_package_is_known_by_its_file(tmp_path, monkeypatch):
-    (tmp_path / "module_of_mine.py").write_text(PLAIN)
-    monkeypatch.chdir(tmp_path)
-    assert own.sha256("module_of_mine:Net") == own.sha256(f"{tmp_path}/module_of_mine.py:Net")
-    with pytest.raises(UserError, match=r"--model sys:Net: sys is in no file; give FILE.py"):
-        own.sha256("sys:Net")
-
-
 def test_what_was_given_from_python_is_not_taken_for_what_has_its_name(archive, tmp_path, capsys):
     """Neither to go on with it nor to measure it."""
     out, options = tmp_path / "run", {"dataset": f"npz:{archive}"}
@@ -331,9 +332,25 @@ def test_what_was_given_from_python_is_not_taken_for_what_has_its_name(archive, 
     assert f"{out}: has its loss from Python, in no file of the run" in capsys.readouterr().err
 
 
+def with_scale(out, value):
+    """A run as earlier versions wrote it, of all its examples or of a share."""
+    path = out / "results.json"
+    found = json.loads(path.read_text())
+    found["settings"]["scale"] = {"value": value, "source": "default"}
+    path.write_text(json.dumps(found))
+    with zipfile.ZipFile(out / "params.npz", "a") as archive:
+        archive.comment = snapshots.mark(identity.of(found)).encode()
+
+
 def test_a_metric_from_python_does_not_hinder_measuring(archive, tmp_path, capsys):
     out, half = tmp_path / "run", lambda outputs, y: jnp.full(len(y), 0.5)
-    quick("mlp", dataset=f"npz:{archive}", metric=half, higher_is_better=True, out=out)
+    call = partial(quick, "mlp", dataset=f"npz:{archive}", metric=half, higher_is_better=True)
+    call(out=out)
+    with_scale(out, 1)
+    assert call(out=out, resume=True).results["settings"]["scale"]["value"] == 1
     capsys.readouterr()
     assert main(["analyze", str(out), "--measures", "slices"]) == 0
     assert re.search(r"^test metric +sam +0\.500 *$", capsys.readouterr().out, re.M)
+    with_scale(out, 0.5)
+    assert main(["analyze", str(out)]) == 2
+    assert f"{out}: was trained on a share of its examples" in capsys.readouterr().err

@@ -33,7 +33,7 @@ def of_method(name, loss=(1.0,) * 3, values=None, accuracy=(0.5, 0.75, 1.0), cos
         curves |= {"cosine": [1] * 3, "loss_rise": [None] * 3, "sharp_norm": [0.6] * 3}
     curves = {key: np.array([of[: len(loss)]] * EPOCHS, float) for key, of in curves.items()}
     sharpness = np.array((0.1, 0.2, 0.3)[: len(loss)])
-    return method | more, Outcome(None, None, curves, sharpness, [2.0], 1.0, cost)
+    return method | more, Outcome(None, curves, sharpness, [2.0], 1.0, cost)
 
 
 def of_run(*methods, metric=ACCURACY.record, **settings):
@@ -197,13 +197,12 @@ def test_settings_that_differ_are_with_the_method():
     own = {"epochs": {"value": 8, "source": "the paper"}}
     sgd, adam = of_method("sgd", [1.0], epochs=8, settings=own), of_method("sam", [1.0])
     clean = {"label_noise": 0.0, "momentum": None, "optimizer": "adamw", "warmup_steps": 9}
-    text = printed(of_run(sgd, adam, **clean, preset="asam-cifar10", scale=0.1))
+    text = printed(of_run(sgd, adam, **clean, preset="asam-cifar10"))
     for part in (
         "preset asam-cifar10\n",
         "\n1 seed\n",
         "mlp; epochs 4 or 8, steps per epoch 4, batch size 10\n",
         "adamw: lr 0.1, schedule cosine, warmup steps 9, weight decay 0.0005\n",
-        "scaled down (--scale 0.1)",
     ):
         assert part in text
     assert "epochs 8" in rows(text)["sgd"]

@@ -6,16 +6,14 @@ import re
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import tasks
+from jax.flatten_util import ravel_pytree
 
 from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.method import Base, Step
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.reporting import figures, results, words
 from sam_optax.experiments.training import devices
@@ -53,14 +51,14 @@ def searched(accuracy, axes=2, count=17, higher=True):
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_every_search_has_as_many_trials_and_none_twice(axes, count):
     trials = searched(lambda *point: 0.5 - 0.01 * sum(map(abs, point)), axes, count)
-    assert len({tuple(found["exponents"]) for found in trials}) == len(trials) == count
+    assert len({tuple(found.exponents) for found in trials}) == len(trials) == count
 
 
 @pytest.mark.parametrize("peak", [(0, 0), (2, -1), (-3, 3), (1, 3)])
 def test_the_best_point_is_found_near_and_beyond_the_coarse_ones(peak):
     trials = searched(lambda *p: 0.9 - 0.1 * sum(abs(a - b) for a, b in zip(p, peak, strict=True)))
-    assert choice.ranked(trials)[0]["exponents"] == list(peak)
-    coarse = {tuple(found["exponents"]) for found in trials[:9]}
+    assert choice.ranked(trials)[0].exponents == peak
+    coarse = {tuple(found.exponents) for found in trials[:9]}
     assert coarse == {(a, b) for a in (-2, 0, 2) for b in (-2, 0, 2)}
 
 
@@ -86,21 +84,21 @@ def test_a_lower_score_is_better_where_that_is_said():
     trials = [trial((i,), 0.5 + 0.1 * abs(i - 1), metric=loss) for i in range(-2, 3)]
     assert choice.choose(trials, higher=False)["chosen"] == {"rho": 2.0}
     assert choice.choose(trials, higher=False)["epoch"] == 1
-    assert not trial((0,), 0.1, metric=loss)["broken_down"]  # chance is one of accuracies
+    assert not trial((0,), 0.1, metric=loss).broken_down  # chance is one of accuracies
 
 
 def test_what_breaks_down_is_not_chosen():
     good, bad = trial((0,), 0.5), trial((1,), 0.9, diverged=True)
     assert choice.choose([good, bad])["chosen"] == {"rho": 1.0}
-    assert trial((0,), 0.25, chance=0.25)["broken_down"]
-    assert not trial((0,), 0.26, chance=0.25)["broken_down"]
-    assert (good["diverged"], bad["diverged"]) == (0, 1)
+    assert trial((0,), 0.25, chance=0.25).broken_down
+    assert not trial((0,), 0.26, chance=0.25).broken_down
+    assert (good.broken_down, bad.broken_down) == (False, True)
 
 
 def test_the_epoch_is_the_best_of_the_mean_curve():
     assert choice.choose([trial((0,), 0.5)])["epoch"] == 2
     (skipped,) = [trial((0,), 0.5, diverged=True)]
-    skipped["held_out"] = [[0.1, None, None]] * 2  # what diverged is not trained on
+    skipped.held_out = [[0.1, None, None]] * 2  # what diverged is not trained on
     assert choice.choose([skipped])["epoch"] == 1
 
 
@@ -121,51 +119,37 @@ def test_every_method_but_the_base_has_a_radius(name):
     assert bool(method.radius) == (name != "sgd")
 
 
-def steps(name):
-    """Steps on a small task as a function of the radius, and the default of that."""
-    x, params = jax.random.normal(jax.random.key(0), (16, 3)), jnp.ones((3, 2))
-    data = x, jnp.arange(16) % 2
-    batch = jax.tree.map(lambda leaf: leaf[:8], data)
-    known, key = METHODS[name].variant(), jax.random.key(3)
+def trained(name):
+    """Two steps as a function of what is searched, and where the search starts.
 
-    def losses_fn(params, batch):
-        return optax.softmax_cross_entropy_with_integer_labels(batch[0] @ params, batch[1])
+    In the first of them past gradients are 0.
+    """
+    task = tasks.make(tasks.images(), name, model=tasks.Flat(norm=False), lr=0.1)
+    found = search.axes(task.entries[name], rate=True)
 
-    def loss(params):
-        return losses_fn(params, batch).mean(), None
+    def train(values):
+        entries = {name: task.entries[name].at(values)}
+        step, first, key = tasks.begin(dataclasses.replace(task, entries=entries), name)
+        state, batch = first(), (task.dataset.train.x[:16], task.dataset.train.y[:16])
+        for _ in range(2):
+            state = step(key, state, batch, key, task.dataset.train)
+        return state.params
 
-    def train(radius, decay=5e-4):
-        variant = known._replace(hyperparameters={**known.hyperparameters, **radius})
-        base = Base(
-            lambda rate: optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, 0.9)),
-            optax.constant_schedule(0.1),
-            weight_decay=decay,
-        )
-        tx = variant.transformation(base, key)
-        of = jax.value_and_grad(loss, has_aux=True)
-        given = Step(losses_fn, of, params, batch, key, data, batch)
-        state, new = tx.init(params), params
-        for _ in range(2):  # past gradients are 0 in the first
-            new, state, _ = variant.update(tx, state, dataclasses.replace(given, params=new))
-        return new
-
-    return train, {option: known.hyperparameters[option] for option in known.method.radius}
+    return train, {k: v for axis in found for k, v in axis.start.items()}
 
 
 @slow
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_searched_may_be_traced(name):
-    train, radius = steps(name)
-    decay = (5e-4,) if METHODS[name].decays else ()
-    assert jax.eval_shape(train, radius, *decay).shape == (3, 2)
+    jax.eval_shape(*trained(name))
 
 
 @slow
 @pytest.mark.parametrize("name", ["gsam", "low_pass", "le_sam", "xsam"])
 def test_what_is_called_the_radius_moves_the_step(name):
-    train, radius = steps(name)
-    train = jax.jit(train)
-    one, other = train(radius), train({option: 4 * value for option, value in radius.items()})
+    train, values = trained(name)
+    train, radius = jax.jit(train), {k: 4 * values[k] for k in METHODS[name].radius}
+    one, other = (ravel_pytree(train(of))[0] for of in (values, values | radius))
     assert np.all(np.isfinite(one))
     assert np.any(one != other)
 
@@ -197,9 +181,8 @@ def test_a_fifth_of_the_training_examples_is_held_out_class_by_class(small):
 def test_held_out_labels_are_as_noisy_and_seeds_are_others(small):
     found = search.held_out(small)
     assert not set(found.seeds) & set(range(10**6))
-    assert all(0 <= seed < 2**31 for seed in found.seeds)
     late = search.held_out(dataclasses.replace(small, seeds=(2**31 - 1,)))
-    assert all(0 <= seed < 2**31 for seed in late.seeds)
+    assert all(0 <= seed < 2**31 for seed in (*found.seeds, *late.seeds))
     labels = noisy_labels(found, found.seeds, held_out=True)
     assert np.count_nonzero(labels != found.dataset.test.y, axis=1).tolist() == [2, 2]
     trained_on = noisy_labels(found, found.seeds)
@@ -216,7 +199,9 @@ def test_a_class_with_one_example_does_not_prevent_the_search(small):
 
 
 def test_where_nothing_is_good_no_value_is_named():
-    trials = [{**of, "broken_down": True} for of in searched(lambda a, b: 0.1)]
+    trials = searched(lambda a, b: 0.1)
+    for of in trials:
+        of.broken_down = True
     (note,) = search.notes({"sam": {"around": {"sam.rho": 1.0}, **choice.choose(trials)}})
     assert note == (
         "sam: training breaks down at every value that --tune tries; use a smaller --lr, or more "
@@ -247,7 +232,7 @@ def curves(small, name, values):
 
 def together(small, name, *values):
     """The curves of a method from trials of its program, each of one value."""
-    run = training.Training(small, devices.choose(1), False, False)
+    run = training.Training(small, devices.choose(1))
     (runner,) = (runner for runner in run.runners if runner.name == name)
     lanes = len(small.seeds)
     each = [{k: np.full(lanes, v, np.float32) for k, v in of.items()} for of in values]
@@ -288,9 +273,8 @@ def test_accuracies_are_on_held_out_examples_with_their_labels(small):
 def searches(small, count=5):
     """A whole search, and what its display was told."""
     found = search.Search(search.held_out(small), devices.choose(1), count, False, {})
-    found.trials.update({name: [] for name in small.entries})
     listener = tasks.Silent()
-    found._train(lambda: None, listener)
+    found.train(lambda: None, listener)
     return found.trials, listener
 
 
@@ -306,14 +290,13 @@ def test_values_and_seeds_that_an_accelerator_trains_together(small, monkeypatch
     for name, trials in one.items():
         assert len(trials) == len(several[name]) == 5
         for a, b in zip(trials, several[name], strict=True):
-            assert a["values"] == b["values"]
-            np.testing.assert_allclose(a["held_out"], b["held_out"], atol=1e-6)
+            assert a.values == b.values
+            np.testing.assert_allclose(a.held_out, b.held_out, atol=1e-6)
 
 
 def test_each_method_is_searched_along_what_it_has(small):
-    found = lambda task, rate=False: search.Search(task, None, 17, rate, {})
     axes = lambda task, name, rate=False: [
-        [*axis.start] for axis in found(task, rate).axes(task.entries[name])
+        [*axis.start] for axis in search.axes(task.entries[name], rate)
     ]
     assert axes(small, "sgd") == [["weight_decay"]]
     assert axes(small, "gsam") == [["rho_max", "rho_min"], ["weight_decay"]]
@@ -334,18 +317,15 @@ class Search:
         self.best = {"sam": {"rho": 2.0, "weight_decay": 0.0015}}
         self.trials, self.interrupt_after = [], None
 
-    def __call__(self, task, place, timed, watch):
+    def __call__(self, task, place):
         self.task = task
-        self.runners = [
-            SimpleNamespace(name=name, entry=entry, program=None)
-            for name, entry in task.entries.items()
-        ]
+        pairs = task.entries.items()
+        self.runners = [SimpleNamespace(name=name, entry=entry) for name, entry in pairs]
         return self
 
     def trial(self, runner, values, tick):
         if len(self.trials) == self.interrupt_after:
             raise KeyboardInterrupt
-        runner.program = "compiled"
         one = {name: float(of[0]) for name, of in values.items()}
         self.trials.append((runner.name, one))
         tick(1.0, 1.0)
@@ -438,8 +418,8 @@ def test_what_belongs_to_the_search_needs_it(archive, capsys, option):
     assert f"{option[0]}: needs --tune" in capsys.readouterr().err
 
 
-@pytest.mark.fast("4")
-@pytest.mark.parametrize("after", [1, 4, 8])
+@pytest.mark.fast("30")
+@pytest.mark.parametrize("after", [1, 8, 30])  # the last one amid the neighbours of a point
 def test_a_search_that_is_interrupted_goes_on(command, trials, trainer, tmp_path, after):
     _, table, _ = command()
     whole = trials.trials

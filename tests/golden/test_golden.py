@@ -116,22 +116,6 @@ def test_trajectory(name):
                 assert_within(eps, tree(data, "eps", i))
 
 
-@pytest.mark.parametrize("name", ["sam", "asam", "fsam"])
-@pytest.mark.slow
-def test_trajectory_of_the_displacements_alone(name):
-    """``update`` as a plain gradient transformation, fed the file's own params."""
-    with x64():
-        data, hyper = read(name)
-        method = method_of(name, hyper)
-        params = tree(data, "init")
-        state = method.init(params)
-        update = jax.jit(lambda s, p, x, y: method.update(jax.grad(loss)(p, x, y), s, p))
-        for i in range(STEPS):
-            eps, state = update(state, params, data["x"][i], data["y"][i])
-            assert_within(eps, tree(data, "eps", i))
-            params = tree(data, "params", i)
-
-
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
@@ -157,21 +141,3 @@ def test_other_methods_do_not_follow_it(name, wrong):
             params = tree(data, "params", i)
         with pytest.raises(AssertionError):
             assert_within(eps, tree(data, "eps", 1), 1e-4)
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.35, -1.0])
-@pytest.mark.slow
-def test_other_surrogate_gaps_do_not_follow_it(alpha):
-    """Negative control: GSAM's params after one step need its α (-1: the other order)."""
-    with x64():
-        data, hyper = read("gsam")
-        params = tree(data, "init")
-        gradient = jax.jit(lambda p: jax.grad(loss)(p, data["x"][0], data["y"][0]))
-        g, g_s = gradient(params), gradient(jax.tree.map(jnp.add, params, tree(data, "eps", 0)))
-        gap = sam_optax.surrogate_gap(abs(alpha))
-        if alpha < 0:
-            g, g_s = g_s, g
-        grads, _ = gap.update(g_s, gap.init(params), ascent_grads=g)
-        updates, _ = sgd(hyper).update(grads, sgd(hyper).init(params), params)
-        with pytest.raises(AssertionError):
-            assert_within(optax.apply_updates(params, updates), tree(data, "params", 0), 1e-5)

@@ -11,7 +11,7 @@ import pytest
 from helpers import assert_close
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from methods import FOUR, KINDS, NAMES, WHOLE, make
+from methods import FOUR, KINDS, NAMES, WHOLE, make, often
 
 import sam_optax
 
@@ -121,7 +121,7 @@ def method(name, **options):
 
 
 both = pytest.mark.parametrize("kind", ["explicit", "auto"])
-every_name = [n if n in KINDS else pytest.param(n, marks=pytest.mark.exhaustive) for n in NAMES]
+every_name = often(NAMES, "sam")
 
 
 @explicit_only

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import nbformat
 import pytest
 
 import sam_optax
+from sam_optax.experiments.entry import main
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -199,6 +201,17 @@ def test_counts_of_methods_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     assert f"{len(rows)} variants of the methods of {len(papers)} papers" in readme
     assert f"{len(exact)} variants follow recorded steps" in readme
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{page}" for page in PAGES)])
+@pytest.mark.slow
+def test_commands_are_understood(page):
+    """Every ``compare`` of a block, whose settings ``--dry-run`` resolves without its data."""
+    blocks = re.findall(r"```text\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    for line in lines:
+        if found := re.match(r" *python -m sam_optax (compare.*)", line):
+            assert main([*shlex.split(found[1], comments=True), "--dry-run"]) == 0, line
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 
 from sam_optax import analysis
 from sam_optax.experiments.analyze import show
@@ -31,7 +30,6 @@ MEASURES = ("sharpness", "adaptive_sharpness", "eigenvalues", "stability", "slic
 
 
 @dataclasses.dataclass(frozen=True)
-@declare.declared
 class Analyze:
     """Measures the sharpness of the networks that compare --out has trained.
 
@@ -40,8 +38,8 @@ class Analyze:
     --save-every has kept. Draws slices of the loss through the last networks of the first seed.
     """
 
-    run_dirs: tyro.conf.Positional[tuple[Path, ...]] = option(
-        (), "Directories of --out of finished runs.", metavar="RUN_DIR ..."
+    run_dirs: tuple[Path, ...] = option(
+        (), "Directories of --out of finished runs.", metavar="RUN_DIR", positional=True
     )
     out: Path | None = option(
         None, "Directory for the files (default: that of the run, if there is one).", metavar="DIR"
@@ -51,7 +49,7 @@ class Analyze:
         f"What to measure or draw, any of {', '.join(MEASURES)} (of the gradient along the ascent, "
         "with BatchNorm as in training).",
         declare.one_of(MEASURES),
-        "MEASURE ...",
+        "MEASURE",
     )
     rho: tuple[float, ...] = option(
         (0.5,), "Radii ρ of sharpness; of stability the largest counts.", declare.POSITIVE

@@ -17,16 +17,7 @@ from jax.sharding import Mesh
 from sam_optax.experiments.cost import measure, problems, report, steps
 from sam_optax.experiments.cost.placement import DATA, LIBTPU, Placement, make_mesh
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.options.declare import (
-    COUNT,
-    NOT_EMPTY,
-    Flag,
-    allowed,
-    check,
-    declared,
-    one_of,
-    option,
-)
+from sam_optax.experiments.options.declare import COUNT, NOT_EMPTY, allowed, check, one_of, option
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
@@ -38,7 +29,6 @@ _AXIS = allowed(lambda axis: axis.partition("=")[2].isdigit(), "use NAME=SIZE, s
 
 
 @dataclasses.dataclass(frozen=True)
-@declared
 class Cost:
     """Counts what a training step of each method costs, next to hand-written steps.
 
@@ -77,7 +67,7 @@ class Cost:
         "Over the axis data: replicated, or sharded (fsdp).",
         one_of(("replicated", "fsdp")),
     )
-    per_device: Flag = option(
+    per_device: bool = option(
         False, "The step under shard_map with axis_name, without and with sync_perturbation."
     )
     batch_size: int = option(256, "Examples in a batch, on all devices together.", COUNT)
@@ -86,7 +76,7 @@ class Cost:
         "What the network computes in; the params are float32.",
         one_of(("float32", "bfloat16", "float16")),
     )
-    time: Flag = option(False, "Also run the steps on this device and measure their times.")
+    time: bool = option(False, "Also run the steps on this device and measure their times.")
     rounds: int = option(
         15,
         "With --time: rounds, in each of which every step runs for about a tenth of a second.",

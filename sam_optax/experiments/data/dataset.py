@@ -3,13 +3,12 @@
 
 import dataclasses
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sam_optax.experiments.data import arrays, builtin, hugging_face, npz
-from sam_optax.experiments.data.images import Examples, Raw, statistics
+from sam_optax.experiments.data.images import Examples, ImageColumn, Raw, statistics
 from sam_optax.experiments.errors import UserError
 
 DATASETS = ("digits", "mnist5k", "npz:PATH", "hf:NAME_OR_PATH")
@@ -29,8 +28,7 @@ class Dataset:
       sha256: digest of examples and labels before scaling, whose rounding differs between machines.
         For images on disk: digest of the labels and of mean and deviation of a sample.
       notes: further information on the data for the reader of the results.
-      splits: the names of the two parts in the source.
-      content: what an example and its label are, before scaling.
+      described: the data as they were understood before scaling, on one line.
       classification: whether labels are classes, or else targets of a regression.
     """
 
@@ -42,15 +40,8 @@ class Dataset:
     std: np.ndarray | None
     sha256: str
     notes: tuple[str, ...] = ()
-    splits: tuple[str, str] = ("train", "test")
-    content: str = "examples"
+    described: str = ""
     classification: bool = True
-
-    @property
-    def described(self) -> str:
-        """The data as they were understood, on one line."""
-        (one, other), train, test = self.splits, self.train.y, self.test.y
-        return f"{one} {len(train):,}, {other} {len(test):,} {self.content}"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,16 +59,6 @@ class Dataset:
     def resident(self) -> bool:
         """Whether all examples are in memory."""
         return all(isinstance(part.x, np.ndarray) for part in (self.train, self.test))
-
-    def some(self, scale: float) -> "Dataset":
-        """A subset of the training and test examples, the same in every run."""
-        if scale == 1:
-            return self
-        parts = []
-        for i, part in enumerate((self.train, self.test)):
-            order = np.random.default_rng([7, i]).permutation(len(part.y))
-            parts.append(part.some(np.sort(order[: max(1, round(scale * len(order)))])))
-        return dataclasses.replace(self, train=parts[0], test=parts[1])
 
 
 def load(
@@ -106,11 +87,9 @@ def load(
             raise UserError(f"unknown data set; use one of {', '.join(DATASETS)}.")
         return _prepared(spec, raw, scale=True)
     except (UserError, MemoryError) as error:
-        reason, memory = str(error), error if isinstance(error, MemoryError) else error.__cause__
-        if isinstance(memory, MemoryError):
-            files = [file for file in (Path(path), *Path(path).rglob("*")) if file.is_file()]
-            size = f"{sum(file.stat().st_size for file in files):,} bytes in files"
-            reason = f"it does not fit into memory ({str(memory) or size}); use fewer examples."
+        reason, cause = str(error), error.__cause__ or error
+        if isinstance(cause, MemoryError):
+            reason = f"it does not fit into memory ({cause}); use fewer examples."
         prefix = "" if reason.startswith("--") else f"--dataset {spec}: "
         raise UserError(prefix + reason) from error
 
@@ -137,9 +116,6 @@ def from_arrays(
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise UserError(f"{part} is of type {type(pair).__name__}; pass a pair (x, y).")
         found += map(np.asarray, pair)
-    if test is None and len(found[0]) == len(found[1]) > 1:
-        parts = builtin.hold_out(Examples(*found[:2]), by_class=False)
-        found = [*parts.train, *parts.test]
     names = ("x of train", "y of train", "x of test", "y of test")
     outputs = arrays.check(names, found, classification)
     tokens = [_tokens(x) for x in found[::2]]
@@ -148,9 +124,10 @@ def from_arrays(
             f"x of train is {found[0].dtype}, x of test {found[2].dtype}; pass both as integers "
             "below 2³¹ (tokens), or both as floats or uint8."
         )
-    held_out = "There are no test examples: a fifth of the training examples is held out."
-    notes = (held_out,) if test is None else ()
-    raw = Raw(Examples(*found[:2]), Examples(*found[2:]), outputs, notes)
+    raw = Raw(Examples(*found[:2]), Examples(*found[2:]), outputs)
+    if test is None:
+        note = "There are no test examples: a fifth of the training examples is held out."
+        raw = raw._replace(test=None, notes=(note,))
     return _prepared(name, raw, scale=False, classification=classification)
 
 
@@ -160,36 +137,40 @@ def _tokens(x: np.ndarray) -> bool:
 
 def _prepared(name: str, raw: Raw, scale: bool, classification: bool = True) -> Dataset:
     """The data set with its examples scaled, or with the statistics to scale images."""
-    parts: Any = [raw.train.x, raw.test.x]
-    x, y, mean, std = parts, [raw.train.y, raw.test.y], None, None
-    contents: list[Any] = [*raw.train, *raw.test]
+    parts = builtin.hold_out(raw.train) if raw.test is None else (raw.train, raw.test)
+    x: Any = [part.x for part in parts]
+    mean = std = None
+    contents: list[Any] = [*parts[0], *parts[1]]
     if raw.images:
         mean, std = statistics(x[0])
-        if not isinstance(x[0], np.ndarray):
-            contents = [*y, mean.round(3), std.round(3)]
+        if isinstance(x[0], ImageColumn):
+            contents = [*contents[1::2], mean.round(3), std.round(3)]
     elif scale:
         x = arrays.scaled(*x)
     else:
-        x = [part.astype(np.int32 if _tokens(part) else np.float32) for part in x]
+        x = [of.astype(np.int32 if _tokens(of) else np.float32) for of in x]
     digest = hashlib.sha256()
     for array in contents:
         digest.update(f"{array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
-    integers = classification or y[0].dtype.kind in "iu"
-    y = [part.astype(np.int32 if integers else np.float32) for part in y]
+    integers = classification or raw.train.y.dtype.kind in "iu"
+    y = [part.y.astype(np.int32 if integers else np.float32) for part in parts]
     train, test = map(Examples, x, y)
-    found = Dataset(name, train, test, raw.classes, mean, std, digest.hexdigest())
-    content, labels = "images on disk, read as {} uint8", "classes" if classification else "outputs"
-    labels = labels if raw.classes > 1 else labels.removesuffix("s")
-    if found.resident:
-        low, high = min(part.min() for part in parts), max(part.max() for part in parts)
-        content = f"examples of {{}} {parts[0].dtype} in [{low:g}, {high:g}]"
-    content = content.format("×".join(map(str, found.shape)))
+    found = Dataset(name, train, test, raw.classes, mean, std, digest.hexdigest(), raw.notes)
+    described = _described(found, raw, parts, classification)
+    return dataclasses.replace(found, described=described, classification=classification)
+
+
+def _described(
+    dataset: Dataset, raw: Raw, parts: tuple[Examples, Examples], classification: bool
+) -> str:
+    sizes = zip(raw.splits, parts, strict=True)
+    counts = ", ".join(f"{split} {len(part.y):,}" for split, part in sizes)
+    shape, content = "×".join(map(str, dataset.shape)), "images on disk, read as {} uint8"
+    if dataset.resident:
+        x: Any = [part.x for part in parts]
+        low, high = min(of.min() for of in x), max(of.max() for of in x)
+        content = f"examples of {{}} {x[0].dtype} in [{low:g}, {high:g}]"
+    labels = "classes" if classification else "output" + "s" * (raw.classes > 1)
     names = f" ({', '.join([*raw.names[:3], '…'][: len(raw.names)])})" if raw.names else ""
-    return dataclasses.replace(
-        found,
-        notes=raw.notes,
-        splits=raw.splits,
-        content=f"{content}, {raw.classes:,} {labels}{names}",
-        classification=classification,
-    )
+    return f"{counts} {content.format(shape)}, {raw.classes:,} {labels}{names}"

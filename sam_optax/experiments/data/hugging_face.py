@@ -12,7 +12,6 @@ import numpy as np
 
 from sam_optax.experiments.data import folders
 from sam_optax.experiments.data.arrays import check_examples
-from sam_optax.experiments.data.builtin import hold_out
 from sam_optax.experiments.data.images import Examples, ImageColumn, Raw, in_memory
 from sam_optax.experiments.errors import UserError
 
@@ -43,13 +42,15 @@ def load(
     y, names = _labels(used, label)
     absent = [names[i] for i in np.setdiff1d(np.arange(len(names)), y[0])]
     left_out = {
-        "Columns": [] if image else [name for name in features if name not in (label, *columns)],
-        "Splits": [f"{s} ({len(rows):,})" for s, rows in splits.items() if s not in used],
-        "Classes, as they have no training examples": absent,
+        "Columns that are left out": []
+        if image
+        else [c for c in features if c not in (label, *columns)],
+        "Splits that are left out": [
+            f"{split} ({len(rows):,})" for split, rows in splits.items() if split not in used
+        ],
+        "Classes without training examples": absent,
     }
-    notes += [
-        f"{what} that are left out: {_all(found)}." for what, found in left_out.items() if found
-    ]
+    notes += [f"{what}: {_all(found)}." for what, found in left_out.items() if found]
     if image:
         sources = [
             ImageColumn(rows, image, size, f"--dataset hf:{name}: {split}", _roots(name))
@@ -58,14 +59,9 @@ def load(
         x: Sequence[Any] = in_memory(sources) or sources
     else:
         x = [_vectors(split, rows, columns) for split, rows in used.items()]
-    parts = [Examples(*part) for part in zip(x, y, strict=True)]
-    if len(parts) == 1:
+    if test is None:
         notes.append("There is no test split: a fifth of the training examples is held out.")
-        try:
-            parts = [*hold_out(parts[0])[:2]]
-        except ValueError as error:
-            reason = f"it has no test split, and none can be held out ({error})"
-            raise UserError(f"{reason}; add a split or examples.") from error
+    parts: list[Any] = [*map(Examples, x, y), None]
     origin = (train, test or "held out")
     return Raw(parts[0], parts[1], len(names), tuple(notes), origin, names, image is not None)
 
@@ -128,8 +124,28 @@ def _columns(
             "one folder for each class, all at one depth."
         )
     rest = {name: feature for name, feature in features.items() if name != label}
-    image = _pick("image", "Image", "image img", rest, image_column)
-    return label, image, [image] if image else _numbers(rest)
+    if image := _pick("image", "Image", "image img", rest, image_column):
+        return label, image, [image]
+    types = {name: str(getattr(feature, "dtype", feature)) for name, feature in rest.items()}
+    plain = [name for name, feature in rest.items() if type(feature).__name__ == "Value"]
+    numbers = [name for name in plain if types[name].startswith(_NUMBERS)]
+    if not numbers:
+        found = _all(f"{name} ({kind})" for name, kind in types.items())
+        raise UserError(f"it has neither images nor numbers, only {found or 'labels'}.")
+    return label, None, numbers
+
+
+def _pick(
+    what: str, kind: str, usual: str, features: Mapping[str, Any], given: str | None
+) -> str | None:
+    """The requested column, or the only one of its type, or one with a common name."""
+    if given is not None and given not in features:
+        raise UserError(f"--{what}-column {given}: no such column; use one of {_all(features)}.")
+    found = [name for name, feature in features.items() if type(feature).__name__ == kind]
+    named = [name for name in usual.split() if name in (found or features)]
+    if given is None and len(found) > 1 and not named:
+        raise UserError(f"it has several {what}s; give --{what}-column, one of {_all(found)}.")
+    return given or next(iter([*named, *found]), None)
 
 
 def _train(splits: Mapping[str, Any], test_split: str | None) -> str:
@@ -150,19 +166,6 @@ def _labelled(splits: Mapping[str, Any], train: str, label: str) -> str | None:
         if known and set(known.to_pylist()) - {None, -1}:
             return split
     return None
-
-
-def _pick(
-    what: str, kind: str, usual: str, features: Mapping[str, Any], given: str | None
-) -> str | None:
-    """The requested column, or the only one of its type, or one with a common name."""
-    if given is not None and given not in features:
-        raise UserError(f"--{what}-column {given}: no such column; use one of {_all(features)}.")
-    found = [name for name, feature in features.items() if type(feature).__name__ == kind]
-    named = [name for name in usual.split() if name in (found or features)]
-    if given is None and len(found) > 1 and not named:
-        raise UserError(f"it has several {what}s; give --{what}-column, one of {_all(found)}.")
-    return given or next(iter([*named, *found]), None)
 
 
 def _all(names: Iterable[str]) -> str:
@@ -195,16 +198,6 @@ def _labels(used: Mapping[str, Any], column: str) -> tuple[list[np.ndarray], tup
     if known is None or len(known) < 2:
         raise UserError(f"the column {column} has only one class; use at least two.")
     return found, tuple(names[0] or map(str, known))
-
-
-def _numbers(features: Mapping[str, Any]) -> list[str]:
-    """The numeric columns."""
-    kinds = {name: str(getattr(feature, "dtype", feature)) for name, feature in features.items()}
-    plain = [name for name, feature in features.items() if type(feature).__name__ == "Value"]
-    if found := [name for name in plain if kinds[name].startswith(_NUMBERS)]:
-        return found
-    columns = _all(f"{name} ({kind})" for name, kind in kinds.items())
-    raise UserError(f"it has neither images nor numbers, only {columns or 'labels'}.")
 
 
 def _vectors(split: str, rows: Any, columns: Sequence[str]) -> np.ndarray:

@@ -74,14 +74,12 @@ class ImageColumn:
 
 def decoded(content: bytes) -> Any:
     """An image as ``datasets`` decodes it, upright; transparent pixels are on white."""
-    import datasets
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
-        Image.open(io.BytesIO(content), formats=FORMATS)
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(content), formats=FORMATS))
     except Image.UnidentifiedImageError as error:
         raise ValueError(f"damaged, or not one of {', '.join(FORMATS)}") from error
-    image = datasets.Image().decode_example({"bytes": content, "path": None})
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"more than 8 bits, mode {image.mode}")
     mode = "L" if image.mode in ("1", "L", "LA") else "RGB"
@@ -103,10 +101,13 @@ class Examples(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """A data set before scaling, with notes for the reader of the results."""
+    """A data set before scaling, with notes for the reader of the results.
+
+    Without test examples, a fifth of those for training is held out.
+    """
 
     train: Examples
-    test: Examples
+    test: Examples | None
     classes: int
     notes: tuple[str, ...] = ()
     splits: tuple[str, str] = ("train", "test")

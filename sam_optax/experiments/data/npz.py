@@ -17,30 +17,22 @@ def load(path: str) -> Raw:
 
     Examples are vectors (n, features) or images (n, height, width[, channels]).
     """
-    arrays = _read(os.path.expanduser(path))
+    key, arrays = "", []
+    try:
+        # Opened here because NumPy does not close files that it cannot read.
+        with open(os.path.expanduser(path), "rb") as file, np.load(file) as archive:
+            for key in KEYS:
+                if archive.files.count(key) != 1:
+                    raise ValueError(f"the file has {', '.join(archive.files) or 'no arrays'}")
+                arrays.append(x := archive[key])
+                if not isinstance(x, np.ndarray):
+                    raise ValueError("not an array")
+    except Exception as error:  # NumPy and zipfile raise many types
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        what = f"{key} cannot be read" if key else "not a readable .npz file"
+        raise UserError(f"{what} ({reason}); {_RECIPE}.") from error
     for key, x in zip(KEYS, arrays, strict=True):
         if x.ndim > 4 or (x.ndim == 4 and x.shape[1] <= 4 < min(x.shape[2:])):
             order = "use (n, height, width, channels), of channels first numpy.moveaxis(x, 1, -1)"
             raise UserError(f"{key} has shape {x.shape}; {order}.")
     return Raw(Examples(*arrays[:2]), Examples(*arrays[2:]), check(KEYS, arrays))
-
-
-def _read(path: str) -> list[np.ndarray]:
-    """The arrays of ``KEYS``."""
-    key, arrays = "", []
-    try:
-        # Opened here because NumPy does not close files that it cannot read.
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            for key in KEYS:
-                if archive.files.count(key) != 1:
-                    raise ValueError(f"the file has {', '.join(archive.files) or 'no arrays'}")
-                arrays.append(archive[key])
-                if not isinstance(arrays[-1], np.ndarray):
-                    raise ValueError("not an array")
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"cannot be read ({reason}); give the path of an .npz file.") from error
-    except Exception as error:  # NumPy and zipfile raise many types
-        what = f"{key} cannot be read ({error})" if key else "not a readable .npz file"
-        raise UserError(f"{what}; {_RECIPE}.") from error
-    return arrays

@@ -1,72 +1,61 @@
 # ruff: noqa: RUF001, D103 (the papers' Greek letters, in help texts; a title says what each is)
 """Methods whose step costs less than SAM's."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import optax
 
 import sam_optax
-from sam_optax.experiments.methods import arguments
-from sam_optax.experiments.methods.method import Base
-from sam_optax.experiments.methods.registry import method
+from sam_optax.experiments.methods.method import Arguments, Base, Optimizer, Step, method
 
-Optimizer: TypeAlias = optax.GradientTransformation
 # Methods that use past gradients perturb all groups of a batch alike.
 _PAST: dict[str, Any] = {"gradients": 1, "groups": False}
 
 
-def _periodic(batches: float, k: int, **_: float) -> float:
-    return 1 + 1 / k
+def _rising(step: Step, fraction: float, **_: Any) -> Arguments:
+    rising = sam_optax.rising_samples(step.losses_fn, step.params, step.batch, fraction)
+    return {"grad_fn": rising, "ascent_grad_fn": step.grad_fn(step.batch)}
 
 
 @method(
     "ESAM",
-    {
-        "beta": "Share β of the params that is perturbed.",
-        "fraction": "Share γ of the examples in the second pass.",
-    },
-    arguments=arguments.rising,
+    {"fraction": "Share γ of the examples in the second pass."},
+    arguments=_rising,
     weight_decay=0.000167,
 )
 def esam(base: Base, rho: float = 0.25, beta: float = 0.6, fraction: float = 0.5) -> Optimizer:
     return base.sharp(optax.chain(sam_optax.sam(rho), sam_optax.random_mask(beta, key=base.key)))
 
 
-@method(
-    "SS-SAM", {"p": "Probability that a step perturbs."}, gradients=lambda batches, p, **_: 1 + p
-)
+@method("SS-SAM", {"p": "Probability that a step perturbs."}, gradients=lambda _, p, **__: 1 + p)
 def ss_sam(base: Base, rho: float = 0.5, p: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), when=sam_optax.bernoulli(p, key=base.key))
 
 
-@method("SAM at every k-th step", gradients=_periodic)
+@method("SAM at every k-th step", gradients=lambda _, k, **__: 1 + 1 / k)
 def every(base: Base, rho: float = 1.0, k: int = 5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), when=sam_optax.every(k))
 
 
-@method("LookSAM", {"alpha": "Size α of the reused part."}, gradients=_periodic)
+@method("LookSAM", {"alpha": "Size α of the reused part."}, gradients=lambda _, k, **__: 1 + 1 / k)
 def looksam(base: Base, rho: float = 0.075, k: int = 5, alpha: float = 0.7) -> Optimizer:
     reuse = sam_optax.reuse_orthogonal(alpha)
     return base.sharp(sam_optax.sam(rho), reuse, when=sam_optax.every(k))
 
 
-@method(  # at most 2 gradients
-    "AE-SAM",
-    {
-        "c": "Threshold in standard deviations of the squared gradient norm.",
-        "decay": "Decay δ of its statistics.",
-    },
-    groups=False,
-)
+@method("AE-SAM", groups=False)  # at most 2 gradients
 def ae_sam(base: Base, rho: float = 0.5, c: float = 0.0, decay: float = 0.9) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), when=sam_optax.above_average(c, decay))
 
 
+def _part(step: Step, fraction: float, **_: Any) -> Arguments:
+    return {"ascent_grad_fn": step.grad_fn(sam_optax.part_of_batch(step.batch, fraction))}
+
+
 @method(
     "SAM, ascent on part of the batch",
-    {"fraction": "Share of the batch for the ascent gradient."},
-    gradients=lambda batches, fraction, **_: 1 + fraction,
-    arguments=arguments.part,
+    gradients=lambda _, fraction, **__: 1 + fraction,
+    arguments=_part,
     weight_decay=0.000167,
 )
 def part(base: Base, rho: float = 0.95, fraction: float = 0.02) -> Optimizer:
@@ -96,7 +85,7 @@ def m_asam(base: Base, rho: float = 5.0, eta: float = 0.01) -> Optimizer:
 
 @method(
     "LPF-SGD: smoothing by noise",
-    {"gamma": "Scale γ of the noise.", "samples": "Number of noise draws per step."},
+    {"gamma": "Scale γ of the noise."},
     gradients=1,
     radius=("gamma",),
 )

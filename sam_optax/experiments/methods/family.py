@@ -2,16 +2,18 @@
 """SAM, ASAM, R-SAM, F-SAM, and their relatives with an ascent gradient of their own."""
 
 import inspect
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
+import chex
+import jax
+import jax.numpy as jnp
 import optax
 
 import sam_optax
-from sam_optax.experiments.methods import arguments
-from sam_optax.experiments.methods.method import Base
-from sam_optax.experiments.methods.registry import method
+from sam_optax.experiments.methods.method import Arguments, Base, Optimizer, Step, method
+from sam_optax.experiments.types import PyTree
 
-Optimizer: TypeAlias = optax.GradientTransformation
 _RSAM = inspect.signature(sam_optax.rsam).parameters
 _GAMMA, _LMBDA = _RSAM["gamma"].default, _RSAM["lmbda"].default
 _START = {
@@ -31,14 +33,8 @@ def sam(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
 
 
-@method(
-    "ASAM",
-    {  # what ASAM's figure 4 varies
-        "p": "Norm p of the neighbourhood, such as 2 or inf.",
-        "normalization": "Normalization operator: elementwise or filterwise.",
-        "normalize_biases": "Whether biases are normalized as other params are.",
-    },
-)
+# ASAM's figure 4 varies p and the normalization.
+@method("ASAM")
 def asam(
     base: Base,
     rho: float = 2.0,
@@ -89,16 +85,7 @@ def _friendly(base: Base, perturbation: Optimizer, sigma: float, lmbda: float) -
     return base.sharp(optax.chain(sam_optax.remove_full_gradient(sigma, lmbda), perturbation))
 
 
-@method(
-    "GSAM",
-    {
-        "rho_max": "Radius ρ at the highest learning rate.",
-        "rho_min": "Radius ρ at learning rate 0.",
-        "lr_max": "Learning rate at which the radius is ρ.",
-    },
-    radius=("rho_max", "rho_min"),
-    weight_decay=0.0015,
-)
+@method("GSAM", radius=("rho_max", "rho_min"), weight_decay=0.0015)
 def gsam(
     base: Base, rho_max: float = 0.4, rho_min: float = 0.1, alpha: float = 0.1, lr_max: float = 0.1
 ) -> Optimizer:
@@ -132,7 +119,7 @@ def wsam_decoupled(base: Base, rho: float = 0.5, gamma: float = 0.9) -> Optimize
     return base._replace(make=lambda _: optax.identity()).sharp(sam_optax.sam(rho), around)
 
 
-@method("VaSSO", {"theta": "Weight θ of the new gradient in the average."}, weight_decay=1.85e-05)
+@method("VaSSO", weight_decay=1.85e-05)
 def vasso(base: Base, rho: float = 0.5, theta: float = 0.4) -> Optimizer:
     if not 0 < theta <= 1:
         raise ValueError(f"theta must be in (0, 1], got {theta!r}.")
@@ -145,7 +132,7 @@ def ssam_f(base: Base, rho: float = 0.5, sparsity: float = 0.5, every: int = 100
     return base.sharp(optax.chain(sam_optax.sam(rho), mask))
 
 
-@method("SSAM with a dynamic mask", {"drop": "Share of the mask that a choice replaces."})
+@method("SSAM with a dynamic mask")
 def ssam_d(
     base: Base, rho: float = 0.5, sparsity: float = 0.5, every: int = 100, drop: float = 0.5
 ) -> Optimizer:
@@ -153,7 +140,12 @@ def ssam_d(
     return base.sharp(optax.chain(sam_optax.sam(rho), mask))
 
 
-@method("δ-SAM", gradients=3, arguments=arguments.reweighted)
+def _reweighted(step: Step, **_: Any) -> Arguments:
+    ascent = sam_optax.reweighted_ascent(step.losses_fn, step.batch, key=step.key)
+    return {"ascent_grad_fn": ascent}
+
+
+@method("δ-SAM", gradients=3, arguments=_reweighted)
 def delta_sam(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
 
@@ -161,23 +153,51 @@ def delta_sam(base: Base, rho: float = 0.5) -> Optimizer:
 @method(
     "SAM along the full gradient",
     gradients=lambda batches, **_: 1 + batches,
-    arguments=arguments.whole,
+    arguments=lambda step, **_: {"ascent_grad_fn": step.full_grad_fn},
     needs_data=True,
 )
 def sam_full(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
 
 
-@method("SAM along another batch", arguments=arguments.another_batch, needs_data=True)
+def _others(step: Step, count: int) -> Callable[[chex.Numeric], PyTree]:
+    """The i-th of some batches of other examples, which are not augmented."""
+    shape = count, len(step.batch[1])
+    index = jax.random.choice(step.key, len(step.data[1]), shape, replace=False)
+    return lambda i: jax.tree.map(lambda leaf: jnp.asarray(leaf)[index[i]], step.data)
+
+
+@method(
+    "SAM along another batch",
+    arguments=lambda step, **_: {"ascent_grad_fn": step.grad_fn(_others(step, 1)(0))},
+    needs_data=True,
+)
 def sam_db(base: Base, rho: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
 
 
+def _several_batches(step: Step, batches: int, **_: Any) -> Arguments:
+    """The ascent gradient on the batch and on others, at most on all data."""
+    if batches < 1:
+        raise ValueError(f"batches must be at least 1, got {batches!r}.")
+    if batches == 1:
+        return {}
+    if batches * len(step.batch[1]) >= len(step.data[1]):
+        return {"ascent_grad_fn": step.full_grad_fn}
+    another = _others(step, batches - 1)
+    others = sam_optax.accumulate(lambda w, i: step.grad_fn(another(i))(w), batches - 1)
+
+    def mean(params: optax.Params) -> PyTree:
+        grads = step.grad_fn(step.batch)(params), others(params)
+        return jax.tree.map(lambda g, rest: (g + (batches - 1) * rest) / batches, *grads)
+
+    return {"ascent_grad_fn": mean}
+
+
 @method(
     "SAM along several batches",
-    {"batches": "Batches that lead the ascent: the step's, and others; at most all."},
     gradients=lambda data, batches, **_: 1 + min(data, batches),
-    arguments=arguments.several_batches,
+    arguments=_several_batches,
     needs_data=True,
 )
 def sam_batches(base: Base, rho: float = 0.5, batches: int = 2) -> Optimizer:
@@ -187,7 +207,7 @@ def sam_batches(base: Base, rho: float = 0.5, batches: int = 2) -> Optimizer:
 @method(
     "SAM orthogonal to the full gradient",
     gradients=lambda batches, **_: 2 + batches,
-    arguments=arguments.full_gradient,
+    arguments=lambda step, **_: {"full_grads": step.full_grad_fn(step.params)},
     needs_data=True,
 )
 def sam_noise(base: Base, rho: float = 0.5) -> Optimizer:

@@ -1,6 +1,8 @@
-"""Methods of the experiments, and their training steps."""
+"""What a method of the experiments is, how it is declared, and its training steps."""
 
 import dataclasses
+import inspect
+import typing
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -11,10 +13,14 @@ import optax
 
 import sam_optax
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods.help import HELP
 from sam_optax.experiments.types import PyTree
 
+Optimizer: TypeAlias = optax.GradientTransformation
 Arguments: TypeAlias = dict[str, Any]
 """Of a call of ``update``."""
+METHODS: "dict[str, Method]" = {}
+"""The methods by name; see ``registry``."""
 BLOCK = 500
 """Examples per microbatch of a gradient over the whole training set, to bound its memory."""
 
@@ -33,7 +39,7 @@ class Option(NamedTuple):
 class Base(NamedTuple):
     """Common to all methods: the base optimizer, diagnostics and groups of the batch."""
 
-    make: Callable[[optax.Schedule], optax.GradientTransformation]  # from its learning rate
+    make: Callable[[optax.Schedule], Optimizer]  # from its learning rate
     learning_rate: optax.Schedule
     info: bool = False  # whether states keep diagnostics of the last step
     groups: int | None = None  # of the batch, each with a separate perturbation
@@ -44,13 +50,11 @@ class Base(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})  # further ones, of ``sharpness_aware``
 
     @property
-    def tx(self) -> optax.GradientTransformation:
+    def tx(self) -> Optimizer:
         """The base optimizer."""
         return self.make(self.learning_rate)
 
-    def replaced(
-        self, make: Callable[[optax.Schedule], optax.GradientTransformation], lr: float
-    ) -> "Base":
+    def replaced(self, make: Callable[[optax.Schedule], Optimizer], lr: float) -> "Base":
         """With the base optimizer that a method prescribes, this weight decay and rate × ``lr``."""
         decay = optax.add_decayed_weights(self.weight_decay)
         return self._replace(
@@ -59,11 +63,8 @@ class Base(NamedTuple):
         )
 
     def sharp(
-        self,
-        perturbation: optax.GradientTransformation,
-        descent: optax.GradientTransformation | None = None,
-        **options: Any,
-    ) -> optax.GradientTransformationExtraArgs:
+        self, perturbation: Optimizer, descent: Optimizer | None = None, **options: Any
+    ) -> Optimizer:
         """The base optimizer (behind ``descent``, if given), driven by the sharp gradient."""
         options |= {"descent": descent, "info": self.info, "groups": self.groups, **self.options}
         return sam_optax.sharpness_aware(self.tx, perturbation, **options)
@@ -85,9 +86,13 @@ class Step:
     data: PyTree  # the training set, not augmented
     previous: PyTree = ()  # the batch of the previous step, in the first step its own
 
+    def loss_fn(self, batch: PyTree) -> Callable[[optax.Params], jax.Array]:
+        """The mean loss of the given examples."""
+        return lambda params: jnp.mean(self.losses_fn(params, batch))
+
     def grad_fn(self, batch: PyTree) -> Callable[[optax.Params], optax.Updates]:
         """The gradient of the mean loss of the given examples."""
-        return jax.grad(lambda params: jnp.mean(self.losses_fn(params, batch)))
+        return jax.grad(self.loss_fn(batch))
 
     def full_grad_fn(self, params: optax.Params) -> optax.Updates:
         """The gradient of the mean loss of all examples."""
@@ -115,7 +120,7 @@ class Method:
     """
 
     title: str
-    build: Callable[..., optax.GradientTransformation]
+    build: Callable[..., Optimizer]
     options: Mapping[str, Option]  # NAME is --METHOD.NAME on the command line
     # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
     gradients: float | Callable[..., float] = 2.0
@@ -137,6 +142,32 @@ class Method:
         return Variant(self, known | changes)
 
 
+def method(
+    title: str, help: Mapping[str, str] | None = None, **traits: Any
+) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
+    """Registers ``build(base, **hyperparameters)`` by its name, with traits of :class:`Method`.
+
+    ``help`` says of hyperparameters what they are, where others of the name are something else.
+    What a method adds to the arguments of ``update`` is of the whole batch: it has no ``groups``.
+    """
+    texts = {**HELP, **(help or {})}
+    traits = {"groups": "arguments" not in traits, **traits}
+
+    def register(build: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+        _, *parameters = inspect.signature(build).parameters.values()
+        options = {p.name: Option(p.default, texts[p.name], _kind(p)) for p in parameters}
+        METHODS[build.__name__] = Method(title, build, options, **traits)
+        return build
+
+    return register
+
+
+def _kind(parameter: inspect.Parameter) -> type:
+    """The type of a hyperparameter: its annotation, where it may be left out the other one."""
+    given = typing.get_args(parameter.annotation) or (parameter.annotation,)
+    return next(kind for kind in given if kind is not type(None))
+
+
 class Variant(NamedTuple):
     """A method with values of its hyperparameters."""
 
@@ -148,28 +179,24 @@ class Variant(NamedTuple):
         found = self.method.gradients
         return found(batches, **self.hyperparameters) if callable(found) else found
 
-    def transformation(self, base: Base, key: jax.Array) -> optax.GradientTransformation:
+    def transformation(self, base: Base, key: jax.Array) -> Optimizer:
         """Its optimizer."""
         return self.method.build(base._replace(key=key), **self.hyperparameters)
 
     def update(
-        self, tx: optax.GradientTransformation, state: optax.OptState, step: Step
+        self, tx: Optimizer, state: optax.OptState, step: Step
     ) -> tuple[Any, optax.OptState, tuple[Any, Any] | None]:
         """A training step: ``(params, state, (loss, aux))``.
 
         Loss and aux are those of the first pass, or ``None`` if a method computes its own
         gradients.
         """
-        if not self.method.radius:  # the base optimizer by itself
+        if self.method.radius:
+            updates, state, first = self._passes(tx, state, step)
+        else:  # the base optimizer by itself
             first, grads = step.value_and_grad_fn(step.params)
             updates, state = tx.update(grads, state, step.params)
-            return optax.apply_updates(step.params, updates), state, first
-        arguments, own = self._arguments(step)
-        updates, state = tx.update(None, state, step.params, **arguments)
-        first = None
-        if "value_and_grad_fn" in arguments:
-            state, first = sam_optax.pop_first_pass(state)
-        return optax.apply_updates(step.params, updates), state, None if own else first
+        return optax.apply_updates(step.params, updates), state, first
 
     def look(self, base: Base, key: jax.Array, state: optax.OptState, step: Step) -> Any:
         """The :class:`sam_optax.StepInfo` of a step whose update is discarded, or ``None``."""
@@ -177,24 +204,24 @@ class Variant(NamedTuple):
             return None
         tx = self.transformation(base._replace(info=True), key)
         state = state._replace(info=tx.init(step.params).info)
-        arguments, own = self._arguments(step)
-        if own == "ascent":  # the rise of the loss is computable
-            del arguments["grad_fn"]
-            arguments["value_and_grad_fn"] = step.value_and_grad_fn
-        _, state = tx.update(None, state, step.params, **arguments)
-        if "value_and_grad_fn" in arguments:
-            state, _ = sam_optax.pop_first_pass(state)
-        return state.info
+        return self._passes(tx, state, step, watched=True)[1].info
 
-    def _arguments(self, step: Step) -> tuple[Arguments, str | None]:
-        """The arguments of ``update``, and which gradients the method computes itself, if any."""
+    def _passes(
+        self, tx: Optimizer, state: optax.OptState, step: Step, watched: bool = False
+    ) -> tuple[Any, Any, tuple[Any, Any] | None]:
         of = self.method.arguments
         arguments = of(step, **self.hyperparameters) if of else {}
-        if {"grad_fn", "value_and_grad_fn"} & set(arguments):
-            return arguments, "sharp"
-        if "ascent_grad_fn" in arguments:
-            return {"grad_fn": step.grad_fn(step.batch), **arguments}, "ascent"
-        return {"value_and_grad_fn": step.value_and_grad_fn, **arguments}, None
+        if not arguments.keys() & {"grad_fn", "value_and_grad_fn"}:
+            # A step along another ascent gradient needs no loss, but its rise does.
+            if "ascent_grad_fn" in arguments and not watched:
+                arguments["grad_fn"] = step.grad_fn(step.batch)
+            else:
+                arguments["value_and_grad_fn"] = step.value_and_grad_fn
+        updates, state = tx.update(None, state, step.params, **arguments)
+        given, first = arguments.get("value_and_grad_fn"), None
+        if given:
+            state, first = sam_optax.pop_first_pass(state)
+        return updates, state, first if given is step.value_and_grad_fn else None
 
 
 def check(name: str, variant: Variant) -> None:

@@ -13,13 +13,12 @@ def crop(key: jax.Array, images: jax.Array, padding: int) -> jax.Array:
     """Pads each side with zeros and takes a random crop of the original size."""
     if not padding:
         return images
-    n, height, width, channels = images.shape
+    n, *shape = images.shape
     padded = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     offsets = jax.random.randint(key, (n, 2), 0, 2 * padding + 1)
 
     def part(image: jax.Array, offset: jax.Array) -> jax.Array:
-        start = (offset[0], offset[1], 0)
-        return jax.lax.dynamic_slice(image, start, (height, width, channels))
+        return jax.lax.dynamic_slice(image, (*offset, 0), shape)
 
     return jax.vmap(part)(padded, offsets)
 
@@ -37,16 +36,13 @@ def cutout(key: jax.Array, images: jax.Array, size: int) -> jax.Array:
     """
     if not size:
         return images
-    n, height, width, _ = images.shape
-    centres = jax.random.randint(key, (n, 2), 0, jnp.array([height, width]))
-    low = centres - size // 2
-
-    def inside(pixels: int, axis: int) -> jax.Array:
-        position = jnp.arange(pixels)
-        start = low[:, axis, None]
-        return (position >= start) & (position < start + size)
-
-    hole = inside(height, 0)[:, :, None] & inside(width, 1)[:, None, :]
+    sides = images.shape[1:3]
+    start = jax.random.randint(key, (len(images), 2), 0, jnp.array(sides)) - size // 2
+    rows, columns = (
+        (jnp.arange(side) >= first) & (jnp.arange(side) < first + size)
+        for side, first in zip(sides, jnp.split(start, 2, axis=1), strict=True)
+    )
+    hole = rows[:, :, None] & columns[:, None, :]
     return jnp.where(hole[..., None], 0, images)
 
 

@@ -12,18 +12,17 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
-import flax.traverse_util
 import jax
 from flax import nnx
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.networks.from_nnx import Nnx
 from sam_optax.experiments.types import PyTree
 
 TRAIN = {"train": True, "training": True, "deterministic": False, "use_running_average": False}
@@ -46,7 +45,7 @@ def find(spec: str) -> Any:
       UserError: there is no such file, module or name, or importing it fails.
     """
     place, _, name = spec.rpartition(":")
-    module = _imported(spec)
+    module = _imported(spec, place)
     if not hasattr(module, name):
         raise UserError(f"--model {spec}: {place} has no {name or 'name after the colon'}.")
     return getattr(module, name)
@@ -55,46 +54,35 @@ def find(spec: str) -> Any:
 def sha256(spec: str) -> str:
     """The digest of the file in which :func:`find` looks; what that imports is not part of it."""
     place = spec.rpartition(":")[0]
-    path = place if place.endswith(".py") else getattr(_imported(spec), "__file__", None)
+    path = place if place.endswith(".py") else getattr(_imported(spec, place), "__file__", None)
     if path is None:
         raise UserError(f"--model {spec}: {place} is in no file; give FILE.py:NAME.")
     return hashlib.sha256(_file(path).read_bytes()).hexdigest()
 
 
 def _file(path: str) -> Path:
-    if not (found := Path(path).expanduser()).is_file():
+    if not (found := Path(path).expanduser().absolute()).is_file():
         raise UserError(f"--model {path}: there is no such file.")
     return found
 
 
-def _imported(spec: str) -> Any:
-    place = spec.rpartition(":")[0]
+def _imported(spec: str, place: str) -> Any:
+    """The module of a file, executed anew, or of a package; the folder is that of the file."""
+    file = _file(place) if place.endswith(".py") else None
+    folder = str(file.parent) if file else ""
+    sys.path.insert(0, folder)
     try:
-        return _of_file(_file(place)) if place.endswith(".py") else _module(place)
-    except UserError:
-        raise
+        if file is None:
+            return importlib.import_module(place)
+        found: Any = importlib.util.spec_from_file_location(file.stem, file)
+        module = importlib.util.module_from_spec(found)
+        sys.modules.setdefault(file.stem, module)  # dataclasses look up their module there
+        found.loader.exec_module(module)
+        return module
     except Exception as error:  # whatever the user's code raises
         raise UserError(f"--model {spec}: {place} fails with {_line(error)}.") from error
-
-
-def _of_file(path: Path) -> Any:
-    spec: Any = importlib.util.spec_from_file_location(path.stem, path.absolute())
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses look up their module there
-    sys.path.insert(0, str(path.absolute().parent))  # what stands beside it can be imported
-    try:
-        spec.loader.exec_module(module)
     finally:
-        sys.path.pop(0)
-    return module
-
-
-def _module(name: str) -> Any:
-    sys.path.insert(0, "")
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove("")
+        sys.path.remove(folder)
 
 
 def adapted(given: Any, name: str, classes: int) -> Any:
@@ -103,28 +91,37 @@ def adapted(given: Any, name: str, classes: int) -> Any:
     Raises:
       UserError: it is neither a Linen nor an NNX module, or making it fails.
     """
-    if isinstance(given, nn.Module):
-        return _linen(given, name)
     if isinstance(given, nnx.Module):
         raise UserError(
             f"--model {name}: is an NNX module, with one initialization for all seeds; give its "
             "class, or a function of rngs that returns it."
         )
+    if isinstance(given, nn.Module):
+        return _linen(given, name)
     if not callable(given):
         raise UserError(f"--model {name}: is of type {type(given).__name__}; {_FORMS}.")
     # NNX's classes have a call of their own, which hides the arguments.
     call: Any = given
     accepted = inspect.signature(call.__init__ if isinstance(given, type) else call).parameters
     known = {"classes": classes} if "classes" in accepted else {}
+
+    def make(kind: type, **options: Any) -> Any:
+        return _made(functools.partial(given, **known, **options), kind, name)
+
     if "rngs" in accepted:
-        return Nnx(functools.partial(given, **known), name)
+        return Nnx(functools.partial(make, nnx.Module))
+    return _linen(make(nn.Module), name)
+
+
+def _made(make: Callable[[], Any], kind: type, name: str) -> Any:
+    """What a user's function returns, which has to be of a kind."""
     try:
-        made = given(**known)
+        made = make()
     except Exception as error:
         raise UserError(f"--model {name}: fails with {_line(error)}; {_FORMS}.") from error
-    if not isinstance(made, nn.Module):
+    if not isinstance(made, kind):
         raise UserError(f"--model {name}: returns the type {type(made).__name__}; {_FORMS}.")
-    return _linen(made, name)
+    return made
 
 
 def _linen(module: nn.Module, name: str) -> Any:
@@ -154,89 +151,6 @@ class Linen:
 
     def _mode(self, train: bool) -> dict[str, Any]:
         return {} if self.argument is None else {self.argument: train == TRAIN[self.argument]}
-
-
-class Nnx:
-    """NNX modules of one kind: ``make(rngs=...)`` returns one."""
-
-    def __init__(self, make: Callable[..., nnx.Module], name: str) -> None:
-        self._make = make
-
-        def module() -> nnx.Module:
-            made = make(rngs=nnx.Rngs(0))
-            if not isinstance(made, nnx.Module):
-                raise UserError(
-                    f"--model {name}: returns the type {type(made).__name__}; {_FORMS}."
-                )
-            return made
-
-        try:
-            self._definition, *self._like = self._split(nnx.eval_shape(module))
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"--model {name}: fails with {_line(error)}; {_FORMS}.") from error
-
-    def init(self, key: jax.Array, x: jax.Array, *, train: bool) -> PyTree:
-        """The variables: those of the type Param as ``params``, all others as ``state``."""
-        _, _, *found = self._split(self._make(rngs=nnx.Rngs(key)))
-        return _nested(*found)
-
-    def apply(
-        self,
-        variables: PyTree,
-        x: jax.Array,
-        *,
-        train: bool,
-        rngs: Mapping[str, jax.Array] | None = None,
-        mutable: Any = False,
-    ) -> Any:
-        """The outputs, and with ``mutable`` the state; every stream of random numbers is new."""
-        streams, *arrays = self._like
-        key, numbers = (rngs or {"dropout": jax.random.key(0)})["dropout"], itertools.count()
-
-        def fresh(leaf: Any) -> Any:
-            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                return jax.random.fold_in(key, next(numbers))
-            return jax.numpy.zeros(leaf.shape, leaf.dtype)
-
-        filled = [
-            _filled(like, variables.get(part, {}))
-            for part, like in zip(("params", "state"), arrays, strict=True)
-        ]
-        model = nnx.merge(self._definition, jax.tree.map(fresh, streams), *filled)
-        model.train() if train else model.eval()
-        outputs = model(x)
-        if mutable is False:  # as in Linen, an empty list is not
-            return outputs
-        _, _, *found = self._split(model)
-        return outputs, {k: of for k, of in _nested(*found).items() if k != "params"}
-
-    @staticmethod
-    def _split(module: nnx.Module) -> tuple[Any, ...]:
-        """The definition, the streams of random numbers, the params, and the rest."""
-        return nnx.split(module, nnx.RngState, nnx.Param, ...)
-
-
-def _nested(params: Any, rest: Any) -> PyTree:
-    """The arrays of both states in nested dicts, whose keys are text."""
-    found = {
-        part: flax.traverse_util.unflatten_dict(
-            {tuple(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)}
-        )
-        for part, state in (("params", params), ("state", rest))
-    }
-    return {part: of for part, of in found.items() if of or part == "params"}
-
-
-def _filled(like: Any, nested: PyTree) -> Any:
-    """The state with arrays from nested dicts."""
-    arrays = flax.traverse_util.flatten_dict(nested)
-    pairs = [
-        (path, leaf.replace(arrays[tuple(map(str, path))]))
-        for path, leaf in nnx.to_flat_state(like)
-    ]
-    return nnx.from_flat_state(pairs)
 
 
 def check(model: Any, name: str, example: jax.Array, outputs: tuple[int, ...] | None) -> None:

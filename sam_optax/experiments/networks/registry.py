@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
-from sam_optax.experiments.networks.resnet import Bottleneck, ResNet, WideResNet
+from sam_optax.experiments.networks.resnet import Bottleneck, ResNet, wide
 from sam_optax.experiments.networks.small import CNN, MLP
 from sam_optax.experiments.networks.vit import VisionTransformer
 
@@ -26,7 +26,10 @@ class Architecture(NamedTuple):
 
 _cifar = partial(ResNet, width=16, projection=False)
 _resnet50 = partial(ResNet, stages=(3, 4, 6, 3), block=Bottleneck)
+_imagenet = partial(_resnet50, stem="imagenet")
+_small = partial(ResNet, stages=(1, 1), width=8)
 _vit = partial(VisionTransformer, depth=12)
+_stem = "with the stem for 32×32 images"
 
 ARCHITECTURES = {
     "mlp": Architecture(MLP, "two hidden layers of 256 units", of_images=False),
@@ -34,21 +37,15 @@ ARCHITECTURES = {
     "resnet20": Architecture(partial(_cifar, stages=(3, 3, 3)), "ResNet-20 for 32×32 images"),
     "resnet32": Architecture(partial(_cifar, stages=(5, 5, 5)), "ResNet-32 for 32×32 images"),
     "resnet56": Architecture(partial(_cifar, stages=(9, 9, 9)), "ResNet-56 for 32×32 images"),
-    "resnet18": Architecture(
-        partial(ResNet, stages=(2, 2, 2, 2)), "ResNet-18 with the stem for 32×32 images"
-    ),
-    "resnet50": Architecture(_resnet50, "ResNet-50 with the stem for 32×32 images"),
-    "resnet50_imagenet": Architecture(
-        partial(_resnet50, stem="imagenet"), "ResNet-50 with ImageNet's stem"
-    ),
-    "wrn16_8": Architecture(partial(WideResNet, depth=16, widen=8), "WRN-16-8"),
-    "wrn28_2": Architecture(partial(WideResNet, depth=28, widen=2), "WRN-28-2"),
-    "wrn28_10": Architecture(partial(WideResNet, depth=28, widen=10), "WRN-28-10"),
+    "resnet18": Architecture(partial(ResNet, stages=(2, 2, 2, 2)), f"ResNet-18 {_stem}"),
+    "resnet50": Architecture(_resnet50, f"ResNet-50 {_stem}"),
+    "resnet50_imagenet": Architecture(_imagenet, "ResNet-50 with ImageNet's stem"),
+    "wrn16_8": Architecture(wide(depth=16, widen=8), "WRN-16-8"),
+    "wrn28_2": Architecture(wide(depth=28, widen=2), "WRN-28-2"),
+    "wrn28_10": Architecture(wide(depth=28, widen=10), "WRN-28-10"),
     "vit_s16": Architecture(partial(_vit, width=384, heads=6), "ViT-S/16"),
     "vit_b16": Architecture(partial(_vit, width=768, heads=12), "ViT-B/16"),
-    "tiny": Architecture(
-        partial(ResNet, stages=(1, 1), width=8), "a ResNet of two blocks, for quick trials"
-    ),
+    "tiny": Architecture(_small, "a ResNet of two blocks, for quick trials"),
 }
 
 

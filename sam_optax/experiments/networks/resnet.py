@@ -25,13 +25,6 @@ def conv(channels: int, size: int, stride: int, dtype: DTypeLike) -> nn.Conv:
     return nn.Conv(channels, kernel, stride, padding, **options)
 
 
-def batch_norm(train: bool, dtype: DTypeLike) -> Norm:
-    """Makes BatchNorm layers, which use batch statistics in training."""
-    return partial(
-        nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype
-    )
-
-
 class Basic(nn.Module):
     """Two 3×3 convolutions, of ResNet-18 and ResNet-20.
 
@@ -73,45 +66,8 @@ class Bottleneck(Basic):
         return nn.relu(y + self._shortcut(x, 4 * self.channels))
 
 
-class ResNet(nn.Module):
-    """``stages`` lists the residual blocks per stage; channels start at ``width`` and double.
-
-    The stem is CIFAR's (3×3, full resolution) or ImageNet's (7×7 and pooling, a quarter).
-    """
-
-    classes: int
-    stages: tuple[int, ...]
-    block: Callable[..., Basic] = Basic
-    width: int = 64
-    stem: str = "cifar"
-    projection: bool = True
-    dtype: DTypeLike = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        norm = batch_norm(train, self.dtype)
-        x = x.astype(self.dtype)
-        large = self.stem == "imagenet"
-        x = conv(self.width, 7 if large else 3, 2 if large else 1, self.dtype)(x)
-        x = nn.relu(norm()(x))
-        if large:
-            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
-        for stage, blocks in enumerate(self.stages):
-            for i in range(blocks):
-                stride = 2 if stage > 0 and i == 0 else 1
-                channels = self.width * 2**stage
-                x = self.block(channels, stride, self.projection, norm, self.dtype)(x)
-        x = jnp.mean(x, (1, 2)).astype(jnp.float32)
-        return nn.Dense(self.classes)(x)
-
-
-class PreActivation(nn.Module):
-    """BatchNorm and ReLU before each of two 3×3 convolutions."""
-
-    channels: int
-    stride: int
-    norm: Norm
-    dtype: DTypeLike
+class PreActivation(Basic):
+    """BatchNorm and ReLU before each of two 3×3 convolutions, of wide residual networks."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -123,27 +79,47 @@ class PreActivation(nn.Module):
         return x + conv(self.channels, 3, 1, self.dtype)(y)
 
 
-class WideResNet(nn.Module):
-    """WRN-depth-widen (Zagoruyko & Komodakis 2016, arXiv 1605.07146).
+class ResNet(nn.Module):
+    """``stages`` lists the residual blocks per stage; channels start at ``width`` and double.
 
-    Three groups of (depth − 4)/6 blocks, at 1, 1/2 and 1/4 of the resolution, have 16 k, 32 k and
-    64 k channels, with k = ``widen``.
+    The stem is CIFAR's (3×3, full resolution) or ImageNet's (7×7 and pooling, a quarter), with
+    BatchNorm and ReLU; before blocks that begin with these, it is 16 channels of CIFAR's without
+    them, which then follow the last block.
     """
 
     classes: int
-    depth: int
-    widen: int
+    stages: tuple[int, ...]
+    block: type[Basic] = Basic
+    width: int = 64
+    stem: str = "cifar"
+    projection: bool = True
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        norm = batch_norm(train, self.dtype)
-        x = conv(16, 3, 1, self.dtype)(x.astype(self.dtype))
-        for group in range(3):
-            for i in range((self.depth - 4) // 6):
-                stride = 2 if group > 0 and i == 0 else 1
-                channels = 16 * self.widen * 2**group
-                x = PreActivation(channels, stride, norm, self.dtype)(x)
-        x = nn.relu(norm()(x))
+        statistics: Any = {"use_running_average": not train, "momentum": 0.9, "epsilon": 1e-5}
+        norm = partial(nn.BatchNorm, dtype=self.dtype, **statistics)
+        x, pre = x.astype(self.dtype), self.block is PreActivation
+        if self.stem == "imagenet":
+            x = nn.relu(norm()(conv(self.width, 7, 2, self.dtype)(x)))
+            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        else:
+            x = conv(16 if pre else self.width, 3, 1, self.dtype)(x)
+            x = x if pre else nn.relu(norm()(x))
+        for stage, blocks in enumerate(self.stages):
+            for i in range(blocks):
+                stride = 2 if stage > 0 and i == 0 else 1
+                channels = self.width * 2**stage
+                x = self.block(channels, stride, self.projection, norm, self.dtype)(x)
+        x = nn.relu(norm()(x)) if pre else x
         x = jnp.mean(x, (1, 2)).astype(jnp.float32)
         return nn.Dense(self.classes)(x)
+
+
+def wide(depth: int, widen: int) -> Callable[..., ResNet]:
+    """WRN-depth-widen (Zagoruyko & Komodakis 2016, arXiv 1605.07146).
+
+    Three stages of (depth − 4)/6 blocks have 16 k, 32 k and 64 k channels, with k = ``widen``.
+    """
+    stages = ((depth - 4) // 6,) * 3
+    return partial(ResNet, stages=stages, block=PreActivation, width=16 * widen)

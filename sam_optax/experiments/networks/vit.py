@@ -16,18 +16,13 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        width = x.shape[-1]
+        width, xavier = x.shape[-1], nn.initializers.xavier_uniform()
+        options: Any = {"dtype": self.dtype, "kernel_init": xavier}
         y = nn.LayerNorm(dtype=self.dtype)(x)
-        x = x + nn.MultiHeadDotProductAttention(
-            self.heads, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform()
-        )(y, y, mask=mask)
+        x = x + nn.MultiHeadDotProductAttention(self.heads, **options)(y, y, mask=mask)
         y = nn.LayerNorm(dtype=self.dtype)(x)
-        dense: dict[str, Any] = {
-            "dtype": self.dtype,
-            "kernel_init": nn.initializers.xavier_uniform(),
-        }
-        y = nn.Dense(4 * width, **dense)(y)
-        return x + nn.Dense(width, **dense)(nn.gelu(y))
+        y = nn.gelu(nn.Dense(4 * width, **options)(y))
+        return x + nn.Dense(width, **options)(y)
 
 
 class VisionTransformer(nn.Module):

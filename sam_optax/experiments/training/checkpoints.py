@@ -55,9 +55,13 @@ class Checkpoints:
     def _ours(self) -> bool:
         return not self.path.is_symlink() and any(self.path.glob(f"{_NAME}_*"))
 
+    def _epochs(self) -> list[int]:
+        """Those of the checkpoints, the newest first; Orbax is not asked where none is ours."""
+        return sorted(self._manager.all_steps(), reverse=True) if self._ours() else []
+
     def refuse(self, foreign: bool) -> None:
         """Raises :class:`UserError` if a checkpoint or, with ``foreign``, anything is there."""
-        if self._ours() and self._manager.all_steps():
+        if self._epochs():
             raise UserError(
                 f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
                 "continue that run, remove the directory to start again, or choose another --out."
@@ -72,7 +76,7 @@ class Checkpoints:
 
         It raises :class:`UserError` if all are damaged, or of another run.
         """
-        for epoch in sorted(self._manager.all_steps(), reverse=True) if self._ours() else ():
+        for epoch in self._epochs():
             try:
                 run, arrays = self._read(epoch)
             except Exception as error:  # damaged files raise many types
@@ -93,7 +97,7 @@ class Checkpoints:
     def _read(self, epoch: int) -> tuple[Record, list[np.ndarray]]:
         """Reads a checkpoint; any error is raised if it has changed since it was written."""
         run = dict(self._manager.metadata(epoch).custom_metadata)
-        plain = [ocp.RestoreArgs(restore_type=np.ndarray) for _ in run.get("kinds", ())]
+        plain = [ocp.RestoreArgs(restore_type=np.ndarray) for _ in range(run["arrays"])]
         arrays = self._manager.restore(epoch, args=ocp.args.PyTreeRestore(restore_args=plain))
         if run.pop("sha256", "") != _sha256(run, arrays):
             raise ValueError("its contents have changed since it was written")
@@ -105,11 +109,10 @@ class Checkpoints:
         The arrays must have the structure, shapes and dtypes of ``like``, and get its shardings.
         """
         (run, arrays), self._found = self._found, ({}, [])
-        plain, kinds = _plain(like)
-        if run["kinds"] != kinds:
-            others = ", ".join(sorted({*run["kinds"]} ^ {*kinds})[:4])
-            raise self._unusable(f"its arrays and those of this run differ ({others})")
         flat, structure = jax.tree.flatten(like)
+        plain = [_plain(leaf) for leaf in flat]
+        if [(of.shape, of.dtype) for of in arrays] != [(of.shape, of.dtype) for of in plain]:
+            raise self._unusable("its arrays are not those of this version's training")
         for i, (leaf, ours, found) in enumerate(zip(flat, plain, arrays, strict=True)):
             flat[i] = jax.make_array_from_callback(ours.shape, ours.sharding, found.__getitem__)
             if ours is not leaf:
@@ -118,8 +121,9 @@ class Checkpoints:
 
     def save(self, epoch: int, record: Record, arrays: PyTree) -> None:
         """Writes a checkpoint, then removes the last but one; a failure is a UserError."""
-        state, kinds = _plain(arrays)
-        run = {"identity": self._run, "versions": self._versions, "record": record, "kinds": kinds}
+        state = [_plain(leaf) for leaf in jax.tree.leaves(arrays)]
+        run: Record = {"identity": self._run, "versions": self._versions, "record": record}
+        run["arrays"] = len(state)
         run["sha256"] = _sha256(run, state)
         try:
             while self._damaged:  # Orbax writes none that is older than the newest
@@ -135,9 +139,9 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Removes the checkpoints, and no other file, after the results have been written."""
-        if jax.process_index() or not self._ours():
+        if jax.process_index():
             return
-        for epoch in self._manager.all_steps():
+        for epoch in self._epochs():
             # Renamed first: a kill must not leave half a checkpoint in the place of a whole one.
             (self.path / f"{_NAME}_{epoch}").rename(self.path / f"{_NAME}_{epoch}{_UNFINISHED}")
         for path in self.path.glob(f"{_NAME}_*{_UNFINISHED}"):
@@ -158,14 +162,10 @@ def _sha256(run: Json, arrays: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-def _plain(tree: PyTree) -> tuple[list[jax.Array], list[str]]:
-    """The leaves, of typed keys their integer data, with path, dtype and shape of each."""
-    plain, kinds = [], []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        plain.append(jax.random.key_data(leaf) if is_key else leaf)
-        kinds.append(f"{jax.tree_util.keystr(path)} {plain[-1].dtype}{list(plain[-1].shape)}")
-    return plain, kinds
+def _plain(leaf: jax.Array) -> jax.Array:
+    """An array as Orbax writes it: of a typed key, its integer data."""
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
 
 
 def _line(error: Exception) -> str:

@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,9 +45,14 @@ class Devices:
         make, sharding = jax.make_array_from_process_local_data, self.sharding(axis)
         return jax.tree.map(lambda leaf: make(sharding, leaf, leaf.shape), tree)
 
-    def put_rows(self, rows: PyTree) -> PyTree:
-        """Places arrays of which this process has its :meth:`rows`."""
-        return jax.make_array_from_process_local_data(self.sharding(0), rows)
+    def put_rows(self, rows: PyTree, axis: int = 0) -> PyTree:
+        """Places arrays of which this process has its :meth:`rows`, along an axis."""
+        return jax.make_array_from_process_local_data(self.sharding(axis), rows)
+
+    def jit(self, f: Function, **options: Any) -> Any:
+        """``f``, compiled, with results that all devices have."""
+        whole = self.sharding() if self.count > 1 else None
+        return jax.jit(f, out_shardings=whole, **options)
 
 
 def connect() -> None:
@@ -108,3 +114,11 @@ def over_seeds(f: Function, count: int) -> Function:
     if jax.default_backend() == "cpu":
         return lambda *args: jax.lax.map(lambda one: f(*one), args)
     return jax.vmap(f)
+
+
+def joined(groups: Sequence[Mapping[str, PyTree]]) -> dict[str, PyTree]:
+    """Concatenates the arrays of all groups of seeds, by name."""
+    return {
+        name: jax.tree.map(lambda *leaves: np.concatenate(leaves), *(g[name] for g in groups))
+        for name in groups[0]
+    }

@@ -1,7 +1,7 @@
 """Loss, scores and sharpness of the networks of a run, compiled once for all methods."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +10,27 @@ import optax
 
 import sam_optax
 from sam_optax.experiments.training import feed, measures
-from sam_optax.experiments.training.devices import Devices, over_seeds
-from sam_optax.experiments.training.measures import BLOCK, Blocks
-from sam_optax.experiments.training.task import Task, noisy_labels
+from sam_optax.experiments.training.devices import joined, over_seeds
+from sam_optax.experiments.training.measures import Blocks
+from sam_optax.experiments.training.task import noisy_labels
 from sam_optax.experiments.types import Function, PyTree
 
 
 class Evaluation:
-    """Measures the networks of ``count`` seeds at once, one block of examples after the other."""
+    """Measures networks, given the variables of each group of seeds, block by block."""
 
-    def __init__(self, task: Task, count: int, place: Devices) -> None:
-        self._task, self._place = task, place
-        x, self._examples = measures.measured(task.dataset.train)
-        self._train = self._blocks(x, np.zeros_like(task.dataset.train.y[: len(x)]))
-        self._test: list[Blocks] | None = None
-        test = task.dataset.test
-        if isinstance(test.x, np.ndarray):
-            self._test = self._blocks(test.x, test.y)
+    def __init__(self, source: feed.Source) -> None:
+        task, self._place = source.task, source.place
+        self._count, self._test_set = len(source.groups[0]), task.dataset.test
+        x, examples = measures.measured(task.dataset.train)
+        labels = [noisy_labels(task, seeds)[:, examples] for seeds in source.groups]
+        self._trained, self._train = len(examples), self._blocks(x, labels)
+        self._test: list[list[Blocks]] | None = None
+        if isinstance(self._test_set.x, np.ndarray):
+            tested = [np.stack([self._test_set.y] * len(seeds)) for seeds in source.groups]
+            if task.held_out:
+                tested = [noisy_labels(task, seeds, held_out=True) for seeds in source.groups]
+            self._test = self._blocks(self._test_set.x, tested)
         sam = sam_optax.sam(task.sharpness_rho)
 
         def gradient(variables: PyTree, block: Blocks) -> PyTree:
@@ -40,74 +44,65 @@ class Evaluation:
             moved, _ = sam.perturb_fn(params, grads, sam.init(params))
             return {**variables, "params": moved}
 
-        def program(f: Function) -> Function:
-            """``f(variables, block)`` of all seeds, which may have different labels."""
-
-            def of_block(variables: PyTree, block: Blocks) -> PyTree:
-                y = jnp.broadcast_to(block.y, (count, *block.y.shape[-task.dataset.train.y.ndim :]))
-                one = over_seeds(lambda v, y: f(v, block._replace(y=y)), count)
-                return one(variables, y)
-
-            return jax.jit(of_block)
-
-        self._loss = program(functools.partial(measures.total_loss, task))
-        self._scores = program(functools.partial(measures.scores, task))
-        self._gradient = program(gradient)
-        self._perturbed = jax.jit(over_seeds(perturbed, count))
+        self._loss = self._program(functools.partial(measures.total_loss, task))
+        self._scores = self._program(functools.partial(measures.scores, task))
+        self._gradient = self._program(gradient)
+        self._perturbed = jax.jit(over_seeds(perturbed, self._count))
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
 
-    def _blocks(self, x: np.ndarray, y: np.ndarray) -> list[Blocks]:
-        """Blocks of examples, each shared by the devices."""
-        index, weight = measures.in_blocks(len(y), self._place.count)
-        each = zip(index, weight, strict=True)
-        return [self._place.put(Blocks(x[i], y[i], weight), 0) for i, weight in each]
+    def after_epoch(self, variables: Sequence[PyTree]) -> dict[str, np.ndarray]:
+        """Mean training loss and mean scores of the test examples, (seeds,) each."""
+        found, train = [], np.float32(self._trained)
+        test = np.float32(len(self._test_set.y))
+        for group, of in enumerate(variables):
+            tested = self._test[group] if self._test is not None else self._from_disk()
+            loss = self._total(self._loss, of, self._train[group])
+            loss, scores = jax.device_get((loss, self._total(self._scores, of, tested)))
+            means = {name: total / test for name, total in scores.items()}
+            found.append({"train_loss": loss / train, **means})
+        return joined(found)
 
-    @functools.cache  # noqa: B019 (an evaluation lives as long as the run)
-    def _labelled(self, seeds: tuple[int, ...]) -> list[Blocks]:
-        """The measured training examples, with the labels that each seed trains on."""
-        return self._with(noisy_labels(self._task, seeds)[:, self._examples], self._train)
-
-    @functools.cache  # noqa: B019
-    def _held_out(self, seeds: tuple[int, ...]) -> list[Blocks]:
-        """The held-out examples, with each seed's labels."""
-        return self._with(noisy_labels(self._task, seeds, held_out=True), self._test or [])
-
-    def _with(self, labels: np.ndarray, blocks: list[Blocks]) -> list[Blocks]:
-        """Blocks of examples with labels (seeds, examples)."""
-        index, _ = measures.in_blocks(labels.shape[1], self._place.count)
-        pairs = zip(blocks, index, strict=True)
-        return [block._replace(y=self._place.put(labels[:, i], 1)) for block, i in pairs]
-
-    def _tested(self, seeds: tuple[int, ...]) -> Iterable[Blocks]:
-        if self._task.held_out:
-            return self._held_out(seeds)
-        if self._test is not None:
-            return self._test
-        size = BLOCK * self._place.count
-        batches = feed.test_batches(self._task.dataset.test, size, self._place.rows(size))
-        return (Blocks(*self._place.put_rows(batch)) for batch in batches)
-
-    def _total(self, f: Function, variables: PyTree, blocks: Iterable[Blocks]) -> PyTree:
-        return functools.reduce(self._add, (f(variables, block) for block in blocks))
-
-    def after_epoch(self, variables: PyTree, seeds: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """Mean training loss and mean scores of the test examples, one of each for each seed."""
-        train, test = len(self._examples), len(self._task.dataset.test.y)
-        loss = self._total(self._loss, variables, self._labelled(seeds))
-        scores = self._total(self._scores, variables, self._tested(seeds))
-        loss, scores = jax.device_get((loss, scores))
-        means = {name: total / np.float32(test) for name, total in scores.items()}
-        return {"train_loss": loss / np.float32(train), **means}
-
-    def sharpness(self, variables: PyTree, seeds: tuple[int, ...]) -> np.ndarray:
-        """L(w + ε) − L(w) in nats per seed, with SAM's ε for the full gradient.
+    def sharpness(self, variables: Sequence[PyTree]) -> np.ndarray:
+        """L(w + ε) − L(w) in nats, (seeds,), with SAM's ε for the full gradient.
 
         One gradient step of length ρ gives a lower bound of the largest rise within ρ. It sees
         nothing at a point where the gradient is zero.
         """
-        blocks = self._labelled(seeds)
-        loss, grads = self._total(self._gradient, variables, blocks)
-        above = self._total(self._loss, self._perturbed(variables, grads), blocks)
-        loss, above = jax.device_get((loss, above))
-        n = np.float32(len(self._examples))
-        return above / n - loss / n
+        found, n = [], np.float32(self._trained)
+        for of, blocks in zip(variables, self._train, strict=True):
+            loss, grads = self._total(self._gradient, of, blocks)
+            above = self._total(self._loss, self._perturbed(of, grads), blocks)
+            loss, above = jax.device_get((loss, above))
+            found.append(above / n - loss / n)
+        return np.concatenate(found)
+
+    def _blocks(self, x: np.ndarray, labels: Sequence[np.ndarray]) -> list[list[Blocks]]:
+        """Blocks of examples with the labels of each group; devices share each block."""
+        index, weight = measures.in_blocks(len(x), self._place.count)
+        shared = [self._place.put((x[i], w), 0) for i, w in zip(index, weight, strict=True)]
+        pairs = list(zip(shared, index, strict=True))
+        return [
+            [Blocks(x, self._place.put(y[:, i], 1), weight) for (x, weight), i in pairs]
+            for y in labels
+        ]
+
+    def _from_disk(self) -> Iterator[Blocks]:
+        """The test examples for one seed."""
+        (x, y), place = self._test_set, self._place
+        index, weight = measures.in_blocks(len(y), place.count)
+        rows = place.rows(index.shape[1])
+        index, weight = index[:, rows], weight[:, rows]
+        for images, i, w in zip(feed.images(x, index), index, weight, strict=True):
+            yield Blocks(place.put_rows(images), place.put_rows(y[None, i], 1), place.put_rows(w))
+
+    def _program(self, f: Function) -> Function:
+        """``f(variables, block)`` of all seeds of a group, each with its own labels."""
+
+        def of_block(variables: PyTree, block: Blocks) -> PyTree:
+            one = over_seeds(lambda v, y: f(v, block._replace(y=y)), self._count)
+            return one(variables, block.y)
+
+        return jax.jit(of_block)
+
+    def _total(self, f: Function, variables: PyTree, blocks: Iterable[Blocks]) -> PyTree:
+        return functools.reduce(self._add, (f(variables, block) for block in blocks))

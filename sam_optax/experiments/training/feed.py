@@ -1,13 +1,67 @@
-"""The order of examples, and batches of images on disk, decoded while devices compute."""
+"""The examples of a run: which ones each step gets, and from where."""
 
+import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from sam_optax.experiments.data.dataset import Dataset
-from sam_optax.experiments.data.images import Examples
+from sam_optax.experiments.networks.small import CNN, MLP
+from sam_optax.experiments.training.devices import Devices
+from sam_optax.experiments.training.task import Task, initial_variables, noisy_labels
+from sam_optax.experiments.types import PyTree
+
+SMALL = 2**24
+"""Maximum number of params of all seeds that an accelerator trains together."""
+
+
+def in_one_call(task: Task) -> tuple[bool, bool]:
+    """Whether one call of a program runs many steps, and whether it trains all seeds."""
+    resident = isinstance(task.dataset.train.x, np.ndarray)
+    if jax.default_backend() == "cpu":
+        # Inside a loop, XLA for CPUs uses fewer threads: convolutions take up to 16 times as long.
+        # Small networks gain more from one call for an epoch of all seeds.
+        looped = resident and isinstance(task.model, MLP | CNN)
+        return looped, looped
+    shapes = jax.tree.leaves(jax.eval_shape(functools.partial(initial_variables, task), 0))
+    size = sum(leaf.size for leaf in shapes) * len(task.seeds)
+    return resident, resident and size <= SMALL
+
+
+class Source:
+    """The examples for the steps of all methods, on the devices (``resident``) or on disk.
+
+    The seeds of one of the ``groups`` are trained by the same call of a program. ``looped``: this
+    call runs many steps.
+    """
+
+    def __init__(self, task: Task, place: Devices) -> None:
+        self.task, self.place = task, place
+        self.resident = isinstance(task.dataset.train.x, np.ndarray)
+        self.looped, together = in_one_call(task)
+        self.groups = [task.seeds] if together else [(seed,) for seed in task.seeds]
+        self._labels = [noisy_labels(task, seeds) for seeds in self.groups]
+        if self.resident:
+            self._x, self._labels = place.put((task.dataset.train.x, self._labels))
+
+    def epoch(self, group: int, batch_size: int, epoch: int) -> tuple[Iterator[PyTree], PyTree]:
+        """The input of each call of a step, and labels and indices for each seed of the group.
+
+        The input is all examples again, with labels (seeds, examples) and indices (seeds, steps,
+        batch_size); from disk, a batch with its labels, and nothing for each seed.
+        """
+        seeds, dataset = self.groups[group], self.task.dataset
+        if self.resident:
+            orders = [order(len(dataset.train.y), batch_size, s, epoch) for s in seeds]
+            indices = self.place.put(np.stack(orders), 2)
+            return itertools.repeat(self._x), (self._labels[group], indices)
+        rows, labels = self.place.rows(batch_size), self._labels[group][0]
+        batches = train_batches(dataset, batch_size, seeds[0], epoch, rows)
+        return (self.place.put_rows((x, labels[index])) for x, index in batches), (None, None)
 
 
 def order(examples: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
@@ -28,37 +82,23 @@ def train_batches(
     Images are uint8, (rows, size, size, 3), with their indices, int32, (rows,). Crops depend on
     seed and epoch.
     """
-    source: Any = dataset.train.x
+    index = order(len(dataset.train.y), batch_size, seed, epoch)[:, rows]
 
-    def example(i: np.int32) -> tuple[np.ndarray, np.int32]:
-        return source.image(int(i), np.random.default_rng([seed, 3, epoch, int(i)])), i
+    def random(i: int) -> np.random.Generator:
+        return np.random.default_rng([seed, 3, epoch, i])
 
-    return _ahead(order(len(source), batch_size, seed, epoch)[:, rows], example)
-
-
-def test_batches(
-    examples: Examples, batch_size: int, rows: slice
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields this process's ``rows`` of batches of all examples: images, labels, and weights.
-
-    The last batch is padded with examples of weight 0; the others have weight 1.
-    """
-    source: Any = examples.x
-    n = len(source)
-    batches = np.arange(-(-n // batch_size) * batch_size).reshape(-1, batch_size)[:, rows]
-
-    def example(position: int) -> tuple[np.ndarray, np.int32, np.float32]:
-        i = min(int(position), n - 1)
-        return source.image(i, None), np.int32(examples.y[i]), np.float32(position < n)
-
-    return _ahead(batches, example)
+    return zip(images(dataset.train.x, index, random), index, strict=True)
 
 
-def _ahead(batches: np.ndarray, example: Callable[[Any], tuple[Any, ...]]) -> Iterator[Any]:
-    """Batches of ``example(index)``."""
+def images(
+    source: Any, index: np.ndarray, random: Callable[[int], Any] = lambda i: None
+) -> Iterator[np.ndarray]:
+    """Yields the images of each row of indices, decoded while the devices compute."""
     import grain
 
-    threads = os.cpu_count() or 1
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * batches.shape[1])
-    examples = grain.MapDataset.source(batches.ravel()).map(example).to_iter_dataset(options)
-    return iter(examples.batch(batches.shape[1], drop_remainder=True))
+    options = grain.ReadOptions(
+        num_threads=os.cpu_count() or 1, prefetch_buffer_size=2 * index.shape[1]
+    )
+    order = grain.MapDataset.source(index.ravel())
+    each = order.map(lambda i: source.image(int(i), random(int(i)))).to_iter_dataset(options)
+    return iter(each.batch(index.shape[1], drop_remainder=True))

@@ -17,14 +17,11 @@ from sam_optax.experiments.reporting.snapshots import load_params
 from sam_optax.experiments.training.task import Task
 from sam_optax.experiments.types import PyTree
 
-_POSITIONS = "params/positions"
-
 
 def sha256(spec: str) -> str:
     """The digest of the file of ``--init``."""
-    path, _ = _split(spec)
     try:
-        with path.open("rb") as file:
+        with _split(spec)[0].open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -40,26 +37,23 @@ def load(spec: str, task: Task) -> tuple[dict[str, np.ndarray], list[str]]:
     Raises:
       UserError: the file has no such network, or the network of the task has other arrays.
     """
-    path, network = _split(spec)
-    ours, other = (_arrays(task, task.dataset.classes + more) for more in (0, 1))
-    head = {name for name, leaf in ours.items() if leaf.shape != other[name].shape}
+    ours, other = (_shapes(task, task.dataset.classes + more) for more in (0, 1))
     try:
-        theirs = _of_run(path, network)
+        theirs = _of_run(*_split(spec))
         for name in {**ours, **theirs}:
-            found, needed = (
-                getattr(of.get(name), "shape", "no such array") for of in (theirs, ours)
-            )
-            if found != needed and name not in head:
-                give = "the --model that the file is of"
-                if name == _POSITIONS and len(found) == len(needed) == 3:
-                    give = "examples of the size that the file is of"
-                raise UserError(f"{name}: {found} in the file, {needed} here; give {give}.")
+            found, needed = getattr(theirs.get(name), "shape", None), ours.get(name)
+            if found != needed and needed == other.get(name):
+                there, here = (of or "no such array" for of in (found, needed))
+                raise UserError(
+                    f"{name}: {there} in the file, {here} here; give the --model and the size of "
+                    "examples that the file is of."
+                )
         for name, leaf in theirs.items():
             if leaf.dtype.kind not in "biuf" or not np.isfinite(leaf).all():
                 raise UserError(f"{name}: not all values are finite numbers; give another network.")
     except UserError as error:
         raise UserError(f"--init {spec}: {error}") from error
-    kept = {name: leaf for name, leaf in theirs.items() if leaf.shape == ours[name].shape}
+    kept = {name: leaf for name, leaf in theirs.items() if leaf.shape == ours[name]}
     return kept, [name for name in ours if name not in kept]
 
 
@@ -81,14 +75,13 @@ def _split(spec: str) -> tuple[Path, str]:
     return Path(path).expanduser(), network
 
 
-def _arrays(task: Task, classes: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The variables of the task's network, without values, by path."""
+def _shapes(task: Task, classes: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the variables of the task's network, by path."""
     model = task.model
     if isinstance(model, nn.Module) and hasattr(model, "classes"):
         model = model.clone(classes=classes)
-    init = partial(model.init, train=False)
-    found = jax.eval_shape(init, jax.random.key(0), task.example)
-    return flax.traverse_util.flatten_dict(found, sep="/")
+    found = jax.eval_shape(partial(model.init, train=False), jax.random.key(0), task.example)
+    return {k: of.shape for k, of in flax.traverse_util.flatten_dict(found, sep="/").items()}
 
 
 def _of_run(path: Path, network: str) -> dict[str, np.ndarray]:
@@ -98,9 +91,7 @@ def _of_run(path: Path, network: str) -> dict[str, np.ndarray]:
     except UserError as error:
         raise UserError("is damaged, or not the params.npz of a run; give one.") from error
     networks = {
-        f"{method}/{seed}": variables
-        for method, seeds in loaded.items()
-        for seed, variables in seeds.items()
+        f"{name}/{seed}": of for name, seeds in loaded.items() for seed, of in seeds.items()
     }
     if not network and len(networks) == 1:
         (network,) = networks

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import chex
 import jax
@@ -47,13 +47,12 @@ class Recipe:
 
     def base(self, steps: int) -> Base:
         """The base optimizer; clipping acts on the gradient that it receives."""
-        rest: optax.Schedule = optax.constant_schedule(self.lr)
+        rate: optax.Schedule = optax.constant_schedule(self.lr)
         if self.schedule == "cosine":
-            rest = optax.cosine_decay_schedule(self.lr, max(1, steps - self.warmup_steps))
-        rate = rest
+            rate = optax.cosine_decay_schedule(self.lr, max(1, steps - self.warmup_steps))
         if self.warmup_steps:
             rise = optax.linear_schedule(0.0, self.lr, self.warmup_steps)
-            rate = optax.join_schedules([rise, rest], [self.warmup_steps])
+            rate = optax.join_schedules([rise, rate], [self.warmup_steps])
         # The momentum of rmsprop is one of updates.
         keeps = self.optimizer != "rmsprop" and (self.optimizer != "sgd" or self.momentum)
         groups, decay = self.groups if self.groups > 1 else None, None if keeps else self.momentum
@@ -62,20 +61,17 @@ class Recipe:
         )
 
     def _optimizer(self, rate: optax.Schedule) -> optax.GradientTransformation:
-        pieces = [optax.clip_by_global_norm(self.clip)] if self.clip else []
         betas = {"b1": self.momentum, "b2": self.beta2}
-        if self.optimizer == "adamw":
-            pieces.append(optax.adamw(rate, **betas, weight_decay=self.weight_decay))
-        else:
-            pieces.append(optax.add_decayed_weights(self.weight_decay))
-            momentum = {"momentum": self.momentum or None, "nesterov": self.nesterov}
-            chosen = {
-                "sgd": optax.sgd(rate, **momentum),
-                "rmsprop": optax.rmsprop(rate, **momentum),
-                "adam": optax.adam(rate, **betas),
-            }
-            pieces.append(chosen[self.optimizer])
-        return optax.chain(*pieces)
+        momentum = {"momentum": self.momentum or None, "nesterov": self.nesterov}
+        chosen = {
+            "sgd": optax.sgd(rate, **momentum),
+            "rmsprop": optax.rmsprop(rate, **momentum),
+            "adam": optax.adam(rate, **betas),
+            "adamw": optax.adamw(rate, **betas, weight_decay=self.weight_decay),
+        }
+        clip = [optax.clip_by_global_norm(self.clip)] if self.clip else []
+        decay = [optax.add_decayed_weights(self.weight_decay)] * (self.optimizer != "adamw")
+        return optax.chain(*clip, *decay, chosen[self.optimizer])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,18 +87,20 @@ class Entry:
 
         They may be traced.
         """
-        radius = self.variant.method.radius
-        settings = {name: value for name, value in values.items() if name not in radius}
-        own = {name: value for name, value in values.items() if name in radius}
+        own = {name: values[name] for name in self.variant.method.radius if name in values}
+        settings = {name: value for name, value in values.items() if name not in own}
         variant = self.variant._replace(hyperparameters={**self.variant.hyperparameters, **own})
-        recipe = dataclasses.replace(self.recipe, **settings)
-        return dataclasses.replace(self, variant=variant, recipe=recipe)
+        return Entry(self.method, variant, dataclasses.replace(self.recipe, **settings))
+
+
+PerExample: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""A loss or a score of each example, (n,), from outputs and labels."""
 
 
 class Metric(NamedTuple):
-    """A score of each test example, (n,), from outputs and labels; without ``of`` the accuracy."""
+    """A score of each test example and its name; without ``of`` the accuracy."""
 
-    of: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    of: PerExample | None = None
     name: str = "accuracy"
     higher_is_better: bool = True
 
@@ -128,8 +126,8 @@ class Task:
     Each seed has a separate initialization, label noise, order of examples and R-SAM noise, all
     shared by the methods. The labels of ``dataset`` are clean. If its test examples are
     ``held_out`` training examples, they are tested with labels as noisy as those trained on.
-    ``initial`` are variables by path with which every seed starts. ``loss`` gives that of each
-    example, (n,), from outputs and labels; ``None`` is cross entropy.
+    ``initial`` are variables by path with which every seed starts. Without a ``loss`` it is cross
+    entropy.
     """
 
     dataset: Dataset
@@ -140,7 +138,7 @@ class Task:
     entries: Mapping[str, Entry]
     held_out: bool = False
     initial: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    loss: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    loss: PerExample | None = None
     metric: Metric = ACCURACY
 
     @property
@@ -200,7 +198,7 @@ class Given(NamedTuple):
 
     model: Any = None
     dataset: Dataset | None = None
-    loss: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    loss: PerExample | None = None
     metric: Metric = ACCURACY
 
     @property
@@ -231,11 +229,10 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
     """
     settings = values(description["settings"])
     name, classes = settings["model"], dataset.classes
-    dtype = jnp.dtype(settings["dtype"])
     if given.model is not None:
         model = own.adapted(given.model, name, classes)
     else:
-        model = registry.build(name, dataset.shape, classes, dtype)
+        model = registry.build(name, dataset.shape, classes, jnp.dtype(settings["dtype"]))
     task = Task(
         dataset=dataset,
         model=model,

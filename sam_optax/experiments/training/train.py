@@ -7,19 +7,19 @@ machine affects all of them equally, and the remaining time is known after the f
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
-from sam_optax.experiments.networks.small import CNN, MLP
-from sam_optax.experiments.training import initial, work
-from sam_optax.experiments.training.devices import Devices, over_seeds
+from sam_optax.experiments.training import initial
+from sam_optax.experiments.training.devices import Devices, joined, over_seeds
 from sam_optax.experiments.training.evaluation import Evaluation
-from sam_optax.experiments.training.runner import Runner, Source
-from sam_optax.experiments.training.task import Entry, Task, initial_variables
-from sam_optax.experiments.types import PyTree, Record
+from sam_optax.experiments.training.feed import Source
+from sam_optax.experiments.training.runner import Runner
+from sam_optax.experiments.training.task import Task, initial_variables
+from sam_optax.experiments.types import PyTree
 
 if TYPE_CHECKING:
     from sam_optax.experiments.reporting.live import Live
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from sam_optax.experiments.reporting.snapshots import Snapshots
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
-_SMALL = 2**24
-"""Maximum number of params of all seeds that an accelerator trains together."""
+REFERENCE = "sgd"
+"""The method to whose steps the times of steps are relative, if it is trained."""
 
 
 @dataclasses.dataclass
@@ -39,47 +39,27 @@ class Outcome:
     of :class:`sam_optax.StepInfo` (NaN if not known).
     """
 
-    entry: Entry
     variables: PyTree  # of the trained networks, a leading seed axis on every leaf
     curves: dict[str, np.ndarray]  # after each epoch, (epochs, seeds)
     sharpness: np.ndarray  # nats, (seeds,)
-    seconds: list[float]  # of the training steps per timed epoch, all seeds
+    seconds: list[float]  # of the training steps per epoch, all seeds
     compile_seconds: float  # of the training steps
-    cost: float  # of a step relative to the reference, the median over rounds; NaN without one
-
-
-def in_one_call(task: Task) -> tuple[bool, bool]:
-    """Whether one call of a program runs many steps, and whether it trains all seeds."""
-    resident = isinstance(task.dataset.train.x, np.ndarray)
-    if jax.default_backend() == "cpu":
-        # Inside a loop, XLA for CPUs uses fewer threads: convolutions take up to 16 times as long.
-        # Small networks gain more from one call for an epoch of all seeds.
-        looped = resident and isinstance(task.model, MLP | CNN)
-        return looped, looped
-    shapes = jax.tree.leaves(jax.eval_shape(functools.partial(initial_variables, task), 0))
-    size = sum(leaf.size for leaf in shapes) * len(task.seeds)
-    return resident, resident and size <= _SMALL
+    cost: float  # of a step relative to SGD's, the median over rounds; NaN without SGD
 
 
 class Training:
     """The runners of all methods, and the evaluation of their networks.
 
-    With ``timed``, the reference is trained for timing if it is not among the methods. With
-    ``watch``, diagnostics of a step are recorded after every epoch.
+    With ``watch``, diagnostics of a step are recorded after every epoch.
     """
 
-    def __init__(self, task: Task, place: Devices, timed: bool, watch: bool) -> None:
-        self.task = task
-        looped, mapped = in_one_call(task)
-        groups = [task.seeds]
-        if not mapped:
-            groups = [(seed,) for seed in task.seeds]
-        source = Source(task, groups, place)
-        self._watch, self._groups, self._place = watch and source.resident, groups, place
-        entries = {**task.entries, **(work.reference(task) if timed else {})}
-        self.runners = [Runner(name, e, source, looped) for name, e in entries.items()]
-        self._evaluation = Evaluation(task, len(groups[0]), place)
-        self._init = jax.jit(over_seeds(functools.partial(initial_variables, task), len(groups[0])))
+    def __init__(self, task: Task, place: Devices, watch: bool = False) -> None:
+        self.task, self._source = task, Source(task, place)
+        self._watch = watch and self._source.resident
+        self.runners = [Runner(name, e, self._source) for name, e in task.entries.items()]
+        self._evaluation = Evaluation(self._source)
+        count = len(self._source.groups[0])
+        self._init = jax.jit(over_seeds(functools.partial(initial_variables, task), count))
         variables = self._initial_variables()
         for runner in self.runners:
             runner.start(variables)
@@ -95,23 +75,21 @@ class Training:
         self._compile(progress)
         every, first = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
         if checkpoints and first:
-            timed = len(self.runners) > len(self.task.entries)
-            pieces = work.work(self.task, first, every, timed)
-            progress.resumed({kind: count for kind, (_, count) in pieces.items()})
-            self._resume(*checkpoints.restore(self._arrays()))
-        epochs = max(entry.recipe.epochs for entry in self.task.entries.values())
-        for epoch in range(first, epochs):
+            done = work(self.task, first, every)
+            progress.resumed({kind: count for kind, (_, count) in done.items()})
+            self._resume(checkpoints)
+        for epoch in range(first, _longest(self.task)):
             turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
                 self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name), live)
-            going = [r for r in self._trained() if epoch + 1 < r.entry.recipe.epochs]
+            going = [r for r in self.runners if epoch + 1 < r.entry.recipe.epochs]
             if snapshots and going and (epoch + 1) % snapshots.every == 0:
                 snapshots.save(epoch + 1, {r.name: _variables(r) for r in going})
             if checkpoints and every and (epoch + 1) % every == 0:
                 start = time.perf_counter()
-                checkpoints.save(epoch + 1, self._record(), self._arrays())
+                self._save(checkpoints, epoch + 1)
                 progress.done("checkpoint", time.perf_counter() - start)
-        return {runner.name: self._outcome(runner, progress) for runner in self._trained()}
+        return {runner.name: self._outcome(runner, progress) for runner in self.runners}
 
     def trial(
         self, runner: Runner, values: Mapping[str, np.ndarray], tick: Callable[[float, float], None]
@@ -120,63 +98,54 @@ class Training:
 
         Returns the curves. All trials of a method share its program.
         """
-        split = {name: of.reshape(len(self._groups), -1) for name, of in values.items()}
-        groups = [{name: of[i] for name, of in split.items()} for i in range(len(self._groups))]
+        count = len(self._source.groups[0])
+        starts = range(0, len(self.task.seeds), count)
+        groups = [{name: of[i : i + count] for name, of in values.items()} for i in starts]
         runner.start(self._initial_variables(), groups)
-        if runner.program is None:
-            runner.compile(False)
         epochs = runner.entry.recipe.epochs
         for epoch in range(epochs):
-            self._run_epoch(runner, epoch, lambda s, share: tick(s, share / epochs), None)
+            self._run_epoch(runner, epoch, lambda s, share: tick(s, share / epochs))
         return self._curves(runner)
 
     def _initial_variables(self) -> list[PyTree]:
-        seeds = [np.array(group, np.int32) for group in self._groups]
-        made = (self._init(group) for group in seeds)
-        return [self._place.put(initial.start(self.task.initial, found)) for found in made]
-
-    def _trained(self) -> list[Runner]:
-        """The runners of the methods: all but that of the reference."""
-        return [runner for runner in self.runners if runner.name in self.task.entries]
+        seeds = [np.array(group, np.int32) for group in self._source.groups]
+        made = [initial.start(self.task.initial, self._init(group)) for group in seeds]
+        return self._source.place.put(made)
 
     def _compile(self, progress: "Progress") -> None:
         """Compiles all programs before anything is timed."""
         count = len(self.runners) + 1
         for number, runner in enumerate(self.runners, 1):
             progress.compiling(runner.name, number, count)
-            runner.compile(self._watch and runner.name in self.task.entries)
+            runner.compile(self._watch)
         progress.compiling("evaluation", count, count)
-        self._evaluation.after_epoch(self.runners[0].variables[0], self._groups[0])
+        self._evaluation.after_epoch(self.runners[0].variables[:1])
 
     def _run_epoch(
-        self, runner: Runner, epoch: int, tick: Callable[[float, float], None], live: "Live | None"
+        self,
+        runner: Runner,
+        epoch: int,
+        tick: Callable[[float, float], None],
+        live: "Live | None" = None,
     ) -> None:
-        kept = runner.name in self.task.entries
-        rounds = runner.entry.recipe.epochs if kept else work.REFERENCE_ROUNDS
-        if epoch >= rounds or runner.diverged:
+        if epoch >= runner.entry.recipe.epochs or runner.diverged:
             return
         runner.run_epoch(epoch, tick)
-        if not kept:
-            return
-        pairs = zip(runner.variables, self._groups, strict=True)
-        found = [self._evaluation.after_epoch(*pair) for pair in pairs]
-        point = _joined(found) | (_joined(runner.look(epoch)) if self._watch else {})
+        found = self._evaluation.after_epoch(runner.variables)
+        found |= runner.look(epoch) if self._watch else {}
+        point = {name: values.tolist() for name, values in found.items()}
         runner.curve.append(point)
-        for i, seed in enumerate(self.task.seeds):
-            if live is not None:
-                numbers = {name: float(values[i]) for name, values in point.items()}
-                live.add(runner.name, seed, epoch + 1, numbers)
+        if live:
+            for i, seed in enumerate(self.task.seeds):
+                live.add(runner.name, seed, epoch + 1, {name: of[i] for name, of in point.items()})
 
     def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
         start = time.perf_counter()
-        pairs = zip(runner.variables, self._groups, strict=True)
-        sharpness = np.concatenate([self._evaluation.sharpness(*pair) for pair in pairs])
+        sharpness = self._evaluation.sharpness(runner.variables)
         progress.done("sharpness", time.perf_counter() - start)
-        variables = _variables(runner)
-        references = [other for other in self.runners if other.entry.method == work.REFERENCE]
+        references = [other for other in self.runners if other.entry.method == REFERENCE]
         return Outcome(
-            entry=runner.entry,
-            variables=variables,
+            variables=_variables(runner),
             curves=self._curves(runner),
             sharpness=sharpness,
             seconds=runner.seconds,
@@ -187,47 +156,51 @@ class Training:
     def _curves(self, runner: Runner) -> dict[str, np.ndarray]:
         """(epochs, seeds); epochs that were skipped after all seeds had diverged are NaN."""
         missing = runner.entry.recipe.epochs - len(runner.curve)
-        gap = np.full((missing, len(self.task.seeds)), np.nan, np.float32)
+        gap = [[float("nan")] * len(self.task.seeds)] * missing
         return {
-            field: np.concatenate([np.stack([point[field] for point in runner.curve]), gap])
-            for field in runner.curve[0]
+            name: np.array([point[name] for point in runner.curve] + gap, np.float32)
+            for name in runner.curve[0]
         }
 
-    def _arrays(self) -> dict[str, PyTree]:
-        """The state of every runner, on its devices."""
-        return {runner.name: runner.states for runner in self.runners}
+    def _save(self, checkpoints: "Checkpoints", epoch: int) -> None:
+        record = {r.name: {"seconds": r.seconds, "curve": r.curve} for r in self.runners}
+        checkpoints.save(epoch, record, {r.name: r.states for r in self.runners})
 
-    def _record(self) -> Record:
-        """The measurements of every runner, as plain data."""
-        return {
-            runner.name: {
-                "seconds": runner.seconds,
-                "curve": jax.tree.map(np.ndarray.tolist, runner.curve),
-            }
-            for runner in self.runners
-        }
-
-    def _resume(self, record: Record, arrays: dict[str, PyTree]) -> None:
+    def _resume(self, checkpoints: "Checkpoints") -> None:
+        record, states = checkpoints.restore({r.name: r.states for r in self.runners})
         for runner in self.runners:
-            runner.states = arrays[runner.name]
-            runner.seconds = record[runner.name]["seconds"]
-            runner.curve = [
-                {field: np.array(values, np.float32) for field, values in point.items()}
-                for point in record[runner.name]["curve"]
-            ]
+            runner.states, measured = states[runner.name], record[runner.name]
+            runner.seconds, runner.curve = measured["seconds"], measured["curve"]
+
+
+def work(
+    task: Task, until: int | None = None, checkpoint_every: int = 0
+) -> dict[str, tuple[float, int]]:
+    """The pieces of work: kind -> (cost in gradients of an epoch, number of pieces).
+
+    They cover the whole run, or all epochs up to one.
+    """
+    test, train = len(task.dataset.test.y), len(task.dataset.train.y)
+    evaluation = (1 + test / train) / 3
+    pieces = {}
+    for name, entry in task.entries.items():
+        epochs = entry.recipe.epochs if until is None else min(until, entry.recipe.epochs)
+        gradients = entry.variant.gradients(train / entry.recipe.batch_size)
+        pieces[name] = gradients + evaluation, epochs
+    if checkpoint_every:
+        pieces["checkpoint"] = 0.1, (until or _longest(task)) // checkpoint_every
+    if until is None:
+        pieces["sharpness"] = 5 / 3, len(task.entries)
+    return pieces
+
+
+def _longest(task: Task) -> int:
+    return max(entry.recipe.epochs for entry in task.entries.values())
 
 
 def _variables(runner: Runner) -> dict[str, PyTree]:
     """What all networks of a method are applied with, an axis of seeds in front of every leaf."""
-    return _joined(jax.device_get(runner.variables))
-
-
-def _joined(groups: Sequence[Mapping[str, PyTree]]) -> dict[str, PyTree]:
-    """Concatenates the arrays of all groups of seeds, by name."""
-    return {
-        name: jax.tree.map(lambda *leaves: np.concatenate(leaves), *(g[name] for g in groups))
-        for name in groups[0]
-    }
+    return joined(jax.device_get(runner.variables))
 
 
 def relative_cost(runner: Runner, reference: Runner) -> float:

@@ -1,4 +1,4 @@
-"""Which values a search tries, and which it chooses; trials are plain data, as in the results.
+"""Which values a search tries, and which it chooses.
 
 A search moves on a lattice: each axis, such as the radius, has the value where the search starts
 times a power of the axis's factor, and a point is an exponent for each axis.
@@ -8,15 +8,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 
 from sam_optax.experiments.reporting.results import number
 from sam_optax.experiments.training.task import Metric
-from sam_optax.experiments.types import Json, Record
+from sam_optax.experiments.types import Record
 
 Point: TypeAlias = tuple[int, ...]
-Trial: TypeAlias = Json
-"""A method trained at one point: see :func:`trial`."""
 
 
 class Axis(NamedTuple):
@@ -24,6 +23,24 @@ class Axis(NamedTuple):
 
     start: Mapping[str, float]
     factor: float
+
+
+class Trial(msgspec.Struct):
+    """A method trained at one point, as it is in the results.
+
+    It has broken down if a seed diverged, or if the mean accuracy is not better than that of the
+    most frequent class.
+    """
+
+    exponents: Point
+    values: dict[str, float]
+    held_out: list[list[float | None]]  # scores, by seed, after each epoch
+    broken_down: bool
+
+    @property
+    def curve(self) -> np.ndarray:
+        """The mean held-out score of the seeds after each epoch."""
+        return np.mean(np.array(self.held_out, float), axis=0)
 
 
 def values(axes: Sequence[Axis], point: Point) -> dict[str, float]:
@@ -34,6 +51,20 @@ def values(axes: Sequence[Axis], point: Point) -> dict[str, float]:
             scaled = start * axis.factor**exponent
             found[name] = float(f"{scaled:.3g}") if exponent else start
     return found
+
+
+def trial(
+    point: Point,
+    values: Mapping[str, float],
+    curves: Mapping[str, np.ndarray],
+    metric: Metric,
+    chance: float,
+) -> Trial:
+    """The record of a training; the curves are (epochs, seeds), and ``chance`` an accuracy."""
+    scores, finite = curves[metric.key], np.isfinite(curves["train_loss"][-1]).all()
+    no_better = metric.of is None and scores[-1].mean() <= chance
+    held_out = [[number(x) for x in curve] for curve in scores.T]
+    return Trial(point, dict(values), held_out, bool(no_better or not finite))
 
 
 def coarse(axes: int) -> list[Point]:
@@ -49,51 +80,24 @@ def missing(trials: Sequence[Trial], axes: int, count: int, higher: bool = True)
     """The points to try next, none after ``count`` trials.
 
     First come the coarse ones; then, again and again, the neighbours of the best point that has
-    some left, those along one axis before the diagonal ones.
+    some left, those along one axis before the diagonal ones. A round that was interrupted goes on:
+    its points follow from the trials before it.
     """
-    tried = {tuple(found["exponents"]) for found in trials}
-    left = count - len(tried)
-    if first := [point for point in coarse(axes) if point not in tried]:
-        return first[:left]
-    for found in ranked(trials, higher):
-        if around := [p for p in neighbours(found["exponents"]) if p not in tried]:
-            return around[:left]
-    return []
+    points, done = coarse(axes), 0
+    while points and done + len(points) <= len(trials):
+        done += len(points)
+        before = trials[:done]
+        tried = {found.exponents for found in before}
+        rounds = (neighbours(found.exponents) for found in ranked(before, higher))
+        left = ([point for point in around if point not in tried] for around in rounds)
+        points = next(filter(None, left), [])
+    return points[len(trials) - done : count - done]
 
 
-def neighbours(point: Sequence[int]) -> list[Point]:
+def neighbours(point: Point) -> list[Point]:
     """The points next to one, those along one axis first."""
     steps = sorted(itertools.product((0, -1, 1), repeat=len(point)), key=np.count_nonzero)[1:]
     return [tuple(int(a + b) for a, b in zip(point, step, strict=True)) for step in steps]
-
-
-def trial(
-    point: Point,
-    values: Mapping[str, float],
-    curves: Mapping[str, np.ndarray],
-    metric: Metric,
-    chance: float,
-) -> Trial:
-    """The record of a training; the curves are (epochs, seeds).
-
-    It has broken down if a seed diverged, or if the mean accuracy is not better than ``chance``,
-    that of the most frequent class.
-    """
-    scores = curves[metric.key]
-    diverged = ~np.isfinite(curves["train_loss"][-1])
-    no_better = metric.of is None and scores[-1].mean() <= chance
-    return {
-        "exponents": list(point),
-        "values": dict(values),
-        "held_out": [[number(x) for x in curve] for curve in scores.T],
-        "diverged": int(diverged.sum()),
-        "broken_down": bool(diverged.any() or no_better),
-    }
-
-
-def mean_curve(found: Trial) -> np.ndarray:
-    """The mean held-out score of the seeds after each epoch."""
-    return np.mean(np.array(found["held_out"], float), axis=0)
 
 
 def ranked(trials: Sequence[Trial], higher: bool = True) -> list[Trial]:
@@ -103,10 +107,9 @@ def ranked(trials: Sequence[Trial], higher: bool = True) -> list[Trial]:
     """
     sign = -1 if higher else 1
 
-    def place(found: Trial) -> tuple[bool, float, int, list[int]]:
-        broken, exponents = found["broken_down"], found["exponents"]
-        score = 0.0 if broken else sign * round(float(mean_curve(found)[-1]), 6)
-        return broken, score, sum(map(abs, exponents)), exponents
+    def place(found: Trial) -> tuple[bool, float, int, Point]:
+        score = 0.0 if found.broken_down else sign * round(float(found.curve[-1]), 6)
+        return found.broken_down, score, sum(map(abs, found.exponents)), found.exponents
 
     return sorted(trials, key=place)
 
@@ -116,12 +119,12 @@ def choose(trials: Sequence[Trial], higher: bool = True) -> Record:
 
     ``at_bound`` is whether the neighbours of the choice along an axis were not all tried.
     """
-    best, tried = ranked(trials, higher)[0], {tuple(found["exponents"]) for found in trials}
-    beside = neighbours(best["exponents"])[: 2 * len(best["exponents"])]
+    best, tried = ranked(trials, higher)[0], {found.exponents for found in trials}
+    beside = neighbours(best.exponents)[: 2 * len(best.exponents)]
     place = np.nanargmax if higher else np.nanargmin
     return {
-        "trials": sorted(trials, key=lambda found: found["exponents"]),
-        "chosen": best["values"],
-        "epoch": int(place(mean_curve(best))) + 1,
+        "trials": msgspec.to_builtins(sorted(trials, key=lambda found: found.exponents)),
+        "chosen": best.values,
+        "epoch": int(place(best.curve)) + 1,
         "at_bound": not tried.issuperset(beside),
     }

@@ -1,13 +1,12 @@
 """Trains every method at several values on part of the training set, and tests it on the rest."""
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import msgspec
 import numpy as np
 
 from sam_optax.experiments.data.builtin import hold_out
@@ -17,11 +16,12 @@ from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.words import plain
-from sam_optax.experiments.training import identity, work
+from sam_optax.experiments.training import identity
 from sam_optax.experiments.training.devices import Devices
+from sam_optax.experiments.training.feed import in_one_call
 from sam_optax.experiments.training.runner import Runner
 from sam_optax.experiments.training.task import Entry, Task, noisy_labels
-from sam_optax.experiments.training.train import Training, in_one_call
+from sam_optax.experiments.training.train import Training, work
 from sam_optax.experiments.tuning import choice
 from sam_optax.experiments.tuning.choice import Axis, Point, Trial
 from sam_optax.experiments.types import Json, Record
@@ -54,7 +54,7 @@ def held_out(task: Task) -> Task:
             f"--tune: needs all examples in memory, and those of {dataset.name} stay on disk; "
             "leave it out, and give radii, such as --sam.rho 0.05."
         )
-    train, rest, *_ = hold_out(dataset.train, by_class=False)
+    train, rest = hold_out(dataset.train)
     batch = max(entry.recipe.batch_size for entry in task.entries.values())
     if batch > len(train.y):
         raise UserError(
@@ -69,119 +69,115 @@ def held_out(task: Task) -> Task:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+def axes(entry: Entry, rate: bool) -> list[Axis]:
+    """What a search chooses for a method: radius, weight decay, with ``rate`` the learning rate."""
+    method, recipe, found = entry.variant.method, entry.recipe, []
+    if method.radius:
+        start = {name: entry.variant.hyperparameters[name] for name in method.radius}
+        found.append(Axis(start, RADIUS))
+    if method.decays and recipe.weight_decay:
+        found.append(Axis({"weight_decay": recipe.weight_decay}, DECAY))
+    if rate:
+        found.append(Axis({"lr": recipe.lr}, RATE))
+    return found
+
+
 class Search:
     """A search: a :func:`held_out` task, and how many trials each method gets.
 
     ``trials`` are those made so far, by method; with ``rate`` the learning rate is chosen, too.
     """
 
-    task: Task
-    place: Devices
-    count: int
-    rate: bool
-    trials: dict[str, list[Trial]]
-
-    def axes(self, entry: Entry) -> list[Axis]:
-        """What a search chooses for a method: the radius, the weight decay, the learning rate."""
-        method, recipe, found = entry.variant.method, entry.recipe, []
-        if method.radius:
-            start = {name: entry.variant.hyperparameters[name] for name in method.radius}
-            found.append(Axis(start, RADIUS))
-        if method.decays and recipe.weight_decay:
-            found.append(Axis({"weight_decay": recipe.weight_decay}, DECAY))
-        if self.rate:
-            found.append(Axis({"lr": recipe.lr}, RATE))
-        return found
+    def __init__(
+        self, task: Task, place: Devices, count: int, rate: bool, trials: dict[str, list[Trial]]
+    ) -> None:
+        self.task, self.trials, self._place, self._count = task, trials, place, count
+        self._axes = {name: axes(entry, rate) for name, entry in task.entries.items()}
+        for name in task.entries:
+            trials.setdefault(name, [])
 
     def run(self, keep: Callable[[], None], console: Console) -> Record:
         """What is chosen for each method, with all trials; ``keep`` is called after each one."""
-        for name in self.task.entries:
-            self.trials.setdefault(name, [])
-        todo = {
-            name: self.count - len(self.trials[name])
-            for name, entry in self.task.entries.items()
-            if self._missing(name, entry)
+        costs = work(self.task)
+        pieces = {
+            name: (math.prod(costs[name]), self._count - len(self.trials[name]))
+            for name in self.task.entries
+            if self._missing(name)
         }
-        if todo:
-            costs = work.work(self.task)
-            pieces = {name: (math.prod(costs[name]), count) for name, count in todo.items()}
+        if pieces:
             with Progress(console, pieces, "tuning") as progress:
-                self._train(keep, progress)
-        higher = self.task.metric.higher_is_better
-        return {
-            name: {
-                "around": self._around(entry),
+                self.train(keep, progress)
+        found = {}
+        for name, entry in self.task.entries.items():
+            starts = {k: v for axis in self._axes[name] for k, v in axis.start.items()}
+            own = entry.variant.method.radius
+            found[name] = {
+                "around": {f"{entry.method}.{k}" if k in own else k: v for k, v in starts.items()},
                 "seeds": list(self.task.seeds),
-                **choice.choose(self.trials[name], higher),
+                **choice.choose(self.trials[name], self.task.metric.higher_is_better),
             }
-            for name, entry in self.task.entries.items()
-        }
+        return found
 
-    def _around(self, entry: Entry) -> Record:
-        """Where the search starts, with names as on the command line."""
-        own, radius = f"{entry.method}.", entry.variant.method.radius
-        starts = (pair for axis in self.axes(entry) for pair in axis.start.items())
-        return {own * (name in radius) + name: value for name, value in starts}
-
-    def _missing(self, name: str, entry: Entry) -> list[Point]:
-        axes, higher = len(self.axes(entry)), self.task.metric.higher_is_better
-        return choice.missing(self.trials[name], axes, self.count, higher)
-
-    def _train(self, keep: Callable[[], None], progress: Progress) -> None:
-        task, seeds = self.task, len(self.task.seeds)
+    def train(self, keep: Callable[[], None], progress: Progress) -> None:
+        """Makes the trials that are missing."""
+        task = self.task
         wide = dataclasses.replace(task, seeds=task.seeds * LANES)
         # Small networks do not fill an accelerator: it trains several values together. A CPU would
         # gain nothing.
         if jax.default_backend() != "cpu" and in_one_call(wide)[1]:
             task = wide
-        training = Training(task, self.place, timed=False, watch=False)
-        together, chance = len(task.seeds) // seeds, self._chance()
+        training, lanes = Training(task, self._place), len(task.seeds) // SEEDS
+        chance = _chance(self.task)
         for number, runner in enumerate(training.runners, 1):
-            while points := self._missing(runner.name, runner.entry):
-                if runner.program is None:
-                    progress.compiling(runner.name, number, len(training.runners))
-                for first in range(0, len(points), together):
-                    some = points[first : first + together]
-                    curves = self._curves(training, runner, some, together, progress)
-                    for point, (values, own) in zip(some, curves, strict=True):
-                        made = choice.trial(point, values, own, task.metric, chance)
-                        self.trials[runner.name].append(made)
-                    keep()
+            name = runner.name
+            if self._missing(name):
+                progress.compiling(name, number, len(training.runners))
+            while points := self._missing(name)[:lanes]:
+                given = [choice.values(self._axes[name], point) for point in points]
+                curves = _curves(training, runner, given, lanes, progress)
+                for point, own, of in zip(points, given, curves, strict=True):
+                    self.trials[name].append(choice.trial(point, own, of, task.metric, chance))
+                keep()
 
-    def _chance(self) -> float:
-        """The accuracy of the most frequent class among the held-out labels."""
-        if self.task.metric.of is not None:
-            return 0.0
-        labels = noisy_labels(self.task, self.task.seeds, held_out=True)
-        return float(np.mean([np.bincount(y := of[of >= 0]).max() / len(y) for of in labels]))
-
-    def _curves(
-        self,
-        training: Training,
-        runner: Runner,
-        points: list[Point],
-        together: int,
-        progress: Progress,
-    ) -> list[tuple[dict[str, float], dict[str, np.ndarray]]]:
-        """The values at some points, and the curves of a training with each of them."""
-        seeds, axes = len(self.task.seeds), self.axes(runner.entry)
-        values = [choice.values(axes, point) for point in points]
-        lanes = values + values[-1:] * (together - len(points))  # those left over repeat the last
-        curves = training.trial(
-            runner,
-            {k: np.repeat([np.float32(lane[k]) for lane in lanes], seeds) for k in values[0]},
-            lambda seconds, share: progress.done(runner.name, seconds, share * len(points)),
-        )
-        return [
-            (own, {name: of[:, i * seeds : (i + 1) * seeds] for name, of in curves.items()})
-            for i, own in enumerate(values)
-        ]
+    def _missing(self, name: str) -> list[Point]:
+        higher = self.task.metric.higher_is_better
+        return choice.missing(self.trials[name], len(self._axes[name]), self._count, higher)
 
 
-def marked(content: Json) -> Record:
-    """The content of ``tune.json`` with its digest: what has none is not ours."""
-    return {**content, "sha256": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
+def _chance(task: Task) -> float:
+    """The accuracy of the most frequent class among the held-out labels."""
+    if task.metric.of is not None:
+        return 0.0
+    labels = noisy_labels(task, task.seeds, held_out=True)
+    return float(np.mean([np.bincount(y := of[of >= 0]).max() / len(y) for of in labels]))
+
+
+def _curves(
+    training: Training,
+    runner: Runner,
+    given: list[dict[str, float]],
+    lanes: int,
+    progress: Progress,
+) -> list[dict[str, np.ndarray]]:
+    """The curves of trainings with each of the given values; lanes left over repeat the last."""
+    padded = [*given, *given[-1:] * (lanes - len(given))]
+    curves = training.trial(
+        runner,
+        {k: np.repeat([np.float32(of[k]) for of in padded], SEEDS) for k in given[0]},
+        lambda seconds, share: progress.done(runner.name, seconds, share * len(given)),
+    )
+    parts = (slice(SEEDS * i, SEEDS * (i + 1)) for i in range(len(given)))
+    return [{name: of[:, part] for name, of in curves.items()} for part in parts]
+
+
+class _Kept(msgspec.Struct):
+    identity: dict[str, object]
+    trials: dict[str, list[Trial]]
+
+
+def to_json(run: Json, trials: dict[str, list[Trial]]) -> bytes:
+    """The content of ``tune.json``."""
+    return msgspec.json.encode(_Kept(dict(run), trials))
 
 
 def load(path: Path, run: Json, resume: bool) -> dict[str, list[Trial]]:
@@ -191,22 +187,18 @@ def load(path: Path, run: Json, resume: bool) -> dict[str, list[Trial]]:
       UserError: the file is damaged or not ours, or belongs to another run.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        content = dict(found) if isinstance(found, dict) else {}
-        content.pop("sha256", None)
-        if found != marked(content):
-            raise ValueError("its field sha256 is missing, or does not match the others")
+        found = msgspec.json.decode(path.read_bytes(), type=_Kept)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise UserError(
             f"--tune: {path} is damaged, or of another program ({error}). Remove it to start "
             "the search again, or choose another --out."
         ) from error
     if not resume:
         return {}
-    identity.check(found["identity"], run, f"{path} is of")
-    return found["trials"]
+    identity.check(found.identity, run, f"{path} is of")
+    return found.trials
 
 
 def settled(description: Json, found: Json) -> Record:
@@ -214,25 +206,17 @@ def settled(description: Json, found: Json) -> Record:
     methods = []
     for method in description["methods"]:
         tune, radius = found[method["name"]], METHODS[method["method"]].radius
-        told = {
-            option: f"chosen by --tune, around {plain(start)}"
-            for option, start in zip(tune["chosen"], tune["around"].values(), strict=True)
-        }
-        own = {name: value for name, value in tune["chosen"].items() if name in radius}
-        settings = {
-            name: {"value": value, "source": told[name]}
-            for name, value in tune["chosen"].items()
-            if name not in radius
-        }
-        methods.append(
-            method
-            | {
-                "hyperparameters": method["hyperparameters"] | own,
-                "sources": method["sources"] | {name: told[name] for name in own},
-                "settings": method["settings"] | settings,  # in the place of the shared ones
-                "tune": tune,
-            }
-        )
+        own, sources, settings = ({**method[k]} for k in ("hyperparameters", "sources", "settings"))
+        for (name, value), start in zip(
+            tune["chosen"].items(), tune["around"].values(), strict=True
+        ):
+            source = f"chosen by --tune, around {plain(start)}"
+            if name in radius:
+                own[name], sources[name] = value, source
+            else:  # in the place of the shared setting
+                settings[name] = {"value": value, "source": source}
+        chosen = {"hyperparameters": own, "sources": sources, "settings": settings, "tune": tune}
+        methods.append({**method, **chosen})
     return {**description, "methods": methods, "notes": [*description["notes"], *notes(found)]}
 
 
@@ -240,7 +224,7 @@ def notes(found: Json) -> list[str]:
     """Where the best value may lie beyond what was tried, or none is good."""
     lines = []
     for name, of in found.items():
-        if all(found["broken_down"] for found in of["trials"]):
+        if all(trial["broken_down"] for trial in of["trials"]):
             lines.append(
                 f"{name}: training breaks down at every value that --tune tries; use a smaller "
                 "--lr, or more epochs."

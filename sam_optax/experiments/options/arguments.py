@@ -1,0 +1,166 @@
+"""The arguments of a command, and its help, from the fields of its options."""
+
+import argparse
+import dataclasses
+import functools
+import inspect
+import os
+import textwrap
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.options.declare import flag, option, suggest
+from sam_optax.experiments.reporting.words import plain
+from sam_optax.experiments.types import Json, Record
+
+Options = TypeVar("Options")
+Declared: TypeAlias = Mapping[str, "dataclasses.Field[Any]"]
+"""The options of a command by name, which is that of a field, or METHOD.HYPERPARAMETER."""
+_KINDS: dict[type, tuple[str, str]] = {
+    int: ("INT", "an integer"),
+    float: ("FLOAT", "a number"),
+    bool: ("True|False", "True or False"),
+    str: ("NAME", "a name"),
+    Path: ("PATH", "a path"),
+}
+_EXAMPLES = """examples:
+  python -m sam_optax compare
+  python -m sam_optax compare --model net.py:Net --dataset npz:data.npz --tune
+  python -m sam_optax compare --methods sgd sam --sam.rho 0.05 0.1 0.2"""
+_MORE = "--help-all shows all options, --help METHOD those of a method, as --sam.rho."
+
+
+def parse(command: type[Options], given: Sequence[str], program: str) -> Options:
+    """The options of a command from its arguments.
+
+    Raises:
+      UserError: an option is unknown, or its value is missing, not allowed or of another type.
+    """
+    declared = known(command)
+    see = f"(see {program} --help)"
+    try:
+        found, unknown = _parser(declared).parse_known_intermixed_args(given)
+    except argparse.ArgumentError as error:
+        raise UserError(f"{error.argument_name}: {error.message}. {see}") from error
+    for name in (argument.partition("=")[0] for argument in unknown):
+        hint = suggest(name, map(flag, declared), "leave it out.")
+        raise UserError(f"{name}: unknown option; {hint} {see}")
+    return command(**collected(vars(found)))
+
+
+def collected(values: Json) -> Record:
+    """The fields of the options: those named METHOD.HYPERPARAMETER are together in one."""
+    found: Record = {}
+    for name, value in values.items():
+        method, dot, option = name.partition(".")
+        of = found.setdefault("hyperparameters", {}).setdefault(method, {}) if dot else found
+        of[option or name] = tuple(value) if isinstance(value, list) else value
+    return found
+
+
+def known(command: type) -> Declared:
+    """All options of a command."""
+    return {**_of_fields(command), **(_of_methods(METHODS) if _trains(command) else {})}
+
+
+def print_help(command: type, given: Sequence[str], program: str) -> bool:
+    """Prints the help that the arguments ask for, if they do: short, of all, or of a method."""
+    asked = [i for i, one in enumerate(given) if one in ("-h", "--help", "--help-all")]
+    if not asked:
+        return False
+    shown, texts, more = _of_fields(command), {"description": inspect.getdoc(command)}, ""
+    method = "".join(given[asked[0] + 1 : asked[0] + 2])
+    if _trains(command) and "--help-all" in given:
+        more = "\n".join(f"{name:18}{found.title}" for name, found in METHODS.items())
+        more = f"\n{_MORE}\n\nmethods:\n{textwrap.indent(more, '  ')}"
+    elif _trains(command) and method and not method.startswith("-"):
+        if method not in METHODS:
+            raise UserError(f"--help {method}: unknown method; {suggest(method, METHODS)}")
+        shown, texts = _of_methods([method]), {"description": f"{method}: {METHODS[method].title}"}
+    elif _trains(command):
+        shown = {name: of for name, of in shown.items() if of.metadata.get("basic")}
+        texts["epilog"] = f"methods: {', '.join(METHODS)}"
+        more = f"\n{_EXAMPLES}\n\n{_MORE}"
+    parser = _parser(shown, "epilog" in texts, usage=f"{program} [options]", **texts)
+    print(parser.format_help() + more)
+    return True
+
+
+def _trains(command: type) -> bool:
+    """Whether the hyperparameters of methods are among its options."""
+    return "hyperparameters" in {field.name for field in dataclasses.fields(command)}
+
+
+def _of_fields(command: type) -> Declared:
+    return {of.name: of for of in dataclasses.fields(command) if "help" in of.metadata}
+
+
+def _of_methods(names: Iterable[str]) -> Declared:
+    found = {}
+    for name in names:
+        for hyperparameter, (default, help, kind) in METHODS[name].options.items():
+            field = option("that of sam_optax" if default is None else default, help)
+            field.type = tuple[kind, ...]  # type: ignore[valid-type]
+            found[f"{name}.{hyperparameter}"] = field
+    return found
+
+
+def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        **texts,
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=30),
+    )
+    for name, field in declared.items():
+        kind, several = _kind(field.type)
+        how: dict[str, Any] = {"help": _text(field, short)}
+        if field.type is bool:
+            how["action"] = "store_true"
+        else:
+            how["type"] = functools.partial(_value, kind)
+            how["metavar"] = field.metadata["metavar"] or _KINDS[kind][0]
+        if several:
+            how["nargs"] = "*"
+        if field.metadata.get("positional"):
+            parser.add_argument(name, **how)
+        else:
+            parser.add_argument(flag(name), dest=name, **how)
+    return parser
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    """The type of a value, and whether an option has several."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kind = next(kind for kind in kinds if kind is not type(None))
+    several = typing.get_origin(kind) is tuple
+    return (typing.get_args(kind)[0] if several else kind), several
+
+
+def _value(kind: type, text: str) -> Any:
+    if not text:  # which would be the current directory
+        raise argparse.ArgumentTypeError("is empty; give a value, or leave it out")
+    try:
+        if kind is bool:
+            return {"True": True, "False": False}[text]
+        return kind(os.path.expanduser(text))  # shells leave ``~`` alone in --out=~/runs
+    except (KeyError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"use {_KINDS[kind][1]}, not {text}") from error
+
+
+def _text(field: "dataclasses.Field[Any]", short: bool) -> str:
+    text = field.metadata["help"]
+    if short:
+        text = text.partition(". ")[0].rstrip(".") + "."
+    default = field.metadata.get("otherwise", field.default)
+    known = default is not None and default is not False and default != ()
+    if known and "default:" not in text:
+        text = f"{text.rstrip('.')} (default: {plain(default)})."
+    return text.replace("%", "%%")
