@@ -69,5 +69,7 @@ if __name__ == "__main__":
     try:
         tensors = load_file(source)
     except Exception as error:  # of the library, such as for a dtype that NumPy lacks
-        raise SystemExit(f"{source}: cannot be read ({type(error).__name__}: {error}).") from error
+        raise SystemExit(
+            f"{source}: cannot be read ({type(error).__name__}: {error})."
+        ) from error
     np.savez(target, **converted(tensors))

@@ -28,7 +28,9 @@ def conv(channels, size, stride=1, **options):
 
 
 def batch_norm(train):
-    return partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5)
+    return partial(
+        nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5
+    )
 
 
 class ShakeDrop(nn.Module):
@@ -156,7 +158,9 @@ class ResNeXt(nn.Module):
             for i in range(blocks):
                 stride = 2 if stage and not i else 1
                 y = nn.relu(norm()(conv(inner, 1)(x)))
-                y = nn.relu(norm()(conv(inner, 3, stride, feature_group_count=self.groups)(y)))
+                y = nn.relu(
+                    norm()(conv(inner, 3, stride, feature_group_count=self.groups)(y))
+                )
                 y = norm()(conv(outer, 1)(y))
                 x = nn.relu(y + (x if i else norm()(conv(outer, 1, stride)(x))))
         return nn.Dense(self.classes)(jnp.mean(x, (1, 2)))
@@ -213,7 +217,9 @@ class Dropout(nn.Module):
             chosen = "/".join(context.module.path).endswith(tuple(self.layers))
             if not (train and chosen and context.method_name == "__call__"):
                 return y
-            kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.rate, y.shape)
+            kept = jax.random.bernoulli(
+                self.make_rng("dropout"), 1 - self.rate, y.shape
+            )
             return jnp.where(kept, y / (1 - self.rate), 0)
 
         with nn.intercept_methods(drop):
@@ -225,7 +231,9 @@ def wrn16_8_dropout(classes):
 
     ASAM's table 1 varies the rate and does not print it; 0.3 is theirs for CIFAR.
     """
-    return Dropout(ARCHITECTURES["wrn16_8"].make(classes=classes), 0.3, ("BatchNorm_1",))
+    return Dropout(
+        ARCHITECTURES["wrn16_8"].make(classes=classes), 0.3, ("BatchNorm_1",)
+    )
 
 
 def vit_s16_randaugment(classes, name="vit_s16"):

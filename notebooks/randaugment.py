@@ -29,7 +29,9 @@ class RandAugment(nn.Module):
         if train:
             keys = jax.random.split(self.make_rng("dropout"), len(x))
             mean, std = jnp.array(self.mean, x.dtype), jnp.array(self.std, x.dtype)
-            pixels = jax.vmap(partial(augmented, n=self.n, strength=self.magnitude / 10))
+            pixels = jax.vmap(
+                partial(augmented, n=self.n, strength=self.magnitude / 10)
+            )
             x = (pixels(keys, jnp.clip(x * std + mean, 0, 1)) - mean) / std
         return self.network(x, train=train)
 
@@ -51,7 +53,9 @@ def warped(image, matrix, shift=(0.0, 0.0)):
     place = jnp.stack(jnp.mgrid[: image.shape[0], : image.shape[1]], axis=-1) - centre
     source = place @ jnp.array(matrix).T + jnp.array(shift) * size + centre
     where = [source[..., 0], source[..., 1]]
-    take = lambda channel: jax.scipy.ndimage.map_coordinates(channel, where, 1, cval=0.5)
+    take = lambda channel: jax.scipy.ndimage.map_coordinates(
+        channel, where, 1, cval=0.5
+    )
     return jax.vmap(take, -1, -1)(image)
 
 

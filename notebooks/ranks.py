@@ -29,7 +29,15 @@ RADII = {
     ("adaptive_sharpness", np.inf): (0.001, 0.01, 0.1),
 }
 STEPS, BOOTSTRAPS = 5, 400
-OTHER = {"dataset", "m", "preset", "save_every", "seeds", "seed_offset", "sharpness_rho"}
+OTHER = {
+    "dataset",
+    "m",
+    "preset",
+    "save_every",
+    "seeds",
+    "seed_offset",
+    "sharpness_rho",
+}
 
 
 def settings(networks) -> dict[str, list]:
@@ -38,15 +46,23 @@ def settings(networks) -> dict[str, list]:
     for network in networks:
         results = network.run.results
         (of,) = (row for row in results["methods"] if row["name"] == network.method)
-        known = {k: x["value"] for k, x in {**results["settings"], **of["settings"]}.items()}
+        known = {
+            k: x["value"] for k, x in {**results["settings"], **of["settings"]}.items()
+        }
         values = (f"{name} {value}" for name, value in of["hyperparameters"].items())
         row = {"method": " ".join([of["method"], *values]), **known}
         row |= {"groups": known["batch_size"] // known["m"], "seed": network.seed}
         rows.append(row | {"epoch": network.epoch} if snapshots else row)
-    columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in OTHER}
+    columns = {
+        name: [row.get(name) for row in rows] for name in rows[0] if name not in OTHER
+    }
     columns = {k: of for k, of in columns.items() if k == "seed" or len(set(of)) > 1}
-    if len(columns) == 1 or len(set(zip(*columns.values(), strict=True))) < len(networks):
-        raise SystemExit("ranks: give networks that differ in more than their seeds, each once.")
+    if len(columns) == 1 or len(set(zip(*columns.values(), strict=True))) < len(
+        networks
+    ):
+        raise SystemExit(
+            "ranks: give networks that differ in more than their seeds, each once."
+        )
     return columns
 
 
@@ -65,22 +81,40 @@ def measure(network) -> dict[tuple, float]:
 def interval(values, gap, columns, other=None) -> dict[str, float | None]:
     """95 % bootstrap interval of τ, or of its excess over another measure's, over settings."""
     rows = [*zip(*(of for name, of in columns.items() if name != "seed"), strict=True)]
-    members = [[i for i, row in enumerate(rows) if row == one] for one in dict.fromkeys(rows)]
-    draws = np.random.default_rng(0).integers(len(members), size=(BOOTSTRAPS, len(members)))
-    runs, tau = [np.concatenate([members[i] for i in draw]) for draw in draws], analysis.kendall_tau
+    members = [
+        [i for i, row in enumerate(rows) if row == one] for one in dict.fromkeys(rows)
+    ]
+    draws = np.random.default_rng(0).integers(
+        len(members), size=(BOOTSTRAPS, len(members))
+    )
+    runs, tau = (
+        [np.concatenate([members[i] for i in draw]) for draw in draws],
+        analysis.kendall_tau,
+    )
     taus = np.array([tau(values[i], gap[i]) for i in runs])
     if other is not None:
         taus -= [tau(other[i], gap[i]) for i in runs]
-    return dict(zip(("low", "high"), np.quantile(taus, [0.025, 0.975]).tolist(), strict=True))
+    return dict(
+        zip(("low", "high"), np.quantile(taus, [0.025, 0.975]).tolist(), strict=True)
+    )
 
 
-def table(found: dict[tuple, np.ndarray], gap: np.ndarray, columns: dict[str, list]) -> list[dict]:
+def table(
+    found: dict[tuple, np.ndarray], gap: np.ndarray, columns: dict[str, list]
+) -> list[dict]:
     """A row for each measure, and how much better adaptive sharpness is, each at its best ρ."""
     rows, best = [], {}
     for (name, rho), values in found.items():
         ranks = analysis.rank_statistics(values, gap, columns, hold=("seed",))
-        best[name] = max(best.get(name, (-2.0,)), (ranks.tau, values), key=lambda pair: pair[0])
-        row = {"measure": name, "ρ": rho, "τ": ranks.tau, **interval(values, gap, columns)}
+        best[name] = max(
+            best.get(name, (-2.0,)), (ranks.tau, values), key=lambda pair: pair[0]
+        )
+        row = {
+            "measure": name,
+            "ρ": rho,
+            "τ": ranks.tau,
+            **interval(values, gap, columns),
+        }
         rows.append({**row, **ranks.psi, "Ψ": ranks.average})
     for name in (name for name in best if name.startswith("sharpness")):
         (tau, values), (other, plain) = best[f"adaptive {name}"], best[name]
@@ -94,7 +128,9 @@ def main(run_dirs, out: Path | None = None) -> None:
     """Prints the rank statistics of runs of compare --out; writes all numbers to a JSON file."""
     runs = [open_run(directory) for directory in run_dirs]
     if len({run.results["dataset"]["sha256"] for run in runs}) > 1:
-        raise SystemExit("ranks: the runs were trained on different data; give those on the same.")
+        raise SystemExit(
+            "ranks: the runs were trained on different data; give those on the same."
+        )
     networks = [network for run in runs for network in run.networks]
     columns = settings(networks)
     measured = [measure(network) for network in track(networks, "measuring")]
@@ -106,7 +142,9 @@ def main(run_dirs, out: Path | None = None) -> None:
     if out:
         known = {**columns, "gap": gap.tolist(), "training loss": measures[0].tolist()}
         out.write_text(json.dumps({"networks": known, "measures": rows}, indent=1))
-    shown = Table(*rows[0], box=None, caption=f"{sum(fine)} networks; {sum(~fine)} more diverged")
+    shown = Table(
+        *rows[0], box=None, caption=f"{sum(fine)} networks; {sum(~fine)} more diverged"
+    )
     for row in rows:
         name, *numbers = row.values()
         shown.add_row(name, *("–" if x is None else f"{x:.3g}" for x in numbers))
@@ -115,6 +153,8 @@ def main(run_dirs, out: Path | None = None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("run_dirs", nargs="+", type=Path, help="directories of compare --out")
+    parser.add_argument(
+        "run_dirs", nargs="+", type=Path, help="directories of compare --out"
+    )
     parser.add_argument("--out", type=Path, help="JSON file for all numbers")
     main(**vars(parser.parse_args()))

@@ -24,7 +24,13 @@ from sam_optax.experiments import Result, compare
 
 SEPARATOR, END = 0xFE, 0xFF  # bytes that UTF-8 does not use
 NO_LABEL = -1
-PAPER = {"optimizer": "adam", "lr": 5e-4, "beta2": 0.98, "weight_decay": 1e-4, "epochs": 50}
+PAPER = {
+    "optimizer": "adam",
+    "lr": 5e-4,
+    "beta2": 0.98,
+    "weight_decay": 1e-4,
+    "epochs": 50,
+}
 PAPER |= {"batch_size": 128, "warmup_steps": 4000, "sam": {"rho": 0.1}}
 PAPER |= {"asam": {"rho": 0.2, "eta": 0.01}}
 SMALL = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "epochs": 10}
@@ -75,7 +81,9 @@ def pairs(content: str, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Source, separator and target of each line; only the target and its end are labels."""
     rows = [line.split("\t") for line in content.splitlines() if line.strip()]
     if wrong := [i for i, row in enumerate(rows, 1) if len(row) != 2]:
-        raise SystemExit(f"line {wrong[0]} has {len(rows[wrong[0] - 1])} columns; use two.")
+        raise SystemExit(
+            f"line {wrong[0]} has {len(rows[wrong[0] - 1])} columns; use two."
+        )
     found = [[*a.encode(), SEPARATOR, *b.encode(), END] for a, b in rows]
     kept = [tokens for tokens in found if len(tokens) <= length + 1]
     print(f"{len(found) - len(kept)} pairs of more than {length} bytes are left out.")
@@ -93,7 +101,9 @@ def loss(smoothing: float):
 
     def cross_entropy(logits, y):
         labels = (1 - smoothing) * jax.nn.one_hot(y, 256) + smoothing / 256
-        return jnp.mean(optax.softmax_cross_entropy(logits, labels), axis=1, where=y >= 0)
+        return jnp.mean(
+            optax.softmax_cross_entropy(logits, labels), axis=1, where=y >= 0
+        )
 
     return cross_entropy
 
@@ -133,9 +143,14 @@ def bleu(found: Result, network, x, y) -> dict[str, float]:
     references = [decoded([SEPARATOR, *row[row >= 0]]) for row in y]
 
     def of(params):
-        return sacrebleu.corpus_bleu(translations(network, params, x), [references]).score
+        return sacrebleu.corpus_bleu(
+            translations(network, params, x), [references]
+        ).score
 
-    return {m: float(np.mean([of(p) for p in seeds.values()])) for m, seeds in found.params.items()}
+    return {
+        m: float(np.mean([of(p) for p in seeds.values()]))
+        for m, seeds in found.params.items()
+    }
 
 
 @dataclasses.dataclass
@@ -176,7 +191,11 @@ def main(options: Options) -> Result:
         higher_is_better=True,
         seeds=options.seeds,
         out=options.out,
-        **{k: v for k, v in settings.items() if k not in ("sam", "asam") or k in options.methods},
+        **{
+            k: v
+            for k, v in settings.items()
+            if k not in ("sam", "asam") or k in options.methods
+        },
     )
     found.print()
     if options.path is not None:

@@ -22,7 +22,9 @@ train, test = text[:20_000], text[-60_000:]
 class Block(nn.Module):
     @nn.compact
     def __call__(self, x, mask):
-        x = x + nn.MultiHeadDotProductAttention(num_heads=4)(nn.LayerNorm()(x), mask=mask)
+        x = x + nn.MultiHeadDotProductAttention(num_heads=4)(
+            nn.LayerNorm()(x), mask=mask
+        )
         y = nn.Dense(4 * x.shape[-1])(nn.LayerNorm()(x))
         return x + nn.Dense(x.shape[-1])(nn.gelu(y))
 
@@ -32,7 +34,9 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, tokens):
-        positions = self.param("positions", nn.initializers.normal(0.02), (LENGTH, self.width))
+        positions = self.param(
+            "positions", nn.initializers.normal(0.02), (LENGTH, self.width)
+        )
         x = nn.Embed(256, self.width, name="embed")(tokens) + positions
         for i in range(2):
             x = Block(name=f"block_{i}")(x, nn.make_causal_mask(tokens))
@@ -64,7 +68,9 @@ def trained(tx):
 
 
 def last_block(params):
-    return jax.tree.map_with_path(lambda path, _: path[1].key in ("block_1", "head"), params)
+    return jax.tree.map_with_path(
+        lambda path, _: path[1].key in ("block_1", "head"), params
+    )
 
 
 adamw = optax.adamw(optax.cosine_decay_schedule(3e-3, STEPS), weight_decay=0.01)
@@ -77,6 +83,9 @@ optimizers = {  # AdamW takes the grad_fn that it does not need, so that all sha
 }
 for name, tx in optimizers.items():
     params = trained(tx)
-    parts = [examples(part, np.arange(0, len(part) - LENGTH, LENGTH)) for part in (train, test)]
+    parts = [
+        examples(part, np.arange(0, len(part) - LENGTH, LENGTH))
+        for part in (train, test)
+    ]
     losses = [jax.jit(loss_fn)(params, part) for part in parts]
     print("{:22} training {:.3f}  test {:.3f} nats per byte".format(name, *losses))

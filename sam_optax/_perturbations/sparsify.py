@@ -42,7 +42,7 @@ def sparsify(
 
     .. math::
         \varepsilon' = m \odot \varepsilon, \quad m_i \in \{0, 1\}, \quad
-        \textstyle\sum_i m_i = (1 - s)\, n.
+        \sum_i m_i = (1 - s)\, n.
 
     The mask spans the whole tree and is chosen again at every ``every``-th perturbation:
 

@@ -40,7 +40,8 @@ def plot_spectrum(
     rows = figure.subplots(len(densities), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     values = np.concatenate([found.density for found in densities.values()])
     top = float(np.max(values, where=np.isfinite(values), initial=0)) or 1.0
-    for i, (axes, (name, found)) in enumerate(zip(rows, densities.items(), strict=True)):
+    looks = _style.positions(densities)
+    for i, axes, (name, found) in zip(looks, rows, densities.items(), strict=True):
         density = np.maximum(found.density, 1e-7 * top)
         axes.plot(found.grid, density, color=_style.colour(i), linewidth=1.2)
         axes.fill_between(found.grid, density, 1e-7 * top, color=_style.colour(i), alpha=0.3)
@@ -128,7 +129,7 @@ def plot_ranks(
             values,
             gap,
             color=_style.colour(i),
-            marker=_style.MARKERS[i % len(_style.MARKERS)],
+            marker=_style.marker(i),
             s=24,
             alpha=0.75,
             linewidth=0,

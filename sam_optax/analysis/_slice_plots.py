@@ -41,7 +41,7 @@ def plot_lines(
     """
     figure = _style.figure(7.0, 4.0)
     axes = figure.subplots()
-    for i, (name, line) in enumerate(lines.items()):
+    for i, (name, line) in zip(_style.positions(lines), lines.items(), strict=True):
         axes.plot(line.positions, line.values, label=name, **_style.line(i))
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)

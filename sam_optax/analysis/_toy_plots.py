@@ -76,10 +76,7 @@ def plot_regions(rho: float = 0.3) -> Figure:
     )
     for axes, (title, boundary, scale, measure) in zip(panels, kinds, strict=True):
         largest = None
-        for w, marker, fill in (
-            (_BEFORE, "o", _style.COLOURS[0]),
-            (_AFTER, "^", _style.COLOURS[2]),
-        ):
+        for w, marker, fill in ((_BEFORE, "o", _style.colour(1)), (_AFTER, "^", _style.colour(3))):
             point = np.array(w)
             region = point[:, None] + rho * np.reshape(scale(point), (-1, 1)) * boundary
             axes.fill(*region, color=fill, alpha=0.25, linewidth=0)
@@ -88,9 +85,9 @@ def plot_regions(rho: float = 0.3) -> Figure:
             axes.plot(*point, marker=marker, color=fill, markersize=7)
             axes.plot(*(point + np.asarray(found.eps)), marker="x", color="black", markersize=7)
             largest = float(found.loss + found.value) if largest is None else largest
-        _product_contour(axes, float(toy_loss(jnp.array(_BEFORE))) + 0.04, "#0072B2", "--")
+        _product_contour(axes, float(toy_loss(jnp.array(_BEFORE))) + 0.04, _style.colour(1), "--")
         assert largest is not None
-        _product_contour(axes, largest + 0.04, "#D55E00", "-")
+        _product_contour(axes, largest + 0.04, _style.colour(4), "-")
         axes.set_title(title, fontsize="medium")
         axes.set_xlabel("weight w₁")
         axes.set_xlim(0, 4.2)
@@ -99,11 +96,11 @@ def plot_regions(rho: float = 0.3) -> Figure:
         _style.tidy(axes)
     panels[0].set_ylabel("weight w₂")
     handles = [
-        Line2D([], [], color=_style.COLOURS[0], marker="o", label="w = (1, 1)"),
-        Line2D([], [], color=_style.COLOURS[2], marker="^", label="w′ = (3, ⅓)"),
+        Line2D([], [], color=_style.colour(1), marker="o", label="w = (1, 1)"),
+        Line2D([], [], color=_style.colour(3), marker="^", label="w′ = (3, ⅓)"),
         Line2D([], [], color="black", marker="x", linestyle="", label="largest loss of a region"),
-        Line2D([], [], color="#0072B2", linestyle="--", label="loss of w and w′"),
-        Line2D([], [], color="#D55E00", label="largest loss around w"),
+        Line2D([], [], color=_style.colour(1), linestyle="--", label="loss of w and w′"),
+        Line2D([], [], color=_style.colour(4), label="largest loss around w"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
     return figure
@@ -152,11 +149,10 @@ def plot_trajectories(
     for axes, start in zip(panels, PAPER_STARTS, strict=True):
         filled = axes.contourf(*grid, losses, 12, cmap="Greys", alpha=0.5)
         _product_contour(axes, 0.04, "black", ":")
-        for i, (name, method) in enumerate(methods.items()):
+        for i, (name, method) in zip(_style.positions(methods), methods.items(), strict=True):
             path = toy_trajectory(method, start, learning_rate=learning_rate, steps=steps)
             axes.plot(*path.T, label=name, **_style.line(i))
-            marker = _style.MARKERS[(i + 1) % len(_style.MARKERS)]
-            axes.plot(*path[-1], marker=marker, color=_style.colour(i), markersize=9)
+            axes.plot(*path[-1], marker=_style.marker(i), color=_style.colour(i), markersize=9)
             if float(jnp.max(jnp.abs(path - path[0]))) < 1e-3:
                 note = f"{name}: does not move"
                 axes.annotate(

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from nets import quadratic
 
 from sam_optax import analysis
+from sam_optax.analysis import _style
 
 ALPHAS = jnp.linspace(-1, 1, 9)
 
@@ -161,3 +162,34 @@ def test_regions_touch_the_contour_of_the_largest_loss():
 def test_errors():
     with pytest.raises(ValueError, match="rho must be in"):
         analysis.plot_regions(rho=1.5)
+
+
+def test_a_method_looks_the_same_in_every_figure():
+    assert _style.positions(["ASAM", "SGD", "SAM, ρ = 0.05"]) == [2, 0, 1]
+    assert _style.positions(["mine", "R-SAM", "sam", "SAM, ρ = 0.5"]) == [0, 3, 1, 2]
+    lines = analysis.plot_lines({"other": line(), "SAM": line()}).axes[0].lines
+    assert [of.get_color() for of in lines] == [_style.colour(0), _style.colour(1)]
+
+
+# Machado et al., A Physiologically-based Model for Simulation of Color Vision Deficiency, 2009.
+VISION = {
+    "all cones": np.eye(3),
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_colours_are_told_apart(vision):
+    """Distances in the CIELAB colour space, in which about 2 is what is just noticeable."""
+    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in _style.COLOURS])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(linear @ np.transpose(VISION[vision]), 0, 1)
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+    x, y, z = np.cbrt(np.maximum(seen @ to_xyz.T / [0.9505, 1, 1.089], 0.008856)).T
+    lab = np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], -1)
+    distances = np.linalg.norm(lab[:, None] - lab, axis=-1) + 1e3 * np.eye(len(lab))
+    assert distances.min() >= 16

@@ -297,6 +297,7 @@ def test_a_method_has_one_look_by_its_position():
     assert len({(look.color, look.linestyle) for look in looks}) == len(looks)
     assert len({(look.color, look.marker) for look in looks}) == len(looks)
     assert axes.styles(["mine", *names])[1] == axes.styles(["theirs", *names])[1]
+    assert axes.styles(["asam", "sgd"]) == axes.styles(["sgd", "sam", "asam"])[::-2]
     _, sam, again = axes.styles(["sgd", "sam", "sam"])
     assert sam.color == again.color
     assert sam.linestyle != again.linestyle

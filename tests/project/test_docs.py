@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 PACKAGES = ["sam_optax", "sam_optax.training", "sam_optax.analysis"]
-BUILDERS = ("sphinx", "furo", "myst_parser")
+BUILDERS = ("sphinx", "furo", "myst_nb")
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,36 @@ def test_every_state_shows_its_fields(site):
 def test_defaults_are_shown_as_numbers(site):
     """Some are marked as static by their type, which is nobody's business."""
     assert "np.int32" not in (site / "reference" / "methods.html").read_text()
+
+
+@pytest.mark.slow
+def test_pages_need_no_network(site):
+    """Equations are MathML, and all styles and scripts are the site's."""
+    for page in site.rglob("*.html"):
+        assert not re.search(r"<(script|link|img)[^>]* (src|href)=.https?:", page.read_text()), page
+    assert "<msub>" in (site / "methods.html").read_text()
+
+
+@pytest.mark.slow
+def test_every_notebook_is_a_page_with_its_outputs(site):
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        page = (site / "notebooks" / f"{path.stem}.html").read_text()
+        assert "device(s), jax" in page
+        assert "cell_output" in page
+    sections = re.findall(
+        r'href="notebooks/(\w+)\.html#([^"]+)"', (site / "notebooks.html").read_text()
+    )
+    assert len(sections) >= 20
+    for name, section in sections:
+        assert f'id="{section}"' in (site / "notebooks" / f"{name}.html").read_text()
+
+
+@pytest.mark.slow
+def test_code_breaks_between_its_parts_alone(site):
+    page = (site / "methods.html").read_text()
+    assert '<span class="pre">sharpness_aware(</span><wbr>' in page
+    style = (site / "_static" / "site.css").read_text()
+    assert re.search(r"code\.literal \.pre {\s*white-space: nowrap;", style)
 
 
 # The skeleton of a method has its own test below.
@@ -215,8 +245,16 @@ def test_pages_say_first_whom_they_are_for(page):
     assert re.search(r"\b[Ff]or (those|readers|anyone)\b", first), first
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CONTRIBUTING.md"])
+def test_code_is_as_wide_as_a_page(page):
+    """The contributing page has files of the repository, which are wider."""
+    for block in re.findall(r"^ *```\w+\n(.*?)^ *```", (DOCS / page).read_text(), re.M | re.S):
+        assert max(map(len, block.splitlines())) <= 88, block
+
+
 def test_the_example_of_the_readme_learns(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert max(map(len, code.splitlines())) <= 88
     exec(compile(code, "README.md", "exec"), {})
     assert float(capsys.readouterr().out) < 0.1
 
@@ -248,12 +286,10 @@ def test_the_figure_on_the_front_page_is_drawn_from_results(tmp_path):
         ]
         return json.dumps({"methods": found})
 
-    for run, methods in {"compare": ("sgd", "rsam"), "tuned": ("sgd", "sam", "part")}.items():
-        (tmp_path / run).mkdir()
-        (tmp_path / run / "results.json").write_text(results(*methods))
+    (tmp_path / "results.json").write_text(results("sgd", "rsam", "part"))
     figure = tmp_path / "overview.png"
     script = [sys.executable, str(DOCS / "images" / "overview.py")]
-    subprocess.run([*script, tmp_path / "compare", tmp_path / "tuned", figure], check=True)
+    subprocess.run([*script, tmp_path, figure], check=True)
     assert figure.read_bytes().startswith(b"\x89PNG")
     for path in (DOCS / "images").glob("*.png"):
         assert path.stat().st_size < 100_000

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 
 import nbformat
 import pytest
@@ -52,14 +53,16 @@ def test_there_are_notebooks():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the notebook machinery
 @every_notebook
 @pytest.mark.slow
-def test_notebook_runs(path):
-    """In the environment of the tests: eight devices. Nothing is written to stderr: no warnings."""
+def test_notebook_runs(path, tmp_path, monkeypatch):
+    """Outside a clone, on eight devices. Nothing is written to stderr: no warnings."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(path, as_version=4)
     for written, shorter in SHORTER.get(path.stem, {}).items():
         assert any(written in cell.source for cell in code_cells(notebook)), written
         for cell in code_cells(notebook):
             cell.source = cell.source.replace(written, shorter)
-    NotebookClient(notebook, timeout=180, kernel_name="python3").execute()
+    place = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=180, kernel_name="python3", resources=place).execute()
     assert outputs(notebook)
     stderr = [output.text for output in outputs(notebook) if output.get("name") == "stderr"]
     assert not stderr
@@ -85,17 +88,30 @@ def test_what_is_stored(path):
 
 
 @every_notebook
-def test_starts_anywhere(path):
+def test_starts_anywhere(path, monkeypatch):
     """A title first, and a first code cell that installs what is missing and names the device."""
     notebook = nbformat.read(path, as_version=4)
     title, install = notebook.cells[0], code_cells(notebook)[0]
     assert re.match(r"# \S.*\n\nFor those who ", title.source)
     found = re.search(
-        r'except ImportError:\n    %pip install -q "(.+)\[experiments\]"', install.source
+        r'except ImportError:\n(.*)    %pip install -q "{PACKAGE}"', install.source, re.S
     )
-    assert (path.parent / found[1]).resolve() == ROOT  # the folder that it installs from
+    choice = "import os\n" + textwrap.dedent(found[1])
+    for folder, package in ((path.parent, "..[experiments]"), (ROOT, "sam_optax[experiments]")):
+        monkeypatch.chdir(folder)
+        exec(choice, names := {})
+        assert names["PACKAGE"] == package
     (stream,) = install.outputs
     assert re.fullmatch(r"\d+ (CPU|GPU|TPU) device\(s\), jax [\d.]+\n", stream.text)
+    # Simulated devices are those of a CPU; the others ask Colab for a GPU.
+    simulated = "xla_force_host_platform_device_count" in install.source
+    assert notebook.metadata.get("accelerator") == (None if simulated else "GPU")
+
+
+@every_notebook
+def test_code_is_as_wide_as_a_page(path):
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        assert max(map(len, cell.source.splitlines())) <= 88, cell.source
 
 
 def test_every_notebook_is_listed():

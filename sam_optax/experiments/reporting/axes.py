@@ -3,21 +3,14 @@
 import io
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sam_optax.analysis._style import COLOURS, LINES, MARKERS, positions
 from sam_optax.experiments.types import Json
-
-# Okabe and Ito's palette (grey for black) and two more, which colour-blind readers can tell apart.
-# Line styles and markers repeat the distinction for print without colour: 45 methods differ in
-# colour or line, and in colour or marker.
-_COLOURS: tuple[str, ...] = ("#666666", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7")
-_COLOURS += ("#56B4E9", "#B3A000", "#8C564B")
-_LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 class Style(NamedTuple):
@@ -30,14 +23,20 @@ class Style(NamedTuple):
 
 def style(method: int, setting: int = 0) -> Style:
     """That of a method by position; its other settings keep its colour."""
-    line, marker = _LINES[(method + setting) % 5], _MARKERS[(method + setting) % 8]
-    return Style(_COLOURS[method % 9], line, marker)
+    line, marker = LINES[(method + setting) % 5], MARKERS[(method + setting) % 8]
+    return Style(COLOURS[method % 9], line, marker)
+
+
+def placed(methods: Iterable[str]) -> dict[str, int]:
+    """The position of each method, which for the best known is the same in every figure."""
+    names = [*dict.fromkeys(methods)]
+    return dict(zip(names, positions(names), strict=True))
 
 
 def styles(methods: Sequence[str]) -> list[Style]:
     """The styles by position; a method may occur several times."""
-    order = [*dict.fromkeys(methods)]
-    return [style(order.index(of), methods[:i].count(of)) for i, of in enumerate(methods)]
+    place = placed(methods)
+    return [style(place[of], methods[:i].count(of)) for i, of in enumerate(methods)]
 
 
 def styled(methods: Sequence[Json]) -> list[tuple[Json, Style]]:

@@ -8,7 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from sam_optax.experiments.reporting import words
-from sam_optax.experiments.reporting.axes import Style, column, legend, png, style, styled, tidy
+from sam_optax.experiments.reporting.axes import (
+    Style,
+    column,
+    legend,
+    placed,
+    png,
+    style,
+    styled,
+    tidy,
+)
 from sam_optax.experiments.types import Json
 
 CAPTIONS = {
@@ -77,7 +86,7 @@ def cost(results: Json) -> bytes:
     """The score against step cost, each method at its best setting."""
     figure, (axes,) = column(1, 4.2)
     score, absent = words.Score.of(results), []
-    for i, rows in enumerate(_by_method(results["methods"])):
+    for i, rows in _by_method(results["methods"]).items():
         best = max(rows, key=score.rank)
         x = best["step_cost"]
         if x is None or best["summary"][score.key]["mean"] is None:
@@ -95,7 +104,7 @@ def cost(results: Json) -> bytes:
 def swept(results: Json) -> list[str]:
     """The hyperparameters for the axis of a figure: those with several numbers in one method."""
     found = []
-    for rows in _by_method(results["methods"]):
+    for rows in _by_method(results["methods"]).values():
         given = [row["hyperparameters"] for row in rows]
         found += [o for o in given[0] if len({of[o] for of in given if _is_number(of[o])}) > 1]
     return [*dict.fromkeys(found)]
@@ -106,17 +115,17 @@ def sweep(results: Json) -> bytes:
     options, score = swept(results), words.Score.of(results)
     figure, panels = column(len(options), 4)
     for axes, option in zip(panels, options, strict=True):
-        _panel(axes, option, dict(enumerate(_by_method(results["methods"]))), score, score.label)
+        _panel(axes, option, _by_method(results["methods"]), score, score.label)
     return png(figure, words.title(results))
 
 
 def tune(results: Json) -> bytes:
     """What ``--tune`` has tried, a panel for each method."""
     methods, score = results["methods"], words.Score.of(results)
-    names = [*dict.fromkeys(row["method"] for row in methods)]
+    place = placed(row["method"] for row in methods)
     figure, panels = column(len(methods), 2.4, sharey=True)
     for axes, row in zip(panels, methods, strict=True):
-        landscape(axes, row["tune"], names.index(row["method"]), score)
+        landscape(axes, row["tune"], place[row["method"]], score)
         axes.set_title(row["name"], fontsize="medium", loc="left", parse_math=False)
     return png(figure, words.task(results))
 
@@ -207,12 +216,13 @@ def _points(
             axes.plot(*at, mark, markersize=14, color=colour, zorder=3)
 
 
-def _by_method(rows: Sequence[Json]) -> list[list[Json]]:
-    """The settings of each method, in the order of the methods' styles."""
-    found: dict[str, list[Json]] = {}
+def _by_method(rows: Sequence[Json]) -> dict[int, list[Json]]:
+    """The settings of each method, by the position of the method's style."""
+    found: dict[int, list[Json]] = {}
+    place = placed(row["method"] for row in rows)
     for row in rows:
-        found.setdefault(row["method"], []).append(row)
-    return [*found.values()]
+        found.setdefault(place[row["method"]], []).append(row)
+    return found
 
 
 def _is_number(value: Any) -> bool:
