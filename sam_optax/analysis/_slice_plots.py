@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sam_optax.analysis import _style
+from sam_optax.analysis import style
 from sam_optax.analysis._landscape import LossLine, LossPlane
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ def plot_lines(
       >>> line = analysis.loss_line(jnp.square, jnp.zeros(()), jnp.ones(()), alphas)
       >>> figure = analysis.plot_lines({"a parabola": line})
     """
-    figure = _style.figure(7.0, 4.0)
+    figure = style.figure(7.0, 4.0)
     axes = figure.subplots()
-    for i, (name, line) in zip(_style.positions(lines), lines.items(), strict=True):
-        axes.plot(line.positions, line.values, label=name, **_style.line(i))
+    for i, (name, line) in zip(style.positions(lines), lines.items(), strict=True):
+        axes.plot(line.positions, line.values, label=name, **style.line(i))
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    _style.tidy(axes)
+    style.tidy(axes)
     if len(lines) > 1:
         axes.legend(frameon=False)
     return figure
@@ -97,7 +97,7 @@ def plot_planes(
     norm = BoundaryNorm(edges, 256)
     columns = min(len(planes), 3)
     rows = -(-len(planes) // columns)
-    figure = _style.figure(2.8 * columns + 1.2, 2.9 * rows + 0.4)
+    figure = style.figure(2.8 * columns + 1.2, 2.9 * rows + 0.4)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes in grid.flat[len(planes) :]:
         axes.remove()
@@ -106,7 +106,7 @@ def plot_planes(
         # What equals a large lowest level would be left out.
         drawn = np.clip(drawn, np.nextafter(low, np.inf), edges[-1])
         area = plane.first, plane.second, drawn, edges
-        filled = axes.contourf(*area, cmap=_style.SEQUENTIAL, norm=norm)
+        filled = axes.contourf(*area, cmap=style.SEQUENTIAL, norm=norm)
         axes.contour(*area, colors="white", linewidths=0.4, alpha=0.6)
         axes.plot(0, 0, marker="+", color="white", markersize=11, markeredgewidth=2)
         axes.set_title(name, fontsize="medium")

@@ -13,7 +13,7 @@ import optax
 
 import sam_optax
 from sam_optax._internal import hyperparameters as hp
-from sam_optax.analysis import _style
+from sam_optax.analysis import style
 from sam_optax.analysis._sharpness import adaptive_sharpness, sharpness
 from sam_optax.analysis._toy import PAPER_STARTS, toy_loss, toy_trajectory
 
@@ -54,7 +54,7 @@ def plot_regions(rho: float = 0.3) -> Figure:
     from matplotlib.lines import Line2D
 
     hp.check("rho", rho, lower=1e-6, upper=1, schedule=False)
-    figure = _style.figure(10.0, 3.1)
+    figure = style.figure(10.0, 3.1)
     panels = figure.subplots(1, 3, sharex=True, sharey=True)
     circle = np.linspace(0, 2 * np.pi, 200)
     unit_circle = np.stack([np.cos(circle), np.sin(circle)])
@@ -76,7 +76,7 @@ def plot_regions(rho: float = 0.3) -> Figure:
     )
     for axes, (title, boundary, scale, measure) in zip(panels, kinds, strict=True):
         largest = None
-        for w, marker, fill in ((_BEFORE, "o", _style.colour(1)), (_AFTER, "^", _style.colour(3))):
+        for w, marker, fill in ((_BEFORE, "o", style.colour(1)), (_AFTER, "^", style.colour(3))):
             point = np.array(w)
             region = point[:, None] + rho * np.reshape(scale(point), (-1, 1)) * boundary
             axes.fill(*region, color=fill, alpha=0.25, linewidth=0)
@@ -85,22 +85,22 @@ def plot_regions(rho: float = 0.3) -> Figure:
             axes.plot(*point, marker=marker, color=fill, markersize=7)
             axes.plot(*(point + np.asarray(found.eps)), marker="x", color="black", markersize=7)
             largest = float(found.loss + found.value) if largest is None else largest
-        _product_contour(axes, float(toy_loss(jnp.array(_BEFORE))) + 0.04, _style.colour(1), "--")
+        _product_contour(axes, float(toy_loss(jnp.array(_BEFORE))) + 0.04, style.colour(1), "--")
         assert largest is not None
-        _product_contour(axes, largest + 0.04, _style.colour(4), "-")
+        _product_contour(axes, largest + 0.04, style.colour(4), "-")
         axes.set_title(title, fontsize="medium")
         axes.set_xlabel("weight w₁")
         axes.set_xlim(0, 4.2)
         axes.set_ylim(0, 2.1)
         axes.set_aspect("equal")
-        _style.tidy(axes)
+        style.tidy(axes)
     panels[0].set_ylabel("weight w₂")
     handles = [
-        Line2D([], [], color=_style.colour(1), marker="o", label="w = (1, 1)"),
-        Line2D([], [], color=_style.colour(3), marker="^", label="w′ = (3, ⅓)"),
+        Line2D([], [], color=style.colour(1), marker="o", label="w = (1, 1)"),
+        Line2D([], [], color=style.colour(3), marker="^", label="w′ = (3, ⅓)"),
         Line2D([], [], color="black", marker="x", linestyle="", label="largest loss of a region"),
-        Line2D([], [], color=_style.colour(1), linestyle="--", label="loss of w and w′"),
-        Line2D([], [], color=_style.colour(4), label="largest loss around w"),
+        Line2D([], [], color=style.colour(1), linestyle="--", label="loss of w and w′"),
+        Line2D([], [], color=style.colour(4), label="largest loss around w"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
     return figure
@@ -141,7 +141,7 @@ def plot_trajectories(
             "SAM, ρ = 0.05": sam_optax.sam(0.05),
             "ASAM, ρ = 0.5": sam_optax.asam(0.5, eta=0.0),
         }
-    figure = _style.figure(9.5, 4.4)
+    figure = style.figure(9.5, 4.4)
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     grid = np.linspace(0, 0.4, 201), np.linspace(-0.06, 0.26, 161)
     points = jnp.stack(jnp.meshgrid(*grid), axis=-1).reshape(-1, 2)
@@ -149,10 +149,10 @@ def plot_trajectories(
     for axes, start in zip(panels, PAPER_STARTS, strict=True):
         filled = axes.contourf(*grid, losses, 12, cmap="Greys", alpha=0.5)
         _product_contour(axes, 0.04, "black", ":")
-        for i, (name, method) in zip(_style.positions(methods), methods.items(), strict=True):
+        for i, (name, method) in zip(style.positions(methods), methods.items(), strict=True):
             path = toy_trajectory(method, start, learning_rate=learning_rate, steps=steps)
-            axes.plot(*path.T, label=name, **_style.line(i))
-            axes.plot(*path[-1], marker=_style.marker(i), color=_style.colour(i), markersize=9)
+            axes.plot(*path.T, label=name, **style.line(i))
+            axes.plot(*path[-1], marker=style.marker(i), color=style.colour(i), markersize=9)
             if float(jnp.max(jnp.abs(path - path[0]))) < 1e-3:
                 note = f"{name}: does not move"
                 axes.annotate(

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from nets import quadratic
 
 from sam_optax import analysis
-from sam_optax.analysis import _style
+from sam_optax.analysis import style
 
 ALPHAS = jnp.linspace(-1, 1, 9)
 
@@ -165,10 +165,10 @@ def test_errors():
 
 
 def test_a_method_looks_the_same_in_every_figure():
-    assert _style.positions(["ASAM", "SGD", "SAM, ρ = 0.05"]) == [2, 0, 1]
-    assert _style.positions(["mine", "R-SAM", "sam", "SAM, ρ = 0.5"]) == [0, 3, 1, 2]
+    assert style.positions(["ASAM", "SGD", "SAM, ρ = 0.05"]) == [2, 0, 1]
+    assert style.positions(["mine", "R-SAM", "sam", "SAM, ρ = 0.5"]) == [0, 3, 1, 2]
     lines = analysis.plot_lines({"other": line(), "SAM": line()}).axes[0].lines
-    assert [of.get_color() for of in lines] == [_style.colour(0), _style.colour(1)]
+    assert [of.get_color() for of in lines] == [style.colour(0), style.colour(1)]
 
 
 # Machado et al., A Physiologically-based Model for Simulation of Color Vision Deficiency, 2009.
@@ -183,7 +183,7 @@ VISION = {
 @pytest.mark.parametrize("vision", VISION)
 def test_colours_are_told_apart(vision):
     """Distances in the CIELAB colour space, in which about 2 is what is just noticeable."""
-    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in _style.COLOURS])
+    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in style.COLOURS])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     seen = np.clip(linear @ np.transpose(VISION[vision]), 0, 1)
     to_xyz = np.array(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sam_optax.analysis._style import COLOURS, LINES, MARKERS, positions
+from sam_optax.analysis.style import COLOURS, LINES, MARKERS, positions
 from sam_optax.experiments.types import Json
 
 

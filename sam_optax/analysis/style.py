@@ -1,4 +1,4 @@
-"""Style of the figures: readable at notebook width and without colour vision."""
+"""The style of all figures, which the commands share: readable without colour vision."""
 
 from __future__ import annotations
 
