@@ -107,8 +107,10 @@ def by_hand(method: Any, losses: Loss, base: Any, axis: str | None, **options: A
         def value_and_grad(at: optax.Params, some: PyTree = batch) -> PyTree:
             return jax.value_and_grad(lambda w: jnp.mean(losses(w, some)))(at)
 
-        value, grads, own = of(At(params, *state, batch, value_and_grad, mean), **options)
-        updates, base_state = base.update(mean(grads), state[1], params)
+        own, base_state = state
+        at = At(params, own, base_state, batch, value_and_grad, mean)
+        value, grads, own = of(at, **options)
+        updates, base_state = base.update(mean(grads), base_state, params)
         return optax.apply_updates(params, updates), (own, base_state), value
 
     return Step(lambda params: (init(params), base.init(params)), step)

@@ -91,8 +91,8 @@ def variant(name: str, **changes: Any) -> method.Variant:
 
 def library(name: str, losses: Loss, base: Any, axis: str | None = None, **changes: Any) -> Step:
     """The library's step of a method, as ``compare`` takes it; ``changes`` as of ``variant``."""
-    of, options = variant(name, **changes), {name: True} if name in OPTIONS else {}
-    options |= {"axis_name": axis}
+    of = variant(name, **changes)
+    options: Record = {"axis_name": axis} | ({name: True} if name in OPTIONS else {})
     given = method.Base(lambda rate: base, optax.constant_schedule(1e-3), options=options)
     tx = of.transformation(given, jax.random.key(0))
 
