@@ -11,18 +11,18 @@ from cost_hlo import Program
 from more_by_hand import LIBRARY, by_hand
 
 import sam_optax
-from sam_optax.experiments.cost import measure, problems, steps
+from sam_optax.experiments.cost import measure, steps
 from sam_optax.experiments.cost.handwritten import Loss, Step
-from sam_optax.experiments.cost.placement import Placement, make_mesh
+from sam_optax.experiments.cost.measure import Placement, make_mesh
 from sam_optax.experiments.networks.vit import VisionTransformer
 
 MakeStep = Callable[[Loss], Step]
-BASE_TX = steps.OPTIMIZERS["sgd"](1e-3)
-PROBLEMS: dict[str, Callable[[], problems.Problem]] = {
-    "mlp": functools.cache(lambda: problems.make("mlp:4x1024", 256)),
+BASE_TX = steps.OPTIMIZERS["sgd"]
+PROBLEMS: dict[str, Callable[[], steps.Problem]] = {
+    "mlp": functools.cache(lambda: steps.make("mlp:4x1024", 256, (), "float32")),
     # Ratios of program sizes depend little on the depth, and compile time much.
     "vit": functools.cache(
-        lambda: problems.classification(
+        lambda: steps.classification(
             VisionTransformer(10, width=64, depth=1, heads=4, patch=4), 4, (28, 28, 1)
         )
     ),
@@ -62,7 +62,7 @@ def library_step(losses: Loss, method: sam_optax.Perturbation, **options: Any) -
 def library(method: str, **options: Any) -> MakeStep:
     """The library's step of a method of the command; with options, as a user writes it."""
     if not options:
-        return lambda losses: steps.make(steps.Row(method), losses, **LIBRARY.get(method, {}))
+        return lambda losses: steps.library(method, losses, BASE_TX, **LIBRARY.get(method, {}))
     return lambda losses: library_step(losses, METHODS[method](), **options)
 
 
@@ -88,7 +88,7 @@ def compiled(make: MakeStep, problem: str = "mlp") -> jax.stages.Compiled:
 
 
 def compile_step(step: Step, params: optax.Params, batch: Any) -> jax.stages.Compiled:
-    return measure.build(step, params, batch, Placement(make_mesh())).compiled
+    return measure.Build(step, params, batch, Placement(make_mesh())).compiled
 
 
 @functools.cache

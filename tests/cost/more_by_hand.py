@@ -1,7 +1,5 @@
 """Further hand-written methods, with the hyperparameters that their library steps get here."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -32,7 +30,8 @@ def gsam(at, rho=0.05, alpha=0.4):
 
 
 def part(at, rho=0.05, fraction=FRACTION):
-    _, grads = at.value_and_grad(at.params, round(1 / fraction))
+    few = jax.tree.map(lambda leaf: leaf[:: round(1 / fraction)], at.batch)
+    _, grads = at.value_and_grad(at.params, few)
     return None, at.value_and_grad(along(at.params, grads, rho))[1], ()
 
 
@@ -109,8 +108,6 @@ LIBRARY = {  # what the library's steps get, so that both take the same step
 
 def by_hand(name, losses, base, axis=None, **changes):
     """The hand-written step of a method, with the hyperparameters of the library's."""
-    of, init = METHODS[name]
-    known = steps.Row(name).variant(**changes) if name in handwritten.METHODS else None
-    given = known.hyperparameters if known else changes
-    loss = lambda params, batch: jnp.mean(losses(params, batch))
-    return handwritten.by_hand(functools.partial(of, **given), init, loss, base, axis)
+    if name in handwritten.METHODS:
+        changes = steps.variant(name, **changes).hyperparameters
+    return handwritten.by_hand(METHODS[name], losses, base, axis, **changes)

@@ -12,17 +12,17 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from more_by_hand import LIBRARY, by_hand, skipping
 
-from sam_optax.experiments.cost import measure, problems, steps
-from sam_optax.experiments.cost.placement import DATA, Placement, make_mesh
+from sam_optax.experiments.cost import measure, steps
+from sam_optax.experiments.cost.measure import DATA, Placement, make_mesh
 
 if importlib.util.find_spec("libtpu") is None:
     pytest.skip('needs pip install "sam_optax[tpu]"', allow_module_level=True)
 pytestmark = pytest.mark.slow
 
-SMALL = problems.make("mlp:3x256", 4096)
+SMALL = steps.make("mlp:3x256", 4096, (), "float32")
 # Kernels of more than 2^16 elements, for smaller ones share a draw of R-SAM's noise that is not
 # sharded, and a batch at which the arithmetic of the noise is small. It compiles more slowly.
-LARGE = problems.make("mlp:2x512", 8192)
+LARGE = steps.make("mlp:2x512", 8192, (), "float32")
 PLACEMENTS = {
     "data parallel": ("v5e:2x2", (), {}),
     "FSDP": ("v5e:2x2", (), {"fsdp": True}),
@@ -48,21 +48,15 @@ EXCEEDED = {
 class Pmapped(Placement):
     """With a leading axis of the devices on each array."""
 
-    def kernels(self, tree):
-        return self.batch(tree, share=1)
-
-    def batch(self, tree, share=None):
-        n = self.mesh.size
-
-        def stacked(leaf):
-            shape = leaf.shape if share else (leaf.shape[0] // n, *leaf.shape[1:])
-            return self._placed(jax.ShapeDtypeStruct((n, *shape), leaf.dtype), P(DATA))
-
-        return jax.tree.map(stacked, tree)
-
-    def jit(self, step, params, state):
+    def place(self, step, params, batch):
+        n, sharding = self.mesh.size, NamedSharding(self.mesh, P(DATA))
+        state = jax.eval_shape(step.init, params)
+        few = lambda x: jax.ShapeDtypeStruct((len(x) // n, *x.shape[1:]), x.dtype)
+        stacked = lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype, sharding=sharding)
+        arguments = jax.tree.map(stacked, (params, state, jax.tree.map(few, batch)))
         devices = list(self.mesh.devices.flat)
-        return jax.pmap(step.step, axis_name=DATA, devices=devices, donate_argnums=(0, 1))
+        jitted = jax.pmap(step.step, axis_name=DATA, devices=devices, donate_argnums=(0, 1))
+        return jitted, arguments
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -82,13 +76,12 @@ def built(placement, method, hand):
     axis = DATA if placed.per_device else None
     if not hand:
         changes = {"rho": 0.5} if method in ("info", "skip_nonfinite") else LIBRARY.get(method, {})
-        row = steps.Row(method)
-        step = steps.make(row, problem.losses, per_device=placed.per_device, **changes)
+        step = steps.library(method, problem.losses, BASE_TX, axis, **changes)
     else:  # R-SAM's draws with jax.random.normal, and compiles for minutes: SAM's in its place
         of = "sam" if method in ON_LARGE else method
         step = by_hand(of, problem.losses, BASE_TX, axis)
         step = skipping(step) if method == "skip_nonfinite" else step
-    return measure.build(step, jax.eval_shape(problem.init), problem.batch, placed)
+    return measure.Build(step, jax.eval_shape(problem.init), problem.batch, placed)
 
 
 CASES = [

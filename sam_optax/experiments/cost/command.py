@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 
 import jax
-from jax.sharding import Mesh
 
-from sam_optax.experiments.cost import measure, problems, report, steps
-from sam_optax.experiments.cost.placement import DATA, Placement, make_mesh
+from sam_optax.experiments.cost import measure, report, steps
+from sam_optax.experiments.cost.measure import DATA, Placement, make_mesh
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import COUNT, NOT_EMPTY, allowed, check, one_of, option
 from sam_optax.experiments.reporting import output
@@ -20,12 +19,9 @@ from sam_optax.experiments.reporting.results import versions
 from sam_optax.experiments.types import Record
 
 ROUNDS = 15
-_TARGET = allowed(
-    lambda name: bool(re.fullmatch(r"cpu:\d+|tpu:.+", name)), "use tpu:v5e:2x2 or cpu:8, say"
-)
-_AXIS = allowed(
-    lambda axis: bool(re.fullmatch(r"\w+=[1-9]\d*", axis)), "use NAME=SIZE, such as data=8"
-)
+_TARGET = allowed(re.compile(r"cpu:\d+|tpu:.+").fullmatch, "use tpu:v5e:2x2 or cpu:8, say")
+_AXIS = allowed(re.compile(r"\w+=[1-9]\d*").fullmatch, "use NAME=SIZE, such as data=8")
+_DTYPE = one_of(("float32", "bfloat16", "float16"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +58,7 @@ class Cost:
     )
     per_device: bool = option(False, "The step under shard_map, with axis_name.")
     batch_size: int = option(256, "Examples in a batch, on all devices together.", COUNT)
-    dtype: str = option(
-        "float32",
-        "What the network computes in; the params are float32.",
-        one_of(("float32", "bfloat16", "float16")),
-    )
+    dtype: str = option("float32", "What the network computes in; the params are float32.", _DTYPE)
     time: bool = option(False, f"Also run the steps here, in {ROUNDS} rounds, and take times.")
     out: Path | None = option(
         None, "JSON file for all measurements, with a figure in addition (.png).", metavar="FILE"
@@ -87,11 +79,14 @@ def run(options: Cost) -> None:
     """Measures, prints the tables and writes the files."""
     jax.config.update("jax_enable_compilation_cache", False)  # its hits would be fast to compile
     mesh = make_mesh(options.target, options.mesh or ())
+    if options.batch_size % mesh.shape[DATA]:
+        raise UserError(f"--batch-size {options.batch_size}: use a multiple of {mesh.shape[DATA]}.")
+    placement = Placement(mesh, options.params == "fsdp", options.per_device)
     axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     devices = f"{options.target or jax.devices()[0].device_kind}, {axes}, {options.params}"
     console, models = Console(), {}
     for name in options.models:
-        model = models[name] = _model(name, options, mesh)
+        model = models[name] = _model(name, options, placement)
         heading = f"{name}: {model['parameters']:,} parameters; {devices}"
         console.print(heading, "", style="bold", soft_wrap=True)
         report.print_tables(console, model["steps"])
@@ -102,24 +97,21 @@ def run(options: Cost) -> None:
         output.replace_files({options.out.with_suffix(".png"): report.draw(models)})
 
 
-def _model(name: str, options: Cost, mesh: Mesh) -> Record:
-    if options.batch_size % mesh.shape[DATA]:
-        raise UserError(f"--batch-size {options.batch_size}: use a multiple of {mesh.shape[DATA]}.")
-    problem = problems.make(name, options.batch_size, options.dtype, options.shape)
+def _model(name: str, options: Cost, placement: Placement) -> Record:
+    problem = steps.make(name, options.batch_size, options.shape, options.dtype)
     params = jax.eval_shape(problem.init)
-    placement = Placement(mesh, options.params == "fsdp", options.per_device)
-    rows, rounds = steps.rows(options.methods), ROUNDS * options.time
-    work = {"compiling": (1.0, len(rows)), "running": (0.3, len(rows) * rounds)}
-    builds: dict[str, measure.Build] = {}
+    base, axis = steps.OPTIMIZERS[options.optimizer], DATA if options.per_device else None
+    rows = steps.rows(options.methods, problem.losses, base, axis)
+    work = {"compiling": (1.0, len(rows)), "running": (0.3, len(rows) * ROUNDS * options.time)}
+    builds = {}
     with Progress(Console(stderr=True), work, f"{name}:") as progress:
-        for row in rows:
-            step = steps.make(row, problem.losses, options.optimizer, options.per_device)
-            built = builds[str(row)] = measure.build(step, params, problem.batch, placement)
-            built.record.update(reference=str(row.reference), gradients=row.variant().gradients(1))
-            progress.done("compiling", built.record["compile seconds"])
-        if rounds:
+        for row, (step, known) in rows.items():
+            builds[row] = measure.Build(step, params, problem.batch, placement)
+            builds[row].record.update(known)
+            progress.done("compiling", builds[row].record["compile seconds"])
+        if options.time:
             done = functools.partial(progress.done, "running")
-            measure.take_times(builds, problem, rounds, done)
-    found = {name: built.record for name, built in builds.items()}
+            measure.take_times([*builds.values()], problem.init, ROUNDS, done)
+    found = {row: built.record for row, built in builds.items()}
     report.add_ratios(found)
     return {"parameters": sum(leaf.size for leaf in jax.tree.leaves(params)), "steps": found}

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.tree_util import KeyPath
 
 from sam_optax.experiments.types import Function, PyTree
 
@@ -30,7 +29,8 @@ class At(NamedTuple):
     params: optax.Params
     state: PyTree
     base_state: optax.OptState
-    value_and_grad: Function  # (params, stride of the examples = 1) -> loss, gradient
+    batch: PyTree
+    value_and_grad: Function  # (params, batch = this one) -> loss, gradient
     mean: Function  # over the devices
 
 
@@ -48,7 +48,7 @@ def sam(at: At, rho: float) -> PyTree:
 def asam(at: At, rho: float, eta: float) -> PyTree:
     """ASAM: ε = ρ T² g/‖T g‖, T = |w| + η for weights and 1 for biases."""
 
-    def scaling(path: KeyPath, w: jax.Array) -> jax.Array:
+    def scaling(path: jax.tree_util.KeyPath, w: jax.Array) -> jax.Array:
         return jnp.ones_like(w) if path[-1].key == "bias" else jnp.abs(w) + eta
 
     value, grads = at.value_and_grad(at.params)
@@ -78,8 +78,7 @@ def rsam(at: At, rho: float, gamma: float, lmbda: float) -> PyTree:
         return gamma * rms * jax.random.normal(key, w.shape, w.dtype)
 
     next_key, key = jax.random.split(at.state)
-    leaves, structure = jax.tree.flatten(at.params)
-    keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
+    keys = optax.tree_utils.tree_split_key_like(key, at.params)
     delta = jax.tree.map(draw, at.params, keys)
     _, grads = at.value_and_grad(jax.tree.map(jnp.add, at.params, delta))
     by_delta, by_grads = 1 / guarded_norm(delta), lmbda / guarded_norm(grads)
@@ -97,24 +96,20 @@ METHODS: dict[str, tuple[Function, Function]] = {
 """By name in the registry: loss, gradient and next state of a step; and the first state."""
 
 
-def by_hand(
-    method: Function,
-    init: Function,
-    loss: Loss,
-    base: optax.GradientTransformation,
-    axis: str | None = None,
-) -> Step:
-    """The step of a method; with ``axis``, the program of one device."""
+def by_hand(method: Any, losses: Loss, base: Any, axis: str | None, **options: Any) -> Step:
+    """The step of one of ``METHODS`` with its options; with ``axis``, the program of one device."""
+    of, init = method
 
     def mean(tree: PyTree) -> PyTree:
         return tree if axis is None else jax.lax.pmean(tree, axis)
 
     def step(params: optax.Params, state: PyTree, batch: PyTree) -> Any:
-        def value_and_grad(at: optax.Params, stride: int = 1) -> PyTree:
-            return jax.value_and_grad(loss)(at, jax.tree.map(lambda leaf: leaf[::stride], batch))
+        def value_and_grad(at: optax.Params, some: PyTree = batch) -> PyTree:
+            return jax.value_and_grad(lambda w: jnp.mean(losses(w, some)))(at)
 
         own, base_state = state
-        value, grads, own = method(At(params, own, base_state, value_and_grad, mean))
+        at = At(params, own, base_state, batch, value_and_grad, mean)
+        value, grads, own = of(at, **options)
         updates, base_state = base.update(mean(grads), base_state, params)
         return optax.apply_updates(params, updates), (own, base_state), value
 

@@ -2,12 +2,13 @@
 """Ratios, tables and the figure of the results, which are plain data as in the JSON file."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from sam_optax.experiments.cost.measure import COLLECTIVES
+from sam_optax.experiments.cost.steps import BASE
 from sam_optax.experiments.reporting import axes
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.table import ruled
@@ -19,39 +20,32 @@ optimizer's. Per device, as compiled: temporaries are memory in addition to argu
 collectives are counted, with MiB of their results; the estimate is the compiler's, not a
 measurement. Ratios of measured times are medians over rounds of the ratio within a round."""
 _TO = {"/hand": "÷ by hand", "/base": "÷ base"}
-
-
-class Measure(NamedTuple):
-    """A column of the table, in ``unit``, which is ``size`` of what was measured."""
-
-    name: str
-    unit: str = ""
-    size: float = 1
-    drawn: bool = False
-
-
 MEASURES = {
-    "gradients": Measure("gradients"),
-    "flops": Measure("FLOPs", "G", 1e9, drawn=True),
-    "bytes accessed": Measure("accessed", "MiB", 2**20, drawn=True),
-    "temporaries": Measure("temporaries", "MiB", 2**20, drawn=True),
-    "state": Measure("state", "MiB", 2**20),
-    "estimated seconds": Measure("estimate", "µs", 1e-6, drawn=True),
-    **{kind: Measure(kind) for kind in COLLECTIVES},
-    "sent": Measure("collectives", "MiB", 2**20, drawn=True),
-    "compile seconds": Measure("compiling", "s", 1),
-    "seconds": Measure("time", "ms", 1e-3, drawn=True),
+    "gradients": ("gradients", 1),
+    "flops": ("FLOPs\nG", 1e9),
+    "bytes accessed": ("accessed\nMiB", 2**20),
+    "temporaries": ("temporaries\nMiB", 2**20),
+    "state": ("state\nMiB", 2**20),
+    "estimated seconds": ("estimate\nµs", 1e-6),
+    **{kind: (kind.replace("-", "-\n"), 1) for kind in COLLECTIVES},
+    "sent": ("collectives\nMiB", 2**20),
+    "compile seconds": ("compiling\ns", 1),
+    "seconds": ("time\nms", 1e-3),
 }
+"""The columns: heading with the unit, and that unit in terms of what was measured."""
+_DRAWN = "flops", "bytes accessed", "temporaries", "estimated seconds", "sent", "seconds"
 
 
 def add_ratios(steps: Mapping[str, Record]) -> None:
     """Adds the ratios to the reference and to the base, ``None`` where that is 0."""
     for step in steps.values():
-        for to, other in (("/hand", steps[step["reference"]]), ("/base", steps["base optimizer"])):
-            step[to] = {k: step[k] / other[k] if other[k] else None for k in MEASURES if k in step}
-            if "rounds" in step:  # the load of the machine drifts
-                within = np.array(step["rounds"]) / np.array(other["rounds"])
-                step[to]["seconds"] = float(np.median(within))
+        for to, other in (("/hand", steps[step["reference"]]), ("/base", steps[BASE])):
+            step[to] = {k: _ratio(step[k], other[k]) for k in MEASURES if k in step}
+
+
+def _ratio(a: Any, b: Any) -> float | None:
+    """Of numbers, or of the times in each round: the load of the machine drifts between them."""
+    return float(np.median(np.divide(a, b))) if np.all(b) else None
 
 
 def print_tables(console: Console, steps: Mapping[str, Json]) -> None:
@@ -62,11 +56,9 @@ def print_tables(console: Console, steps: Mapping[str, Json]) -> None:
         keys = shown[i : i + side]
         table = ruled("step")
         for key in keys:
-            name, unit, *_ = MEASURES[key]
-            heading = f"{name}\n{unit}" if unit else name.replace("-", "-\n")
-            table.add_column(heading, justify="right", no_wrap=True)
+            table.add_column(MEASURES[key][0], justify="right", no_wrap=True)
         for name, step in steps.items():
-            values = (step[key] / MEASURES[key].size for key in keys)
+            values = (np.median(step[key]) / MEASURES[key][1] for key in keys)
             table.add_row(name, *(f"{x:,.0f}" if x > 9999 else f"{x:.4g}" for x in values))
             for to in _TO if step["reference"] != name else ():
                 ratios = (step[to][key] for key in keys)
@@ -76,18 +68,14 @@ def print_tables(console: Console, steps: Mapping[str, Json]) -> None:
 
 
 def draw(models: Mapping[str, Json]) -> bytes:
-    """Bars of what each step costs over the base optimizer's, a row of panels per network."""
-    steps = [step for model in models.values() for step in model["steps"].values()]
-    drawn = [k for k, of in MEASURES.items() if of.drawn and any(step.get(k) for step in steps)]
-    height = sum(1 + 0.2 * len(model["steps"]) for model in models.values())
-    figure = Figure(figsize=(2 + 2 * len(drawn), height), layout="constrained")
-    panels = figure.subplots(len(models), len(drawn), sharey="row", squeeze=False)
-    for row, (name, model) in zip(panels, models.items(), strict=True):
-        for panel, key in zip(row, drawn, strict=True):
-            ratios = [step["/base"][key] or np.nan for step in model["steps"].values()]
-            panel.barh(list(model["steps"]), ratios)
-            panel.set(title=MEASURES[key].name, xlabel="× the base optimizer's")
-            axes.tidy(panel, "x")
-        row[0].set_ylabel(name)
-        row[0].invert_yaxis()
+    """Bars of what each step costs over the base optimizer's, a panel per measure."""
+    steps = {f"{of}, {name}": x for of, m in models.items() for name, x in m["steps"].items()}
+    drawn = [key for key in _DRAWN if any(step.get(key) for step in steps.values())]
+    figure = Figure(figsize=(3 + 2 * len(drawn), 1 + 0.2 * len(steps)), layout="constrained")
+    panels = figure.subplots(1, len(drawn), sharey=True)
+    for panel, key in zip(panels, drawn, strict=True):
+        panel.barh([*steps], [step["/base"][key] or np.nan for step in steps.values()])
+        panel.set(title=MEASURES[key][0].split("\n")[0], xlabel="× the base optimizer's")
+        axes.tidy(panel, "x")
+    panels[0].invert_yaxis()
     return axes.png(figure)

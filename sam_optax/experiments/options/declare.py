@@ -26,7 +26,7 @@ def one_of(names: Iterable[str]) -> Rule:
     return lambda value: "" if value in names else f"unknown; {suggest(value, names)}"
 
 
-def allowed(has: Callable[[Any], bool], remedy: str) -> Rule:
+def allowed(has: Callable[[Any], object], remedy: str) -> Rule:
     """Values with a property."""
     return lambda value: "" if has(value) else f"{remedy}."
 
