@@ -55,25 +55,6 @@ def test_a_million_draws(seed):
     assert scipy.stats.kurtosis(z, fisher=False) == pytest.approx(3, abs=4.5 * np.sqrt(24 / count))
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.slow
-def test_values_repeat_as_often_as_chance_has_it(monkeypatch, seed):
-    count = 1_000_000
-    values, pmf = quantiles(monkeypatch), probabilities()
-    z = np.float64(generator.normal(noise.first_key(jax.random.key(seed)), (count,)))
-    index = np.searchsorted((values[1:] + values[:-1]) / 2, z)
-    expected, observed = count * pmf, np.bincount(index, minlength=len(pmf))
-    common = expected > 20
-    statistic = np.sum((observed - expected)[common] ** 2 / expected[common])
-    p_value = scipy.stats.chi2.sf(statistic, common.sum() - 1)
-    assert 1e-5 < p_value < 1 - 1e-5  # too regular is as wrong as too irregular
-    # Pairs of neighbours, coarsely: 16 equally likely cells for each.
-    cell = np.minimum((scipy.stats.norm.cdf(z) * 16).astype(int), 15)
-    pairs = np.bincount(cell[:-1] * 16 + cell[1:], minlength=256)
-    outer = np.outer(np.bincount(cell), np.bincount(cell)).ravel() / count
-    assert scipy.stats.chi2.sf(np.sum((pairs - outer) ** 2 / outer), 225) > 1e-5
-
-
 # ---------------------------------------------------------------- bits
 
 
@@ -112,18 +93,6 @@ def test_either_word_decides_the_noise():
     draw_many = jax.jit(jax.vmap(lambda w: generator.normal(w, (SIZE,))))
     z, *others = np.float64(draw_many(np.stack([words, *flipped, *second])))
     assert np.abs(np.asarray(others) @ z / SIZE).max() < 5 / np.sqrt(SIZE)
-
-
-@pytest.mark.parametrize("shift", [0, 8, 16])
-@pytest.mark.parametrize("words", WORDS, ids=str)
-@pytest.mark.slow
-def test_words_and_pairs_of_them_are_uniform(words, shift):
-    """Chi-square over 4,096 cells: of 12 bits of a word, and of 6 bits each of two neighbours."""
-    x = random_bits(words, (1_000_000,)) >> np.uint32(shift)
-    single = np.bincount(x & 0xFFF, minlength=4096)
-    pairs = np.bincount((x[:-1] & 0x3F) * np.uint32(64) + (x[1:] & 0x3F), minlength=4096)
-    for counts in (single, pairs):
-        assert 1e-5 < scipy.stats.chisquare(counts).pvalue < 1 - 1e-5
 
 
 def test_uniform():

@@ -10,8 +10,8 @@ import optax
 import pytest
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT as OWG
 from helpers import RuntimeCounted, assert_close
-from methods import FOUR
-from training_steps import Batches, create, loss, params, perturbation_of
+from methods import FOUR, often
+from training_steps import Batches, create, loss, params, perturbation_of, sgd_with
 
 import sam_optax
 from sam_optax.training import TrainState
@@ -20,81 +20,51 @@ GROUPS = 3
 X = jnp.asarray(np.random.default_rng(0).normal(size=(GROUPS, 4, 2)), jnp.float32)
 
 
-def transformation(method: str, **kwargs: Any) -> optax.GradientTransformation:
-    return sam_optax.sharpness_aware(
-        optax.sgd(0.1, momentum=0.9), perturbation_of(method), groups=GROUPS, **kwargs
-    )
+def on_group(params: Any, i: jax.Array) -> jax.Array:
+    return loss(params, X[i])
 
 
-def loss_and_aux(params: Any, i: jax.Array) -> Any:
-    """The point and the index of a first pass are the auxiliary output."""
-    return loss(params, X[i]), (params, jnp.asarray(i, jnp.float32))
-
-
-@pytest.mark.parametrize("method", ["sam", "fsam"])
-@pytest.mark.fast("fsam")
+@pytest.mark.parametrize("method", often(["sam", "fsam"], "fsam"))
 def test_a_step_is_a_hand_written_loop_over_the_groups(method):
-    state = create(transformation(method))
-    state, (value, (point, index)) = jax.jit(
-        lambda state: state.apply_loss(loss_and_aux, has_aux=True)
-    )(state)
+    base = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
+    tx = sam_optax.sharpness_aware(base, perturbation_of(method), groups=GROUPS, info=True)
+    # The point and the index of a first pass are the auxiliary output.
+    loss_and_aux = lambda w, i: (on_group(w, i), (w, jnp.asarray(i, jnp.float32)))
+    state, (value, (point, index)) = jax.jit(lambda s: s.apply_loss(loss_and_aux, has_aux=True))(
+        create(tx)
+    )
     perturbation, w = perturbation_of(method), params()
-    sharp, values = [], []
+    sharp, values, rises = [], [], []
     for x in X:
         first, grads = jax.value_and_grad(loss)(w, x)
         perturbed, _ = perturbation.perturb_fn(w, grads, perturbation.init(w))
         sharp.append(jax.grad(loss)(perturbed, x))
         values.append(first)
+        rises.append(loss(perturbed, x) - first)
     expected = jax.tree.map(lambda p, *g: p - 0.1 * sum(g) / GROUPS, w, *sharp)
     assert_close(state.params, expected, rtol=1e-6)
     assert_close(value, np.mean(values), rtol=1e-6)
+    assert_close(state.opt_state.base_state[1].best_value, value, rtol=1e-6)
+    assert_close(state.opt_state.info.loss_rise, np.mean(rises), rtol=1e-4)
     assert_close(point, w, rtol=1e-6)
     assert float(index) == 1.0  # the mean of 0, 1 and 2
     assert int(state.step) == 1
 
 
-@pytest.mark.parametrize("method", FOUR)
-@pytest.mark.fast("sam")
+@pytest.mark.parametrize("method", often(FOUR, "sam"))
 def test_two_gradients_of_each_group_and_one_trace(method):
     counted = RuntimeCounted(loss)
-    state = create(transformation(method, when=sam_optax.every(2))).replace(step=jnp.array(0))
+    tx = sgd_with(method, groups=GROUPS, when=sam_optax.every(2))
+    state = create(tx).replace(step=jnp.array(0))
     step = jax.jit(lambda state: state.apply_loss(lambda w, i: counted(w, X[i])))
-    for _ in range(2):  # the second step does not perturb
-        state, _ = step(state)
+    for _ in range(2):
+        before = state.params
+        state, value = step(state)
+    # The second step does not perturb.
+    assert_close(value, loss(before, X.reshape(-1, 2)), rtol=1e-5)
     jax.block_until_ready(state)
     jax.effects_barrier()
     assert (counted.evaluations, counted.calls) == (3 * GROUPS, 1)
-
-
-@pytest.mark.slow
-def test_a_step_that_does_not_perturb_is_the_base_optimizer_s():
-    state = create(transformation("sam", when=sam_optax.after(1)))
-    new, (value, (_, index)) = jax.jit(lambda state: state.apply_loss(loss_and_aux, has_aux=True))(
-        state
-    )
-    grads = jax.grad(loss)(params(), X.reshape(-1, 2))
-    assert_close(new.params, jax.tree.map(lambda p, g: p - 0.1 * g, params(), grads), rtol=1e-5)
-    assert_close(value, loss(params(), X.reshape(-1, 2)), rtol=1e-5)
-    assert float(index) == 1.0
-
-
-def test_the_optimizer_gets_the_mean_loss():
-    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
-    base = optax.chain(optax.sgd(0.1), plateau)
-    tx = sam_optax.sharpness_aware(base, sam_optax.sam(0.1), groups=GROUPS)
-    state, value = create(tx).apply_loss(lambda w, i: loss(w, X[i]))
-    assert_close(state.opt_state.base_state[1].best_value, value, rtol=1e-6)
-
-
-def test_info_has_the_mean_rise():
-    state, _ = create(transformation("sam", info=True)).apply_loss(lambda w, i: loss(w, X[i]))
-    rises = []
-    for x in X:
-        perturbation, w = perturbation_of("sam"), params()
-        grads = jax.grad(loss)(w, x)
-        perturbed, _ = perturbation.perturb_fn(w, grads, perturbation.init(w))
-        rises.append(loss(perturbed, x) - loss(w, x))
-    assert_close(state.opt_state.info.loss_rise, np.mean(rises), rtol=1e-4)
 
 
 def test_batch_norm_has_statistics_of_each_group():
@@ -143,27 +113,23 @@ def test_on_devices_loss_and_aux_are_each_device_s_own(check_vma, when):
 
 def test_a_count_is_refused():
     """The last group's alone, or a rounded mean, would pass for the batch's."""
-    counts = lambda w, i: (loss(w, X[i]), {"right": jnp.sum(X[i] > 0)})
-    with pytest.raises(
-        TypeError, match=r"floating-point numbers with groups.*\['right'\] is int32"
-    ):
-        create(transformation("sam")).apply_loss(counts, has_aux=True)
+    counts = lambda w, i: (on_group(w, i), {"right": jnp.sum(X[i] > 0)})
+    with pytest.raises(TypeError, match=r"floating-point numbers with groups.*'right'.* is int32"):
+        create(sgd_with("sam", groups=GROUPS)).apply_loss(counts, has_aux=True)
 
 
-@pytest.mark.slow
 def test_inside_another_transformation_the_error_says_what_to_do():
-    tx = optax.chain(optax.zero_nans(), transformation("sam"))
+    inside = lambda method: optax.chain(optax.zero_nans(), sgd_with(method, groups=GROUPS))
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'i'") as error:
-        create(tx).apply_loss(lambda w, i: loss(w, X[i]))
+        create(inside("sam")).apply_loss(on_group)
     assert "needs sharpness_aware to be the outermost" in "".join(error.value.__notes__)
-    value = create(optax.chain(optax.zero_nans(), transformation("rsam"))).apply_loss(
-        lambda w, i: loss(w, X[i])
-    )[1]
-    assert np.isfinite(value)  # its first pass is its own wherever it is
+    # The first pass of a random start is its own wherever it is.
+    assert np.isfinite(create(inside("rsam")).apply_loss(on_group)[1])
 
 
 def test_overwritten_statistics_are_refused():
     w = {"params": jnp.array([3.0, 4.0]), OWG: jnp.array(0.5)}
-    state = TrainState.create(apply_fn=None, params=w, tx=transformation("sam"))
+    tx = sgd_with("sam", groups=GROUPS)
+    state = TrainState.create(apply_fn=None, params=w, tx=tx)
     with pytest.raises(ValueError, match="groups cannot be used with overwrite-with-gradient"):
         state.apply_loss(lambda w, i: jnp.sum(w["params"] ** 2) * w[OWG])
