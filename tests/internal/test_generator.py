@@ -100,16 +100,3 @@ def test_uniform():
     assert 0 <= u.min() < 1e-5
     assert 1 - 1e-5 < u.max() < 1
     assert scipy.stats.kstest(u, "uniform").pvalue > 1e-4
-
-
-@pytest.mark.slow
-def test_the_limit_that_the_docstring_names():
-    """Second words that differ in one bit correlate, if the first are equal; as of leaves, not."""
-    words, count = np.asarray(WORDS[0]), 1_000_000
-    z = lambda words: np.float64(generator.normal(jnp.asarray(words, jnp.uint32), (count,)))
-    first, second = np.array([1, 0], np.uint32), np.array([0, 1], np.uint32)
-    leaf = np.array(noise._LEAF_STRIDE, np.uint32)
-    correlation = lambda other: abs(np.mean(z(words) * z(other)))
-    assert correlation(words ^ second) > 0.1
-    for other in (words ^ first, words + leaf, words + 2 * leaf, noise.next_key(WORDS[0])):
-        assert correlation(other) < 5 / np.sqrt(count)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT as OWG
 from helpers import RuntimeCounted, assert_close
 from methods import FOUR, often
-from training_steps import Batches, create, loss, params, perturbation_of, sgd_with
+from training_steps import create, loss, params, perturbation_of, sgd_with
 
 import sam_optax
 from sam_optax.training import TrainState
@@ -65,50 +64,6 @@ def test_two_gradients_of_each_group_and_one_trace(method):
     jax.block_until_ready(state)
     jax.effects_barrier()
     assert (counted.evaluations, counted.calls) == (3 * GROUPS, 1)
-
-
-def test_batch_norm_has_statistics_of_each_group():
-    """Running statistics are the mean of what each group makes of them."""
-    model = nn.BatchNorm(use_running_average=False, momentum=0.9)
-    x = jnp.array([[[0.0], [2.0]], [[10.0], [14.0]], [[-3.0], [3.0]]])
-    variables = model.init(jax.random.key(0), x[0])
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(0.1), groups=GROUPS)
-    state = Batches.create(apply_fn=model.apply, tx=tx, **variables)
-
-    def loss_fn(params: Any, i: jax.Array) -> Any:
-        y, new = model.apply({**variables, "params": params}, x[i], mutable=["batch_stats"])
-        return jnp.mean(jnp.square(y - 1.0)), new["batch_stats"]
-
-    _, (_, stats) = jax.jit(lambda s: s.apply_loss(loss_fn, has_aux=True))(state)
-    np.testing.assert_allclose(stats["mean"], [0.1 * (1 + 12 + 0) / 3], rtol=1e-6)
-    np.testing.assert_allclose(stats["var"], [0.9 + 0.1 * (1 + 4 + 9) / 3], rtol=1e-6)
-
-
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is newer than this jax")
-@pytest.mark.parametrize("when", [None, sam_optax.after(1)])
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.slow
-def test_on_devices_loss_and_aux_are_each_device_s_own(check_vma, when):
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    P = jax.sharding.PartitionSpec
-    method = sam_optax.sam(0.1)
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), method, groups=2, axis_name="data", when=when)
-    state = TrainState.create(apply_fn=None, params=jnp.array(0.0), tx=tx)
-    c = jnp.array([1.0, -3.0, 5.0, 2.0])  # ½(w − c)², a group each
-
-    def step(state: TrainState, c: jax.Array) -> Any:
-        loss_fn = lambda w, i: (0.5 * jnp.square(w - c[i]), c[i])
-        state, (value, aux) = state.apply_loss(loss_fn, has_aux=True)
-        return state.params, value[None], aux[None]
-
-    specs = {"mesh": mesh, "in_specs": (P(), P("data")), "out_specs": (P(), P("data"), P("data"))}
-    sharded = jax.jit(jax.shard_map(step, check_vma=check_vma, **specs))
-    new, value, aux = sharded(state.replace(step=jnp.array(0)), c)
-    # Ascent gradients are −c; sharp ones −c − 0.1 sign(c).
-    rise = 0.0 if when else 0.1 * (1 - 1 + 1 + 1) / 4
-    np.testing.assert_allclose(new, np.mean(c) + rise, rtol=1e-6)
-    np.testing.assert_allclose(value, [2.5, 7.25], rtol=1e-6)
-    np.testing.assert_allclose(aux, [-1.0, 3.5], rtol=1e-6)
 
 
 def test_a_count_is_refused():

@@ -40,30 +40,36 @@ def test_donated_scanned_and_not_retraced(method):
     assert_close(scanned.params, state.params, rtol=1e-5)
 
 
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is newer than this jax")
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_data_parallel_is_m_sharpness(check_vma):
-    """Losses ½(w − c)², c = 1 and −3, w = 0, ρ = .1: the mean sharp gradient is 1.0 (case 25).
+@pytest.mark.parametrize("groups", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_data_parallel_is_m_sharpness(groups, check_vma):
+    """Losses ½(w − c)², w = 0, ρ = .1: ascent gradients are −c, sharp ones −c − .1 sign(c).
 
-    The devices' ascent gradients are −1 and 3, their sharp gradients −1.1 and 3.1. Loss and aux are
-    each device's own: aux may be per example. The optimizer's state is one for all devices.
+    Case 25. Loss and aux are each device's own, of the mean over its groups. The optimizer's state
+    is one for all devices.
     """
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     base = optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
-    tx = sam_optax.sharpness_aware(base, sam_optax.sam(rho=0.1), axis_name="data")
+    method = sam_optax.sam(rho=0.1)
+    tx = sam_optax.sharpness_aware(base, method, groups=groups, axis_name="data")
     state = TrainState.create(apply_fn=None, params=jnp.array(0.0), tx=tx)
 
     def step_fn(state: TrainState, c: jax.Array) -> tuple[TrainState, jax.Array, jax.Array]:
-        loss_fn = lambda w: (jnp.mean(0.5 * jnp.square(w - c)), w - c)
+        loss_fn = lambda w, i=0: (0.5 * jnp.square(w - c[i]), w - c[i])
         state, (value, aux) = state.apply_loss(loss_fn, has_aux=True)
-        return state, value[None], aux
+        return state, value[None], aux[None]
 
     specs = {"in_specs": (P(), P("data")), "out_specs": (P(), P("data"), P("data"))}
     sharded = jax.jit(jax.shard_map(step_fn, mesh=mesh, check_vma=check_vma, **specs))
-    new, values, aux = sharded(state.replace(step=jnp.array(0)), jnp.array([1.0, -3.0]))
-    np.testing.assert_allclose(new.params, -1.0, rtol=1e-6)
-    np.testing.assert_allclose(values, [0.5, 4.5], rtol=1e-6)
-    np.testing.assert_allclose(aux, [-1.0, 3.0], rtol=1e-6)
-    np.testing.assert_allclose(new.opt_state.base_state[1].best_value, 2.5, rtol=1e-6)
+    c = np.array([[1.0, -3.0], [5.0, 2.0]] if groups else [[1.0], [-3.0]])
+    new, values, aux = sharded(state.replace(step=jnp.array(0)), jnp.asarray(c.ravel()))
+    np.testing.assert_allclose(new.params, np.mean(c + 0.1 * np.sign(c)), rtol=1e-6)
+    np.testing.assert_allclose(values, 0.5 * np.mean(c**2, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(aux, -np.mean(c, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(
+        new.opt_state.base_state[1].best_value, 0.5 * np.mean(c**2), rtol=1e-6
+    )
 
 
 class StockBatches(train_state.TrainState):
