@@ -146,7 +146,8 @@ def test_numpyro():
 
 def test_optimistix():
     pytest.importorskip("optimistix")
-    for names in (run("optimistix"), run("optimistix_alternating")):
+    first = run("optimistix")
+    for names in (first, run("optimistix_alternating", **first)):
         np.testing.assert_allclose(names["found"], names["target"], atol=1e-3)
 
 
