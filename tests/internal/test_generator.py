@@ -55,25 +55,6 @@ def test_a_million_draws(seed):
     assert scipy.stats.kurtosis(z, fisher=False) == pytest.approx(3, abs=4.5 * np.sqrt(24 / count))
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.slow
-def test_values_repeat_as_often_as_chance_has_it(monkeypatch, seed):
-    count = 1_000_000
-    values, pmf = quantiles(monkeypatch), probabilities()
-    z = np.float64(generator.normal(noise.first_key(jax.random.key(seed)), (count,)))
-    index = np.searchsorted((values[1:] + values[:-1]) / 2, z)
-    expected, observed = count * pmf, np.bincount(index, minlength=len(pmf))
-    common = expected > 20
-    statistic = np.sum((observed - expected)[common] ** 2 / expected[common])
-    p_value = scipy.stats.chi2.sf(statistic, common.sum() - 1)
-    assert 1e-5 < p_value < 1 - 1e-5  # too regular is as wrong as too irregular
-    # Pairs of neighbours, coarsely: 16 equally likely cells for each.
-    cell = np.minimum((scipy.stats.norm.cdf(z) * 16).astype(int), 15)
-    pairs = np.bincount(cell[:-1] * 16 + cell[1:], minlength=256)
-    outer = np.outer(np.bincount(cell), np.bincount(cell)).ravel() / count
-    assert scipy.stats.chi2.sf(np.sum((pairs - outer) ** 2 / outer), 225) > 1e-5
-
-
 # ---------------------------------------------------------------- bits
 
 
@@ -114,33 +95,8 @@ def test_either_word_decides_the_noise():
     assert np.abs(np.asarray(others) @ z / SIZE).max() < 5 / np.sqrt(SIZE)
 
 
-@pytest.mark.parametrize("shift", [0, 8, 16])
-@pytest.mark.parametrize("words", WORDS, ids=str)
-@pytest.mark.slow
-def test_words_and_pairs_of_them_are_uniform(words, shift):
-    """Chi-square over 4,096 cells: of 12 bits of a word, and of 6 bits each of two neighbours."""
-    x = random_bits(words, (1_000_000,)) >> np.uint32(shift)
-    single = np.bincount(x & 0xFFF, minlength=4096)
-    pairs = np.bincount((x[:-1] & 0x3F) * np.uint32(64) + (x[1:] & 0x3F), minlength=4096)
-    for counts in (single, pairs):
-        assert 1e-5 < scipy.stats.chisquare(counts).pvalue < 1 - 1e-5
-
-
 def test_uniform():
     u = np.float64(generator.uniform(generator.bits(WORDS[0], (1_000_000,))))
     assert 0 <= u.min() < 1e-5
     assert 1 - 1e-5 < u.max() < 1
     assert scipy.stats.kstest(u, "uniform").pvalue > 1e-4
-
-
-@pytest.mark.slow
-def test_the_limit_that_the_docstring_names():
-    """Second words that differ in one bit correlate, if the first are equal; as of leaves, not."""
-    words, count = np.asarray(WORDS[0]), 1_000_000
-    z = lambda words: np.float64(generator.normal(jnp.asarray(words, jnp.uint32), (count,)))
-    first, second = np.array([1, 0], np.uint32), np.array([0, 1], np.uint32)
-    leaf = np.array(noise._LEAF_STRIDE, np.uint32)
-    correlation = lambda other: abs(np.mean(z(words) * z(other)))
-    assert correlation(words ^ second) > 0.1
-    for other in (words ^ first, words + leaf, words + 2 * leaf, noise.next_key(WORDS[0])):
-        assert correlation(other) < 5 / np.sqrt(count)

@@ -25,10 +25,8 @@ def choose(values, k, seed=0, among=None):
 
 
 SCORES = {
-    "zeros": np.zeros(30),
-    "equal": np.ones(30),
+    "equal": np.full(30, 0.1),  # whose last bit is set
     "three values": np.repeat([3.0, 1.0, 2.0], 10),
-    "distinct": np.random.default_rng(0).normal(size=30),
     "range of float32": np.logspace(-38, 38, 30),
     "nan": np.full(30, np.nan),
     "some nan": np.where(np.arange(30) % 2, np.nan, np.arange(30.0) + 1),
@@ -36,17 +34,17 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("k", [0, 1, 7, 15, 29, 30])
 @pytest.mark.parametrize("name", SCORES)
-def test_exactly_k_and_the_largest(name, k):
+def test_exactly_k_and_the_largest(name):
     values = np.nan_to_num(np.abs(SCORES[name]), posinf=np.inf)  # NaN counts as 0
-    chosen = choose(SCORES[name], k)
-    assert chosen.sum() == k
-    if 0 < k < 30:
-        assert values[chosen].min() >= values[~chosen].max()
+    for k in (0, 1, 15, 29, 30):
+        chosen = choose(SCORES[name], k)
+        assert chosen.sum() == k
+        if 0 < k < 30:
+            assert values[chosen].min() >= values[~chosen].max()
 
 
-@pytest.mark.parametrize("name", ["zeros", "three values", "nan"])
+@pytest.mark.parametrize("name", ["three values", "nan"])
 def test_ties_are_broken_at_random(name):
     draws = np.stack([choose(SCORES[name], 5, seed) for seed in range(60)])
     tied = SCORES[name] == 3 if name == "three values" else np.ones(30, bool)

@@ -1,17 +1,18 @@
 """Keys, and R-SAM's noise for a whole tree: its covariance and its independence."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import references
-import scipy.stats
 from bits import SIZE, WORDS, planes
 from helpers import assert_same, leaves
 
 import sam_optax
-from sam_optax._internal import generator, noise
+from sam_optax._internal import noise
 
 DRAWS = 20_000
 
@@ -58,24 +59,6 @@ def test_variance_of_each_kernel(samples):
     assert np.abs(samples.var(0) / references.flatten(std) ** 4 * 0.1**2 - 1).max() > 0.2
 
 
-@pytest.mark.parametrize("noise_scale", ["relative", "norm", "isotropic"])
-@pytest.mark.slow
-def test_variance_of_each_kernel_under_other_scales(noise_scale):
-    """γ² ‖w_j‖²/n_j, γ² ‖w_j‖² and γ² within 5 %, and none of the others' variances."""
-    variance = draw(kernels(), 0.1, noise_scale=noise_scale).var(0)
-    ratios = {}
-    for name in ("relative", "norm", "isotropic", "sqrt_norm"):
-        std = [references.kernel_std(w, 0.1, -1, name) for w in leaves(kernels())]
-        ratios[name] = np.abs(variance / references.flatten(std) ** 2 - 1).max()
-    assert ratios.pop(noise_scale) < 0.05
-    assert min(ratios.values()) > 0.2
-
-
-def test_mean_is_0(samples):
-    z = samples.mean(0) / samples.std(0) * np.sqrt(DRAWS)
-    assert np.abs(z).max() < 4.5
-
-
 def test_elements_kernels_and_leaves_are_uncorrelated(samples):
     correlation = np.corrcoef(samples.T) - np.eye(samples.shape[1])
     assert np.abs(correlation).max() < 5 / np.sqrt(DRAWS)
@@ -89,12 +72,6 @@ def test_successive_steps_are_uncorrelated(samples, lag):
     z = (samples - samples.mean(0)) / samples.std(0)
     for a in (z, np.abs(z) - np.abs(z).mean(0)):
         assert np.abs(a[:-lag].T @ a[lag:]).max() / (DRAWS - lag) < 5 / np.sqrt(DRAWS)
-
-
-def test_marginals_are_normal(samples):
-    z = samples / samples.std(0)
-    for element in z.T:
-        assert scipy.stats.kstest(element, "norm").statistic < 2.2 / np.sqrt(DRAWS)
 
 
 def test_large_leaves():
@@ -113,14 +90,6 @@ def test_large_leaves():
     assert abs(np.mean(a[:, 300:] * a[:, :-300])) < bound  # one row apart
     assert abs(np.corrcoef(a[:, :50].ravel(), c.ravel())[0, 1]) < 5 / np.sqrt(steps * 50)
     assert not np.any(np.all(np.diff(rows, axis=0) == 0, axis=0))
-
-
-@pytest.mark.slow
-def test_different_keys_are_independent():
-    x = [planes(np.asarray(generator.bits(noise.first_key(s), (SIZE,)))) for s in range(4)]
-    for i, a in enumerate(x):
-        for b in x[:i]:
-            assert np.abs(a.T @ b / SIZE).max() < 5.5 / np.sqrt(SIZE)
 
 
 def test_successive_keys_are_independent_and_do_not_cycle():
@@ -164,28 +133,25 @@ def test_complex_noise_has_the_variance_in_both_parts():
 # ---------------------------------------------------------------- seeds
 
 
-KEYED = {
-    "rsam": lambda key: sam_optax.rsam(key=key).init(PARAMS),
-    "random_start": lambda key: sam_optax.random_start(sam_optax.asam(), key=key).init(PARAMS),
-    "low_pass": lambda key: sam_optax.low_pass(key=key).init(PARAMS),
-    "sparsify": lambda key: sam_optax.sparsify(0.5, key=key).init(PARAMS),
-    "random_mask": lambda key: sam_optax.random_mask(0.5, key=key).init(PARAMS),
-    "stochastic_rounding": lambda key: sam_optax.stochastic_rounding(sam_optax.sam(), key=key).init(
+PARAMS = {"a": jnp.ones(3)}
+SAM = sam_optax.sam()
+MAKE = [sam_optax.rsam, sam_optax.low_pass]
+MAKE += [functools.partial(sam_optax.random_start, SAM)]
+MAKE += [functools.partial(sam_optax.stochastic_rounding, SAM)]
+MAKE += [functools.partial(make, 0.5) for make in (sam_optax.sparsify, sam_optax.random_mask)]
+KEYED = [lambda key, make=make: make(key=key).init(PARAMS) for make in MAKE]
+KEYED += [
+    lambda key: sam_optax.sharpness_aware(
+        optax.sgd(0.1), SAM, when=sam_optax.bernoulli(0.5, key=key)
+    ).init(PARAMS),
+    lambda key: sam_optax.reweighted_ascent(lambda w, x: w["a"] * x, jnp.arange(3.0), key=key)(
         PARAMS
     ),
-    "bernoulli": lambda key: sam_optax.sharpness_aware(
-        optax.sgd(0.1), sam_optax.sam(), when=sam_optax.bernoulli(0.5, key=key)
-    ).init(PARAMS),
-    "reweighted_ascent": lambda key: sam_optax.reweighted_ascent(
-        lambda w, x: w["a"] * x, jnp.arange(3.0), key=key
-    )(PARAMS),
-}
-PARAMS = {"a": jnp.ones(3)}
+]
 
 
-@pytest.mark.parametrize("name", KEYED)
-def test_a_seed_is_the_key_of_that_seed(name):
-    make = KEYED[name]
+@pytest.mark.parametrize("make", KEYED)
+def test_a_seed_is_the_key_of_that_seed(make):
     expected = make(jax.random.key(5))
     for seed in (5, np.int64(5), np.asarray(5), jnp.asarray(5)):
         assert_same(make(seed), expected)
@@ -237,32 +203,6 @@ def test_a_draw_of_the_callers(draw, make):
     # Another key, another noise; the same key, the same.
     assert_same(isotropic(params, draw, make), z)
     assert not np.any(np.isclose(isotropic(params, None, make)[0], big, atol=1e-6).all())
-
-
-@pytest.mark.slow
-def test_a_draw_is_the_noise_of_the_perturbation_too():
-    method = sam_optax.rsam(
-        1.0, 0.3, 0.0, key=3, noise_scale="isotropic", weighting="raw", draw=rademacher
-    )
-    w = {"a": jnp.zeros((300, 300)), "b": jnp.zeros(5)}
-    state = method.init(w)
-    delta, eps = method.start_fn(w, state), method.update(w, state, w)[0]
-    length = np.sqrt(90_005.0)
-    for d, e in zip(leaves(delta), leaves(eps), strict=True):
-        np.testing.assert_allclose(d, np.float32(0.3) * np.sign(d), rtol=1e-6)
-        np.testing.assert_allclose(e, np.sign(d) / length, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_draws_of_steps_and_devices_are_new():
-    method = sam_optax.rsam(key=3, draw=jax.random.normal)
-    w = {"a": jnp.ones((40, 5))}
-    state = method.init(w)
-    later = method.update(w, state, w)[1]
-    starts = [method.start_fn(w, s)["a"] for s in (state, later)]
-    starts += [method.start_fn(w, state, draw_index=i)["a"] for i in range(2)]
-    for i, a in enumerate(starts):
-        assert not any(np.any(a == b) for b in starts[:i])
 
 
 def test_draws_work_whatever_kind_of_key_is_the_default():

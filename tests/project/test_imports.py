@@ -80,23 +80,14 @@ def test_every_folder_has_its_rule_and_there_are_no_flat_modules():
 @pytest.mark.parametrize(
     ("folder", "line", "refused"),
     [
-        ("_internal", "from sam_optax._internal import trees", False),
-        ("_internal", "from sam_optax._perturbations import sam", True),
-        ("_internal", "import sam_optax", True),
-        ("_internal", "from ..training import TrainState", True),
         ("_internal", "from . import trees", False),
+        ("_internal", "from ..training import TrainState", True),
         ("_internal", "import jax, sam_optax._schedules.when", True),
         ("_internal", "def f():\n    from sam_optax import sam", True),
         ("_descent", "from sam_optax._internal.trees import map_inexact", False),
         ("_descent", "from sam_optax._gradients.accumulate import accumulate", True),
-        ("_combinators", "from sam_optax._schedules.when import every", False),
-        ("_combinators", "from sam_optax.training import TrainState", True),
-        ("training", "from sam_optax import sam", False),
-        ("training", "from sam_optax._combinators.step import sharp_step", True),
-        ("analysis", "from sam_optax._internal import vectors", False),
         ("experiments", "from sam_optax.analysis import sharpness", False),
         ("experiments", "from sam_optax.analysis._sharpness import sharpness", True),
-        ("experiments", "from sam_optax._internal import trees", True),
         ("experiments", "from sam_optax import __version__", False),
         ("experiments", "import sam_optax_extra._internal", False),
     ],
@@ -115,10 +106,5 @@ LOOKS_INTO_CODE = re.compile(
 def test_no_code_is_inspected_to_decide_what_a_step_computes():
     """But for the arguments of ``value_fn``, which optax takes from the signature too."""
     core = [path for path in PACKAGE.rglob("*.py") if path.parent.name.startswith("_")]
-    assert len(core) > 50
-    found = {}
-    for path in core:
-        hits = LOOKS_INTO_CODE.findall(path.read_text())
-        if hits:
-            found[str(path.relative_to(PACKAGE))] = hits
-    assert found == {"_combinators/gradient_functions.py": ["inspect.signature"]}
+    hits = [(path.name, hit) for path in core for hit in LOOKS_INTO_CODE.findall(path.read_text())]
+    assert hits == [("gradient_functions.py", "inspect.signature")]

@@ -16,46 +16,21 @@ import sam_optax
 from sam_optax.training import TrainState
 
 
-class Quantized(nn.Module):
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return nn.Dense(2, use_bias=False, dot_general_cls=nn.Fp8DirectDotGeneralOp)(x)
-
-
-def loss_of(model: nn.Module, x: jax.Array, variables: Any) -> jax.Array:
-    return jnp.mean(jnp.square(model.apply(variables, x) - 1.0))
-
-
-@pytest.mark.parametrize("tx", ["sgd", "sam", "rsam"])
-@pytest.mark.fast("sam")
-def test_fp8_statistics_are_those_of_the_stock_class(tx):
-    model, x = Quantized(), jnp.arange(1.0, 7.0).reshape(2, 3)
+def test_fp8_statistics_are_those_of_the_stock_class():
+    model = nn.Dense(2, use_bias=False, dot_general_cls=nn.Fp8DirectDotGeneralOp)
+    x, sgd = jnp.arange(1.0, 7.0).reshape(2, 3), optax.sgd(0.1)
     variables = jax.jit(model.init)(jax.random.key(0), x)
-    assert OWG in variables
-
-    def loss_fn(variables: Any) -> jax.Array:
-        return loss_of(model, x, variables)
-
-    sgd = optax.sgd(0.1)
-    # γ = 0 makes the start of R-SAM the params, so that one expectation serves every method.
-    method = perturbation_of(tx) if tx not in ("sgd", "rsam") else sam_optax.sam()
-    if tx == "rsam":
-        method = sam_optax.rsam(rho=0.5, gamma=0.0, key=jax.random.key(0))
-    ours = TrainState.create(
-        apply_fn=model.apply,
-        params=variables,
-        tx=sgd if tx == "sgd" else sam_optax.sharpness_aware(sgd, method),
-    )
+    loss_fn = lambda variables: jnp.mean(jnp.square(model.apply(variables, x) - 1.0))
+    tx = sam_optax.sharpness_aware(sgd, sam_optax.sam())
+    ours = TrainState.create(apply_fn=model.apply, params=variables, tx=tx)
+    ours, _ = jax.jit(lambda state: state.apply_loss(loss_fn))(ours)
     stock = train_state.TrainState.create(apply_fn=model.apply, params=variables, tx=sgd)
     stock = stock.apply_gradients(grads=jax.jit(jax.grad(loss_fn))(stock.params))
-    structure = jax.tree.structure(ours.params)
-    ours, _ = jax.jit(lambda state: state.apply_loss(loss_fn))(ours)
     assert_same(ours.params[OWG], stock.params[OWG])
-    assert jax.tree.structure(ours.params) == structure
+    assert jax.tree.structure(ours.params) == jax.tree.structure(variables)
     assert not same(ours.params[OWG], variables[OWG])
-    kernels = [state.params["params"]["Dense_0"]["kernel"] for state in (ours, stock)]
-    distance = float(jnp.max(jnp.abs(kernels[0] - kernels[1])))
-    assert distance < 1e-6 if tx == "sgd" else distance > 1e-3
+    kernels = [state.params["params"]["kernel"] for state in (ours, stock)]
+    assert float(jnp.max(jnp.abs(kernels[0] - kernels[1]))) > 1e-3
 
 
 def stand_in(variables: Any) -> jax.Array:

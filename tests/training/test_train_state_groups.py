@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +9,8 @@ import optax
 import pytest
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT as OWG
 from helpers import RuntimeCounted, assert_close
-from methods import FOUR
-from training_steps import Batches, create, loss, params, perturbation_of
+from methods import FOUR, often
+from training_steps import create, loss, params, perturbation_of, sgd_with
 
 import sam_optax
 from sam_optax.training import TrainState
@@ -20,150 +19,72 @@ GROUPS = 3
 X = jnp.asarray(np.random.default_rng(0).normal(size=(GROUPS, 4, 2)), jnp.float32)
 
 
-def transformation(method: str, **kwargs: Any) -> optax.GradientTransformation:
-    return sam_optax.sharpness_aware(
-        optax.sgd(0.1, momentum=0.9), perturbation_of(method), groups=GROUPS, **kwargs
-    )
+def on_group(params: Any, i: jax.Array) -> jax.Array:
+    return loss(params, X[i])
 
 
-def loss_and_aux(params: Any, i: jax.Array) -> Any:
-    """The point and the index of a first pass are the auxiliary output."""
-    return loss(params, X[i]), (params, jnp.asarray(i, jnp.float32))
-
-
-@pytest.mark.parametrize("method", ["sam", "fsam"])
-@pytest.mark.fast("fsam")
+@pytest.mark.parametrize("method", often(["sam", "fsam"], "fsam"))
 def test_a_step_is_a_hand_written_loop_over_the_groups(method):
-    state = create(transformation(method))
-    state, (value, (point, index)) = jax.jit(
-        lambda state: state.apply_loss(loss_and_aux, has_aux=True)
-    )(state)
+    base = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
+    tx = sam_optax.sharpness_aware(base, perturbation_of(method), groups=GROUPS, info=True)
+    # The point and the index of a first pass are the auxiliary output.
+    loss_and_aux = lambda w, i: (on_group(w, i), (w, jnp.asarray(i, jnp.float32)))
+    state, (value, (point, index)) = jax.jit(lambda s: s.apply_loss(loss_and_aux, has_aux=True))(
+        create(tx)
+    )
     perturbation, w = perturbation_of(method), params()
-    sharp, values = [], []
+    sharp, values, rises = [], [], []
     for x in X:
         first, grads = jax.value_and_grad(loss)(w, x)
         perturbed, _ = perturbation.perturb_fn(w, grads, perturbation.init(w))
         sharp.append(jax.grad(loss)(perturbed, x))
         values.append(first)
+        rises.append(loss(perturbed, x) - first)
     expected = jax.tree.map(lambda p, *g: p - 0.1 * sum(g) / GROUPS, w, *sharp)
     assert_close(state.params, expected, rtol=1e-6)
     assert_close(value, np.mean(values), rtol=1e-6)
+    assert_close(state.opt_state.base_state[1].best_value, value, rtol=1e-6)
+    assert_close(state.opt_state.info.loss_rise, np.mean(rises), rtol=1e-4)
     assert_close(point, w, rtol=1e-6)
     assert float(index) == 1.0  # the mean of 0, 1 and 2
     assert int(state.step) == 1
 
 
-@pytest.mark.parametrize("method", FOUR)
-@pytest.mark.fast("sam")
+@pytest.mark.parametrize("method", often(FOUR, "sam"))
 def test_two_gradients_of_each_group_and_one_trace(method):
     counted = RuntimeCounted(loss)
-    state = create(transformation(method, when=sam_optax.every(2))).replace(step=jnp.array(0))
+    tx = sgd_with(method, groups=GROUPS, when=sam_optax.every(2))
+    state = create(tx).replace(step=jnp.array(0))
     step = jax.jit(lambda state: state.apply_loss(lambda w, i: counted(w, X[i])))
-    for _ in range(2):  # the second step does not perturb
-        state, _ = step(state)
+    for _ in range(2):
+        before = state.params
+        state, value = step(state)
+    # The second step does not perturb.
+    assert_close(value, loss(before, X.reshape(-1, 2)), rtol=1e-5)
     jax.block_until_ready(state)
     jax.effects_barrier()
     assert (counted.evaluations, counted.calls) == (3 * GROUPS, 1)
 
 
-@pytest.mark.slow
-def test_a_step_that_does_not_perturb_is_the_base_optimizer_s():
-    state = create(transformation("sam", when=sam_optax.after(1)))
-    new, (value, (_, index)) = jax.jit(lambda state: state.apply_loss(loss_and_aux, has_aux=True))(
-        state
-    )
-    grads = jax.grad(loss)(params(), X.reshape(-1, 2))
-    assert_close(new.params, jax.tree.map(lambda p, g: p - 0.1 * g, params(), grads), rtol=1e-5)
-    assert_close(value, loss(params(), X.reshape(-1, 2)), rtol=1e-5)
-    assert float(index) == 1.0
-
-
-def test_the_optimizer_gets_the_mean_loss():
-    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
-    base = optax.chain(optax.sgd(0.1), plateau)
-    tx = sam_optax.sharpness_aware(base, sam_optax.sam(0.1), groups=GROUPS)
-    state, value = create(tx).apply_loss(lambda w, i: loss(w, X[i]))
-    assert_close(state.opt_state.base_state[1].best_value, value, rtol=1e-6)
-
-
-def test_info_has_the_mean_rise():
-    state, _ = create(transformation("sam", info=True)).apply_loss(lambda w, i: loss(w, X[i]))
-    rises = []
-    for x in X:
-        perturbation, w = perturbation_of("sam"), params()
-        grads = jax.grad(loss)(w, x)
-        perturbed, _ = perturbation.perturb_fn(w, grads, perturbation.init(w))
-        rises.append(loss(perturbed, x) - loss(w, x))
-    assert_close(state.opt_state.info.loss_rise, np.mean(rises), rtol=1e-4)
-
-
-def test_batch_norm_has_statistics_of_each_group():
-    """Running statistics are the mean of what each group makes of them."""
-    model = nn.BatchNorm(use_running_average=False, momentum=0.9)
-    x = jnp.array([[[0.0], [2.0]], [[10.0], [14.0]], [[-3.0], [3.0]]])
-    variables = model.init(jax.random.key(0), x[0])
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), sam_optax.sam(0.1), groups=GROUPS)
-    state = Batches.create(apply_fn=model.apply, tx=tx, **variables)
-
-    def loss_fn(params: Any, i: jax.Array) -> Any:
-        y, new = model.apply({**variables, "params": params}, x[i], mutable=["batch_stats"])
-        return jnp.mean(jnp.square(y - 1.0)), new["batch_stats"]
-
-    _, (_, stats) = jax.jit(lambda s: s.apply_loss(loss_fn, has_aux=True))(state)
-    np.testing.assert_allclose(stats["mean"], [0.1 * (1 + 12 + 0) / 3], rtol=1e-6)
-    np.testing.assert_allclose(stats["var"], [0.9 + 0.1 * (1 + 4 + 9) / 3], rtol=1e-6)
-
-
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is newer than this jax")
-@pytest.mark.parametrize("when", [None, sam_optax.after(1)])
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.slow
-def test_on_devices_loss_and_aux_are_each_device_s_own(check_vma, when):
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    P = jax.sharding.PartitionSpec
-    method = sam_optax.sam(0.1)
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), method, groups=2, axis_name="data", when=when)
-    state = TrainState.create(apply_fn=None, params=jnp.array(0.0), tx=tx)
-    c = jnp.array([1.0, -3.0, 5.0, 2.0])  # ½(w − c)², a group each
-
-    def step(state: TrainState, c: jax.Array) -> Any:
-        loss_fn = lambda w, i: (0.5 * jnp.square(w - c[i]), c[i])
-        state, (value, aux) = state.apply_loss(loss_fn, has_aux=True)
-        return state.params, value[None], aux[None]
-
-    specs = {"mesh": mesh, "in_specs": (P(), P("data")), "out_specs": (P(), P("data"), P("data"))}
-    sharded = jax.jit(jax.shard_map(step, check_vma=check_vma, **specs))
-    new, value, aux = sharded(state.replace(step=jnp.array(0)), c)
-    # Ascent gradients are −c; sharp ones −c − 0.1 sign(c).
-    rise = 0.0 if when else 0.1 * (1 - 1 + 1 + 1) / 4
-    np.testing.assert_allclose(new, np.mean(c) + rise, rtol=1e-6)
-    np.testing.assert_allclose(value, [2.5, 7.25], rtol=1e-6)
-    np.testing.assert_allclose(aux, [-1.0, 3.5], rtol=1e-6)
-
-
 def test_a_count_is_refused():
     """The last group's alone, or a rounded mean, would pass for the batch's."""
-    counts = lambda w, i: (loss(w, X[i]), {"right": jnp.sum(X[i] > 0)})
-    with pytest.raises(
-        TypeError, match=r"floating-point numbers with groups.*\['right'\] is int32"
-    ):
-        create(transformation("sam")).apply_loss(counts, has_aux=True)
+    counts = lambda w, i: (on_group(w, i), {"right": jnp.sum(X[i] > 0)})
+    with pytest.raises(TypeError, match=r"floating-point numbers with groups.*'right'.* is int32"):
+        create(sgd_with("sam", groups=GROUPS)).apply_loss(counts, has_aux=True)
 
 
-@pytest.mark.slow
 def test_inside_another_transformation_the_error_says_what_to_do():
-    tx = optax.chain(optax.zero_nans(), transformation("sam"))
+    inside = lambda method: optax.chain(optax.zero_nans(), sgd_with(method, groups=GROUPS))
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'i'") as error:
-        create(tx).apply_loss(lambda w, i: loss(w, X[i]))
+        create(inside("sam")).apply_loss(on_group)
     assert "needs sharpness_aware to be the outermost" in "".join(error.value.__notes__)
-    value = create(optax.chain(optax.zero_nans(), transformation("rsam"))).apply_loss(
-        lambda w, i: loss(w, X[i])
-    )[1]
-    assert np.isfinite(value)  # its first pass is its own wherever it is
+    # The first pass of a random start is its own wherever it is.
+    assert np.isfinite(create(inside("rsam")).apply_loss(on_group)[1])
 
 
 def test_overwritten_statistics_are_refused():
     w = {"params": jnp.array([3.0, 4.0]), OWG: jnp.array(0.5)}
-    state = TrainState.create(apply_fn=None, params=w, tx=transformation("sam"))
+    tx = sgd_with("sam", groups=GROUPS)
+    state = TrainState.create(apply_fn=None, params=w, tx=tx)
     with pytest.raises(ValueError, match="groups cannot be used with overwrite-with-gradient"):
         state.apply_loss(lambda w, i: jnp.sum(w["params"] ** 2) * w[OWG])

@@ -21,6 +21,12 @@ def perturbation_of(name: str) -> sam_optax.Perturbation:
     return methods.make(name, **{"rho": 0.1, **OPTIONS[name]})
 
 
+def sgd_with(name: str, **options: Any) -> optax.GradientTransformationExtraArgs:
+    """SGD with momentum, with a method around it."""
+    base = optax.sgd(0.1, momentum=0.9)
+    return sam_optax.sharpness_aware(base, perturbation_of(name), **options)
+
+
 def params() -> Any:
     """One kernel and one bias."""
     return {"kernel": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "bias": jnp.array([0.1, -0.2])}
@@ -36,9 +42,9 @@ def loss(params: Any, x: jax.Array) -> jax.Array:
     return jnp.mean(jnp.square(jnp.tanh(x @ params["kernel"] + params["bias"]) - 0.3))
 
 
-def create(tx: optax.GradientTransformation, **kwargs: Any) -> TrainState:
+def create(tx: optax.GradientTransformation) -> TrainState:
     """A training state of the params above."""
-    return TrainState.create(apply_fn=loss, params=params(), tx=tx, **kwargs)
+    return TrainState.create(apply_fn=loss, params=params(), tx=tx)
 
 
 class Batches(TrainState):
