@@ -20,8 +20,9 @@ def by_sorting(g, quantile):
     return np.where(z > np.quantile(z, quantile), g, 0)
 
 
-@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.77, 0.95])
-@pytest.mark.parametrize("shape", [(3, 7), (2, 2), (4, 5, 6)])
+@pytest.mark.parametrize(
+    ("shape", "quantile"), [((3, 7), 0.0), ((2, 2), 0.5), ((4, 5, 6), 0.77), ((3, 7), 0.95)]
+)
 def test_it_is_the_quantile_of_the_z_scores(shape, quantile):
     with x64():
         g = np.random.default_rng(0).normal(1.0, 2.0, shape)
@@ -67,9 +68,3 @@ def test_axes_of_sharded_params_are_refused():
     message = "norm_axis_name='model' cannot be used with zscore_filter"
     with pytest.raises(ValueError, match=message):
         method.update(jnp.eye(2), method.init(jnp.eye(2)), norm_axis_name="model")
-
-
-@pytest.mark.parametrize("quantile", [-0.1, 1.0])
-def test_a_quantile_out_of_range_is_refused(quantile):
-    with pytest.raises(ValueError, match=rf"quantile .*{quantile}"):
-        sam_optax.zscore_filter(quantile)
