@@ -9,8 +9,6 @@ from helpers import assert_close, leaves, norm, vector, x64
 
 import sam_optax
 
-ORDERS = [1, 1.5, 2, 3, np.inf]
-
 
 def tree(dtype=jnp.float32, seed=0):
     """Params or a gradient; leaves in order: conv bias, conv kernel, dense b, dense w."""
@@ -32,8 +30,10 @@ def displacement(params, grads, **arguments):
     return method.update(grads, method.init(params), params)[0]
 
 
-@pytest.mark.parametrize("normalization", ["elementwise", "filterwise"])
-@pytest.mark.parametrize("p", ORDERS)
+@pytest.mark.parametrize(
+    ("normalization", "p"),
+    [*(("elementwise", p) for p in (1, 1.5, 2, 3, np.inf)), ("filterwise", 2), ("filterwise", 3)],
+)
 def test_is_the_papers_formula(normalization, p):
     with x64():
         w, g = tree(jnp.float64, 0), tree(jnp.float64, 1)
@@ -86,11 +86,9 @@ def test_wrong_formulas_are_told_apart():
     t_eta_on_biases = np.where(t == 1, 1.01, t)
     v, eps = vector(g), vector(displacement(w, g))
     wrong = {
-        "T g / |T g|": 0.3 * t * v / np.linalg.norm(t * v),
         "T^2 g / |T^2 g|": 0.3 * t**2 * v / np.linalg.norm(t**2 * v),
         "biases normalized": 0.3 * t_biased**2 * v / np.linalg.norm(t_biased * v),
         "eta on biases": 0.3 * t_eta_on_biases**2 * v / np.linalg.norm(t_eta_on_biases * v),
-        "filterwise": vector(displacement(w, g, normalization="filterwise")),
     }
     for name, other in wrong.items():
         assert np.abs(eps - other).max() > 1e-3, name

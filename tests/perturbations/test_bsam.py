@@ -29,15 +29,6 @@ def test_noise_has_the_variance_of_the_posterior():
     assert np.std(method.start_fn(wide, method.init(wide))) == pytest.approx(0.1, rel=0.02)
 
 
-def test_precision_is_learned_from_the_ascent_gradient():
-    method = sam_optax.bsam(0.3, decay=0.5, damping=0.2, **OPTIONS)
-    g = gradient(W)
-    _, state = method.update(g, method.init(W), W)
-    np.testing.assert_allclose(
-        vector(state.precision), 0.5 + 0.5 * (np.abs(vector(g)) + 0.2 + 0.1), rtol=1e-6
-    )
-
-
 def test_groups_average_the_precision():
     """As the public code does, whose ρ g/s and noise are each group's own."""
     method = sam_optax.bsam(0.3, decay=0.0, damping=0.0, **{**OPTIONS, "data_size": 1e12})

@@ -1,8 +1,5 @@
 """F-SAM against its formula, in each of its orders, its limits and its arguments."""
 
-import itertools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,19 +9,15 @@ from helpers import assert_close, assert_same, leaves, norm, vector, x64
 
 import sam_optax
 
-STARTS = ["first_gradient", "zero", "bias_corrected"]
-ORDERS = ["previous", "new"]
-STEPS = 5
 
-
-def gradients(dtype=jnp.float32, steps=STEPS):
+def gradients(dtype=jnp.float32):
     rng = np.random.default_rng(0)
     return [
         {
             "a": jnp.asarray(rng.normal(size=(2, 3)) + 1, dtype),
             "b": jnp.asarray(rng.normal(size=3), dtype),
         }
-        for _ in range(steps)
+        for _ in range(5)
     ]
 
 
@@ -38,18 +31,20 @@ def run(method, gs, params=None):
     return outputs, state
 
 
-@pytest.mark.parametrize("ema_start", STARTS)
-@pytest.mark.parametrize("subtract", ORDERS)
-def test_residual_is_the_papers_formula(ema_start, subtract):
-    """And none of the other orders and starts, which differ at some step."""
+@pytest.mark.parametrize("ema_start", ["first_gradient", "zero", "bias_corrected"])
+def test_residual_is_the_papers_formula(ema_start):
+    """In both orders, each of which is not the other."""
     with x64():
         gs = gradients(jnp.float64)
-        method = sam_optax.remove_full_gradient(0.5, 0.6, ema_start=ema_start, subtract=subtract)
-        found = np.stack([vector(d) for d in run(method, gs)[0]])
-        for other in itertools.product(STARTS, ORDERS):
-            expected = references.fsam_residuals([leaves(g) for g in gs], 0.5, 0.6, *other)
-            gap = np.abs(found - [references.flatten(d) for d in expected]).max()
-            assert gap < 1e-13 if other == (ema_start, subtract) else gap > 1e-2
+        for order, other in (("previous", "new"), ("new", "previous")):
+            method = sam_optax.remove_full_gradient(0.5, 0.6, ema_start=ema_start, subtract=order)
+            found = np.stack([vector(d) for d in run(method, gs)[0]])
+            for subtract in (order, other):
+                expected = references.fsam_residuals(
+                    [leaves(g) for g in gs], 0.5, 0.6, ema_start, subtract
+                )
+                gap = np.abs(found - [references.flatten(d) for d in expected]).max()
+                assert gap < 1e-13 if subtract == order else gap > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -67,12 +62,6 @@ def test_defaults_are_the_papers():
     residuals = references.fsam_residuals([leaves(g) for g in gs], 1.0, 0.9)
     for eps, d in zip(epsilons, residuals, strict=True):
         assert_close(eps, references.sam(d, 0.1), 1e-5)
-
-
-@pytest.mark.parametrize("ema_start", STARTS)
-def test_first_step_of_previous_is_sam(ema_start):
-    (eps,), _ = run(sam_optax.fsam(0.1, ema_start=ema_start), gradients(steps=1))
-    assert_same(eps, sam_optax.sam(0.1).update(gradients(steps=1)[0], ())[0])
 
 
 def test_sigma_0_is_sam_to_the_bit():
@@ -102,10 +91,9 @@ def test_before_asam_is_equation_51():
         assert_close(eps, expected, 1e-5)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
-def test_constant_gradient_leaves_nothing(dtype):
+def test_constant_gradient_leaves_nothing():
     """m = g exactly, so d = 0 exactly, and ε = 0 and not NaN."""
-    g = jax.tree.map(lambda x: x.astype(dtype), gradients(steps=1)[0])
+    g = gradients(jnp.float16)[0]
     epsilons, _ = run(sam_optax.fsam(0.1), [g] * 2)
     assert norm(epsilons[1]) == 0
 

@@ -74,8 +74,6 @@ def test_a_random_start_stays():
     limited = sam_optax.limit_rise(rsam, 1e-3)
     start = limited.start_fn(PARAMS, limited.init(PARAMS))
     assert_same(start, rsam.start_fn(PARAMS, rsam.init(PARAMS)))
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), limited)
-    tx.update(None, tx.init(PARAMS), PARAMS, grad_fn=lambda p: p)
 
 
 def test_a_start_that_is_the_perturbed_point_is_refused():

@@ -12,8 +12,6 @@ import sam_optax
 
 KEY = jax.random.key(0)
 INNER = {
-    "sam": sam_optax.sam(0.3),
-    "sam_1": sam_optax.sam(0.3, p=1),
     "asam": sam_optax.asam(0.3, normalization="filterwise"),
     "fsam": sam_optax.fsam(0.3),
     "rsam": sam_optax.rsam(0.3, key=KEY),
@@ -98,25 +96,6 @@ def test_grad_fn_sees_and_differentiates_the_whole_tree():
     updates, _ = tx.update(None, tx.init(params), params, grad_fn=grad_fn)
     assert set(map(str, seen)) == {str(signature(params))}
     assert_same(updates["conv"], -2 * params["conv"])  # the gradient at its unperturbed values
-
-
-def test_state_holds_the_chosen_leaves_only():
-    state = sam_optax.perturb_only(sam_optax.fsam(), MASK).init(tree(0))
-    sizes = sum(leaf.size for leaf in jax.tree.leaves(state))
-    assert sizes == 1 + 6 + 6  # a count, norm, head
-
-
-def test_masks_by_function_and_nested():
-    by_name = lambda params: jax.tree_util.tree_map_with_path(
-        lambda path, _: "norm" in jax.tree_util.keystr(path), params
-    )
-    params, grads = tree(0), tree(1)
-    outer = sam_optax.perturb_only(
-        sam_optax.perturb_only(sam_optax.sam(0.3), by_name), lambda params: MASK
-    )
-    eps, _ = outer.update(grads, outer.init(params), params)
-    assert norm(eps["norm"]) == pytest.approx(0.3, rel=1e-6)
-    assert norm((eps["conv"], eps["head"])) == 0
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,9 @@ def test_with_the_state_of_a_schedule():
 
 
 def test_other_leaves_pass():
-    params = {"w": jnp.ones(3, jnp.bfloat16), "n": jnp.arange(2), "z": jnp.array([1 + 2j])}
-    grads = {"w": jnp.ones(3, jnp.bfloat16), "n": jnp.zeros(2, int), "z": jnp.array([1j])}
-    found = survival(sam_optax.sam(0.5), {**params, "none": None}, {**grads, "none": None})
-    np.testing.assert_allclose(found, 1, rtol=0.02)
+    params = {"w": jnp.ones(3), "n": jnp.arange(2), "z": jnp.array([1 + 2j]), "none": None}
+    grads = {**params, "n": np.zeros(2, jax.dtypes.float0)}
+    np.testing.assert_allclose(survival(sam_optax.sam(0.5), params, grads), 1, rtol=1e-5)
 
 
 def test_errors():

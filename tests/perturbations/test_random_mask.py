@@ -59,9 +59,11 @@ def test_whole_leaves():
     assert len({row.tobytes() for row in kept[:, :, 0]}) > 35
 
 
-def test_beta_1_keeps_all_to_the_bit():
+def test_β_1_keeps_all_to_the_bit_and_a_schedule_may_drop_everything():
     eps = jnp.array([1.0, -0.3, 0.0])
     assert_same(draw(sam_optax.random_mask(1.0, key=KEY), eps)[0], eps)
+    dropped = draw(sam_optax.random_mask(lambda step: 0.0, key=KEY), eps)[0]
+    np.testing.assert_array_equal(dropped, 0)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.complex64])

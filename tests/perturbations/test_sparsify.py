@@ -81,12 +81,6 @@ def test_at_least_one_element_is_kept():
     assert norm(eps) == np.abs(vector(g)).max()
 
 
-def test_refreshed_every_so_many_perturbations():
-    found = masks(sparse(0.5, 3), [tree(i) for i in range(7)])
-    for t in range(1, 7):
-        assert np.array_equal(found[t], found[t - 1]) is (t % 3 != 0)
-
-
 def test_given_fisher_information():
     """In the combinator, for the raw gradient and for part of the params."""
     g, fisher = tree(0), jax.tree.map(jnp.abs, tree(1))
