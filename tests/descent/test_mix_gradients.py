@@ -8,28 +8,24 @@ import numpy as np
 import optax
 import pytest
 import references_family as ref
-from family import BASE, LR, MOMENTUM, START, as_tree, gap, numpy_gradients, plain, run
-from helpers import assert_close, assert_same, precision, vector
+from family import BASE, LR, MOMENTUM, START, gap, numpy_gradients, run
+from helpers import assert_close, assert_same, vector
 
 import sam_optax
 
 RHO = 0.3
+G, G_S = jnp.array([1.0, -0.3, 0.1]), jnp.array([0.7, 0.2, -1e-9])
 
 
-def coupled(weight, **options):
+def coupled(weight, base=BASE, **options):
     descent = sam_optax.mix_gradients(weight)
-    return sam_optax.sharpness_aware(BASE, sam_optax.sam(RHO), descent=descent, **options)
+    return sam_optax.sharpness_aware(base, sam_optax.sam(RHO), descent=descent, **options)
 
 
 def decoupled(weight, learning_rate=LR, base=BASE, **options):
     descent = sam_optax.decoupled_sharpness(base, learning_rate, weight)
     sam = sam_optax.sam(RHO)
     return sam_optax.sharpness_aware(optax.identity(), sam, descent=descent, **options)
-
-
-@functools.cache
-def trained(make, weight):
-    return run(make(weight))[0]
 
 
 def reference(gradient_of):
@@ -43,86 +39,32 @@ def apply(weight, g, g_s, perturbed=True):
     return tx.update(g_s, (), ascent_grads=g, perturbed=perturbed)[0]
 
 
-@pytest.mark.parametrize("weight", [0.3, 4.0])
-def test_coupled_is_the_formula(weight):
-    assert gap(trained(coupled, weight), reference(ref.mixed(RHO, weight))) < 1e-13
-
-
-@pytest.mark.parametrize("gamma", [0.3, 0.8])
-def test_decoupled_is_the_formula(gamma):
-    expected = ref.wsam_decoupled(START, numpy_gradients(), RHO, gamma, LR, MOMENTUM)
-    assert gap(trained(decoupled, gamma / (1 - gamma)), expected) < 1e-12
-
-
-def test_wrong_formulas_are_told_apart():
-    points = trained(coupled, 0.3)
+def test_coupled_is_the_formula():
+    points, _ = run(coupled(0.3))
+    assert gap(points, reference(ref.mixed(RHO, 0.3))) < 1e-13
     for wrong in (
         ref.mixed(RHO, 0.7),  # the weights exchanged
         ref.mixed(RHO, 0.3 / 0.7),  # WSAM's γ taken as the weight
-        lambda t, w, grad: grad(w) + 0.3 * ref.sam(RHO)(t, w, grad),
     ):
         assert gap(points, reference(wrong)) > 1e-3
-    # The two forms differ under momentum, and agree for plain SGD.
-    assert gap(trained(decoupled, 4.0), trained(coupled, 4.0)) > 1e-2
 
 
-@pytest.mark.slow
-def test_both_forms_agree_for_plain_sgd():
-    sgd, mix = optax.sgd(LR), sam_optax.mix_gradients(4.0)
-    coupled_sgd = sam_optax.sharpness_aware(sgd, sam_optax.sam(RHO), descent=mix)
-    assert gap(run(coupled_sgd, 4)[0], run(decoupled(4.0, base=sgd), 4)[0]) < 1e-14
+def test_decoupled_is_the_formula():
+    points, _ = run(decoupled(4.0))  # γ/(1 − γ)
+    expected = ref.wsam_decoupled(START, numpy_gradients(), RHO, 0.8, LR, MOMENTUM)
+    assert gap(points, expected) < 1e-12
+    assert gap(points, reference(ref.mixed(RHO, 4.0))) > 1e-2  # the other form
 
 
-@pytest.mark.slow
-def test_limits():
-    with jax.disable_jit():  # or the compiler may round two programs differently
-        sam = run(sam_optax.sharpness_aware(BASE, sam_optax.sam(RHO)), 4)[0]
-        base = plain(steps=4)
-        assert gap(run(coupled(0.0), 4)[0], base) == 0
-        assert gap(run(coupled(1.0), 4)[0], sam) == 0
-        assert gap(run(decoupled(0.0), 4)[0], base) < 1e-15
-    assert gap(sam, base) > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("weight", "expected"), [(0.0, [1.0, -0.3, 0.1]), (1.0, [0.7, 0.2, -1e-9])]
-)
+@pytest.mark.parametrize(("weight", "expected"), [(0.0, G), (1.0, G_S)])
 def test_at_the_limits_a_gradient_is_handed_on_as_it_is(weight, expected):
-    g, g_s = jnp.array([1.0, -0.3, 0.1]), jnp.array([0.7, 0.2, -1e-9])
-    assert_same(apply(weight, g, g_s), jnp.array(expected))
+    assert_same(apply(weight, G, G_S), expected)
 
 
-@pytest.mark.parametrize("make", [coupled, decoupled])
-@pytest.mark.slow
-def test_steps_that_do_not_perturb_are_the_base_optimizers(make):
-    points, _ = run(make(4.0, when=sam_optax.after(2)), 4)
-    base = plain(steps=4)
-    assert gap(points[:2], base[:2]) < 1e-15
-    assert gap(points, base) > 1e-3
-
-
-def test_decoupled_leaves_the_updates_of_the_base_optimizer_as_they_are():
-    g = jnp.array([1.0, -0.3, 0.0])
+def test_without_a_rise_the_decoupled_form_is_its_base_to_the_bit():
     tx = sam_optax.decoupled_sharpness(BASE, LR, 4.0)
-    updates, _ = tx.update(g, tx.init(g), g, ascent_grads=g, perturbed=False)
-    assert_same(updates, BASE.update(g, BASE.init(g))[0])
-
-
-@pytest.mark.slow
-def test_schedules_count_steps():
-    schedule = lambda t: 0.5 * t
-    points, _ = run(coupled(schedule), 4)
-    expected = reference(lambda t, w, grad: ref.mixed(RHO, 0.5 * t)(t, w, grad))
-    assert gap(points, expected[:4]) < 1e-13
-    points, states = run(decoupled(schedule, lambda t: LR / (1 + t)), 3)
-    w, velocity, expected = START, 0, []
-    for t, grad in enumerate(numpy_gradients()[:3]):
-        g, g_s = grad(w), ref.sam(RHO)(t, w, grad)
-        velocity = MOMENTUM * velocity + g
-        w = w - LR * velocity - LR / (1 + t) * 0.5 * t * (g_s - g)
-        expected.append(w)
-    assert gap(points, expected) < 1e-8  # float32 learning rate of an integer step
-    assert int(states[-1].base_state[0].step) == 3
+    updates, _ = tx.update(G, tx.init(G), G, ascent_grads=G)
+    assert_same(updates, BASE.update(G, BASE.init(G))[0])
 
 
 def test_weight_decay_and_adam_of_the_decoupled_form():
@@ -137,9 +79,6 @@ def test_weight_decay_and_adam_of_the_decoupled_form():
     assert_close(updates, alone - LR * 2.0 * rise, 1e-6)
 
 
-# ---------------------------------------------------------------- numerics
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_dtypes_are_kept_and_sums_are_wide(dtype):
     """3 g_s − 2 g of numbers near float16's largest."""
@@ -150,59 +89,16 @@ def test_dtypes_are_kept_and_sums_are_wide(dtype):
     np.testing.assert_allclose(vector(out), expected, rtol=2.0**-7)
 
 
-def test_leaves_of_other_kinds():
-    g = {"w": jnp.array([2.0]), "none": None, "count": jnp.arange(2), "z": jnp.array([1 + 2j])}
-    g_s = {**g, "w": jnp.array([1.0]), "z": jnp.array([3 - 2j])}
-    out = apply(0.25, g, g_s)
-    np.testing.assert_allclose(out["w"], 1.75)
-    np.testing.assert_allclose(out["z"], 1.5 + 1j)
-    assert out["none"] is None
-    assert_same(out["count"], g["count"])
-    base = sam_optax.decoupled_sharpness(optax.identity(), 0.5, 1.0)
-    out, _ = base.update(g_s, base.init(g), g, ascent_grads=g)
-    np.testing.assert_allclose(out["w"], 2.0 - 0.5 * (1.0 - 2.0))
-    np.testing.assert_allclose(out["z"], (1 + 2j) - 0.5 * (2 - 4j))
-    assert_same(out["count"], g["count"])
-
-
-def test_float64_and_weak_types():
-    assert apply(0.5, jnp.asarray(1.0), jnp.asarray(2.0)).weak_type
-    with precision(jnp.float64):
-        g = jnp.ones(2)
-        assert apply(np.float32(0.5), g, g).dtype == jnp.float64
-
-
-@pytest.mark.parametrize("perturbed", [False, np.bool_(False)])
-def test_an_unperturbed_step_keeps_its_gradient(perturbed):
-    g = as_tree(START, jnp.float32)
-    assert_same(apply(0.4, g, g, perturbed), g)
-
-
-# ---------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
-    ("call", "error", "words"),
+    ("call", "error", "message"),
     [
-        (lambda: sam_optax.mix_gradients(-1.0), ValueError, ["weight", "-1.0", "[0, inf)"]),
-        (lambda: sam_optax.mix_gradients("1"), TypeError, ["weight", "'1'"]),
-        (lambda: sam_optax.decoupled_sharpness(0.1, 0.1, 1.0), TypeError, ["base_tx", "0.1"]),
-        (lambda: sam_optax.decoupled_sharpness(BASE, -0.1, 1.0), ValueError, ["learning_rate"]),
-        (lambda: sam_optax.decoupled_sharpness(BASE, 0.1, -1.0), ValueError, ["weight", "-1.0"]),
-        (
-            lambda: sam_optax.mix_gradients(1.0).update(jnp.ones(2), ()),
-            ValueError,
-            ["mix_gradients needs ascent_grads", "sharpness_aware", "pass it as descent="],
-        ),
-        (
-            lambda: sam_optax.decoupled_sharpness(BASE, 0.1, 1.0).update(jnp.ones(2), ()),
-            ValueError,
-            ["decoupled_sharpness needs ascent_grads"],
-        ),
+        (lambda: sam_optax.mix_gradients(-1.0), ValueError, r"weight must be in \[0, inf\).*-1.0"),
+        (lambda: sam_optax.mix_gradients("1"), TypeError, "weight must be .*'1'"),
+        (lambda: sam_optax.decoupled_sharpness(0.1, 0.1, 1.0), TypeError, "base_tx must be .*0.1"),
+        (lambda: sam_optax.decoupled_sharpness(BASE, -0.1, 1.0), ValueError, "learning_rate must"),
+        (lambda: sam_optax.decoupled_sharpness(BASE, 0.1, -1.0), ValueError, "weight must be .*-1"),
     ],
 )
-def test_errors(call, error, words):
-    with pytest.raises(error) as caught:
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
         call()
-    for word in words:
-        assert word in str(caught.value)

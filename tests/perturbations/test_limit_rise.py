@@ -1,11 +1,10 @@
 """LE-SAM's radius against its formula and its limits."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_same, leaves, vector
+from helpers import assert_same, vector
 
 import sam_optax
 
@@ -27,10 +26,8 @@ def test_around_sam_it_is_le_sam(tau, rho):
     np.testing.assert_allclose(vector(found), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "method", [sam_optax.asam(1.0), sam_optax.fisher_sam(1.0), sam_optax.sam(1.0, p=1)]
-)
-def test_the_linearized_rise_is_the_budget(method):
+def test_the_linearized_rise_is_the_budget():
+    method = sam_optax.asam(1.0)
     eps = displacement(sam_optax.limit_rise(method, 0.3))
     assert vector(GRADS) @ vector(eps) == pytest.approx(0.3, rel=1e-5)
     direction = vector(displacement(method))
@@ -58,22 +55,6 @@ def test_the_gradient_is_the_one_the_step_has_evaluated():
     assert vector(GRADS) @ eps == pytest.approx(0.3, rel=1e-4)
 
 
-def test_at_a_zero_gradient_it_is_zero_and_not_nan():
-    zero = jax.tree.map(jnp.zeros_like, GRADS)
-    assert all(
-        np.all(leaf == 0)
-        for leaf in leaves(displacement(sam_optax.limit_rise(sam_optax.sam(1.0), 0.1), zero))
-    )
-
-
-def test_the_budget_follows_a_schedule():
-    method = sam_optax.limit_rise(sam_optax.sam(1.0), lambda step: 0.1 * (step + 1))
-    state = method.init(PARAMS)
-    for budget in (0.1, 0.2, 0.3):
-        eps, state = jax.jit(method.update)(GRADS, state, PARAMS)
-        assert vector(GRADS) @ vector(eps) == pytest.approx(budget, rel=1e-5)
-
-
 def test_what_it_wraps_gets_the_step_and_the_gradient():
     seen = {}
 
@@ -88,32 +69,11 @@ def test_what_it_wraps_gets_the_step_and_the_gradient():
     assert seen == {"ascent_grads": PARAMS, "training_step": 8}
 
 
-def test_epsilon_keeps_its_dtype():
-    grads = jax.tree.map(lambda g: g.astype(jnp.bfloat16), GRADS)
-    eps = displacement(sam_optax.limit_rise(sam_optax.sam(1.0), 0.1), grads)
-    assert {leaf.dtype for leaf in jax.tree.leaves(eps)} == {jnp.dtype(jnp.bfloat16)}
-
-
 def test_a_random_start_stays():
     rsam = sam_optax.rsam(1.0, key=0)
     limited = sam_optax.limit_rise(rsam, 1e-3)
     start = limited.start_fn(PARAMS, limited.init(PARAMS))
     assert_same(start, rsam.start_fn(PARAMS, rsam.init(PARAMS)))
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), limited)
-    tx.update(None, tx.init(PARAMS), PARAMS, grad_fn=lambda p: p)
-
-
-def test_inside_momentum_start():
-    method = sam_optax.momentum_start(sam_optax.limit_rise(sam_optax.sam(1.0), 0.1), 0.0)
-    _, state = method.update(GRADS, method.init(PARAMS), PARAMS)
-    eps, _ = method.update(GRADS, state, PARAMS)
-    assert vector(GRADS) @ vector(eps) == pytest.approx(0.1, rel=1e-5)
-
-
-@pytest.mark.parametrize("tau", [0.0, -1.0])
-def test_a_budget_that_is_not_positive_is_refused(tau):
-    with pytest.raises(ValueError, match=f"tau .*{tau}"):
-        sam_optax.limit_rise(sam_optax.sam(), tau)
 
 
 def test_a_start_that_is_the_perturbed_point_is_refused():

@@ -1,4 +1,4 @@
-"""SAM-noise against its formula, and its relatives by the arguments of update alone."""
+"""SAM-noise against its formula, its limits and its numerics."""
 
 import jax
 import jax.numpy as jnp
@@ -6,19 +6,7 @@ import numpy as np
 import optax
 import pytest
 import references_family as ref
-from family import (
-    BASE,
-    CENTRES,
-    LR,
-    MATRIX,
-    MOMENTUM,
-    START,
-    as_tree,
-    gap,
-    gradient,
-    numpy_gradients,
-    run,
-)
+from family import BASE, CENTRES, LR, MOMENTUM, START, as_tree, gap, numpy_gradients, run
 from helpers import assert_same, norm, vector
 
 import sam_optax
@@ -40,7 +28,7 @@ def apply(g, full):
     return sam_optax.project_out().update(g, (), full_grads=full)[0]
 
 
-def test_trajectories():
+def test_is_the_formula():
     full_grads = lambda p, t: {
         "full_grads": jax.tree.map(lambda *x: jnp.stack(x)[t], *map(as_tree, FULL))
     }
@@ -52,39 +40,11 @@ def test_trajectories():
         parts = [a - ref.project(a, b) for a, b in ((g[:6], FULL[t][:6]), (g[6:], FULL[t][6:]))]
         return grad(w + RHO * ref.unit(np.concatenate(parts)))
 
-    def other_way(t, w, grad):
-        g = grad(w)
-        return grad(w + RHO * ref.unit(FULL[t] - ref.project(FULL[t], g)))
-
-    def subtracted(t, w, grad):
-        return grad(w + RHO * ref.unit(grad(w) - FULL[t]))
-
-    for wrong in (leaf_by_leaf, other_way, subtracted, ref.sam(RHO)):
+    for wrong in (leaf_by_leaf, ref.sam(RHO)):
         assert gap(points, reference(wrong)) > 1e-3
 
 
-@pytest.mark.parametrize("way", ["ascent_grad_fn", "grads"])
-def test_sam_full_and_sam_db_are_other_ascent_gradients(way):
-    """The gradient of all batches, or of the step before, leads the ascent."""
-    tx = sam_optax.sharpness_aware(BASE, sam_optax.sam(RHO))
-    mean = jnp.asarray(CENTRES.mean(0), jnp.float32)
-    full = lambda p: jax.tree.map(jnp.add, gradient(p, 0), as_tree(CENTRES[0] - mean, jnp.float32))
-    params, state, w, velocity = as_tree(START, jnp.float32), None, START, 0
-    state = tx.init(params)
-    for t, grad in enumerate(numpy_gradients()[:3]):
-        grads, extra = (full(params), {}) if way == "grads" else (None, {"ascent_grad_fn": full})
-        updates, state = tx.update(
-            grads, state, params, grad_fn=lambda p, t=t: gradient(p, t), **extra
-        )
-        params = optax.apply_updates(params, updates)
-        direction = MATRIX @ w + 0.3 * w**3 - CENTRES.mean(0)
-        velocity = MOMENTUM * velocity + grad(w + RHO * ref.unit(direction))
-        w = w - LR * velocity
-        np.testing.assert_allclose(vector(params), w, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("factor", [1.0, -0.7, 1e3])
+@pytest.mark.parametrize(("dtype", "factor"), [(jnp.float32, -0.7), (jnp.float16, 1e3)])
 def test_rounding_of_parallel_gradients_is_not_blown_up(dtype, factor):
     full = as_tree(START, jnp.float32)
     g = jax.tree.map(lambda x: (factor * x).astype(dtype), full)
@@ -118,33 +78,8 @@ def test_other_leaves():
     assert_same(rest["i"], g["i"])
 
 
-def test_in_part_of_the_network():
-    mask = {"a": True, "b": False}
-    method = sam_optax.perturb_only(noise(), mask)
-    g, full = as_tree(START, jnp.float32), as_tree(FULL[0], jnp.float32)
-    eps, _ = method.update(g, method.init(g), g, full_grads=full)
-    u, v = START[:6], FULL[0][:6]
-    np.testing.assert_allclose(np.ravel(eps["a"]), RHO * ref.unit(u - ref.project(u, v)), atol=1e-6)
-    assert norm(eps["b"]) == 0
-
-
-def test_along_the_momentum():
-    """The full gradient also reaches a perturbation inside a momentum start."""
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), sam_optax.momentum_start(noise(), 0.0))
-    w, full, seen = jnp.zeros(2), jnp.array([1.0, 0.0]), []
-    state = tx.init(w)
-
-    def grad_fn(p):
-        seen.append(p)
-        return jnp.array([3.0, 4.0])
-
-    for _ in range(2):
-        _, state = tx.update(None, state, w, grad_fn=grad_fn, full_grads=full)
-    np.testing.assert_allclose(seen[1], [0, RHO], atol=1e-6)
-
-
 def test_along_the_momentum_of_part_of_the_network():
-    """There, too, the full gradient is that of the chosen leaves."""
+    """Also inside a momentum start, the full gradient is that of the chosen leaves."""
     along = sam_optax.perturb_only(sam_optax.momentum_start(noise(), 0.0), {"a": True, "b": False})
     tx = sam_optax.sharpness_aware(optax.sgd(1.0), along)
     w = {"a": jnp.zeros(2), "b": jnp.zeros(1)}

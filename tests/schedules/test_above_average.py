@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import Counted, RuntimeCounted, assert_same, signature
+from helpers import Counted, RuntimeCounted, assert_same
 
 import sam_optax
 
@@ -27,35 +27,21 @@ def squares(scale):
     return float(np.sum((scale * np.asarray(gradient(W), np.float64)) ** 2))
 
 
-@pytest.mark.parametrize("c", [lambda step: 0.5, lambda step: 1.0 - 0.4 * step])
-@pytest.mark.parametrize("decay", [0.0, 0.6, 0.9])
+@pytest.mark.parametrize(("c", "decay"), [(0.5, 0.9), (lambda step: 1.0 - 0.4 * step, 0.6)])
 def test_decisions_and_statistics_follow_the_formula(c, decay):
-    tx = sharp(sam_optax.above_average(c if c(1) != 0.5 else 0.5, decay))
+    tx = sharp(sam_optax.above_average(c, decay))
     step = jax.jit(lambda s, a: tx.update(None, s, W, grad_fn=lambda p: a * gradient(p)))
     state, mean, variance = tx.init(W), 0.0, 0.0
     for t, scale in enumerate(SCALES):
         square = squares(scale)
         mean = decay * mean + (1 - decay) * square
         variance = decay * variance + (1 - decay) * (square - mean) ** 2
-        perturbs = square >= mean + c(t) * np.sqrt(variance)
+        perturbs = square >= mean + (c(t) if callable(c) else c) * np.sqrt(variance)
         updates, state = step(state, scale)
         assert state.when_state.mean == pytest.approx(mean, rel=1e-5)
         assert state.when_state.variance == pytest.approx(variance, rel=1e-4, abs=1e-9)
-        if decay:  # without a memory σ is 0 but for rounding, on which the decision then hangs
-            point = W + (SAM.update(gradient(W), SAM.init(W), W)[0] if perturbs else 0)
-            np.testing.assert_allclose(updates, -0.1 * scale * gradient(point), rtol=1e-5)
-
-
-def test_the_ends_are_sam_and_the_base():
-    sam = sam_optax.sharpness_aware(optax.sgd(0.1), SAM)
-    plain = optax.sgd(0.1)
-    expected = {
-        ALWAYS: sam.update(None, sam.init(W), W, grad_fn=gradient)[0],
-        NEVER: plain.update(gradient(W), plain.init(W))[0],
-    }
-    for when, updates in expected.items():
-        tx = sharp(when)
-        assert_same(tx.update(None, tx.init(W), W, grad_fn=gradient)[0], updates)
+        point = W + (SAM.update(gradient(W), SAM.init(W), W)[0] if perturbs else 0)
+        np.testing.assert_allclose(updates, -0.1 * scale * gradient(point), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("when", "evaluations"), [(ALWAYS, 2), (NEVER, 1)])
@@ -67,17 +53,6 @@ def test_what_a_step_evaluates(when, evaluations):
     plain = Counted(gradient)
     tx.update(gradient(W), tx.init(W), W, grad_fn=plain)
     assert plain.calls == evaluations - 1
-
-
-def test_the_state_keeps_its_form():
-    tx = sharp(ALWAYS)
-    state = tx.init(W)
-    _, after = tx.update(None, state, W, grad_fn=gradient)
-    assert signature(after) == signature(state)
-    for dtype in (jnp.bfloat16, jnp.float16):
-        state = tx.init(W.astype(dtype))
-        _, after = tx.update(None, state, W.astype(dtype), grad_fn=gradient)
-        assert signature(after) == signature(state)
 
 
 def test_a_step_that_is_skipped_leaves_the_statistics():
