@@ -90,7 +90,8 @@ def decoupled_sharpness(
     the step is ``optax.identity()``.
 
     Args:
-      base_tx: the base optimizer, any optax transformation.
+      base_tx: the base optimizer, any optax transformation. In a step that does not perturb, it
+        is all that happens.
       learning_rate: η ≥ 0, usually that of ``base_tx``.
       weight: α = γ/(1 − γ) ≥ 0; γ = 0.9 of the public code is α = 9.
 
@@ -125,9 +126,12 @@ def decoupled_sharpness(
         learning_rate: Numeric,
         weight: Numeric,
         ascent_grads: Updates | None = None,
+        perturbed: Numeric = True,
         **extra: Any,
     ) -> tuple[Updates, OptState]:
         g = role.require_ascent_grads("decoupled_sharpness", ascent_grads, updates, extra)
+        # A step that does not perturb has no rise, whatever a piece before made of its gradient.
+        weight = role.where_perturbed(perturbed, weight, 0)
         given = {name: value for name, value in extra.items() if name not in roles.FOR_DESCENTS}
         base_updates, state = base.update(g, state, params, **given)
 

@@ -67,6 +67,14 @@ def test_without_a_rise_the_decoupled_form_is_its_base_to_the_bit():
     assert_same(updates, BASE.update(G, BASE.init(G))[0])
 
 
+def test_a_step_that_does_not_perturb_is_the_base_optimizers():
+    """Also where a piece before has changed the sharp gradient, which is the ascent gradient."""
+    tx = optax.chain(optax.scale(0.5), sam_optax.decoupled_sharpness(optax.sgd(1.0), 1.0, 4.0))
+    g = {"a": jnp.array([1.0, 2.0])}
+    updates, _ = tx.update(g, tx.init(g), g, ascent_grads=g, perturbed=False)
+    assert_same(updates, {"a": -g["a"]})
+
+
 def test_weight_decay_and_adam_of_the_decoupled_form():
     """Adam's moments see the plain gradient alone."""
     base = optax.adamw(LR, weight_decay=0.1)
