@@ -83,8 +83,6 @@ def test_the_state_of_a_descent_is_that_of_a_chain(combine):
     assert_same(make().init(W).base_state, base.init(W))
 
 
-# ---------------------------------------------------------------- parts of the params
-
 PARAMS = {"a": jnp.array(3.0), "b": jnp.array(4.0)}
 LABELS = {"a": "x", "b": "y"}
 ONLY_A = {"a": True, "b": False}

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import sam_optax
 
-SAM = sam_optax.sam(0.3)
+SGD, SAM = optax.sgd(0.1), sam_optax.sam(0.3)
 W = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([3.0])}
 DESCENTS = {
     "surrogate_gap": sam_optax.surrogate_gap(0.4),
@@ -22,23 +22,14 @@ DESCENTS = {
 every_descent = pytest.mark.parametrize("name", DESCENTS)
 
 
-def gradient(params):
-    return jax.tree.map(lambda x: x**3, params)
+def sharp(descent, base=SGD):
+    return sam_optax.sharpness_aware(base, SAM, descent=descent)
 
 
-def steps(tx, count=1, params=W, **extra):
-    """Params after some steps."""
-    state = tx.init(params)
-    for _ in range(count):
-        updates, state = tx.update(None, state, params, grad_fn=gradient, **extra)
-        params = optax.apply_updates(params, updates)
-    return params
-
-
-def sharp(descent, base=None, **options):
-    """Every second step perturbs."""
-    options = {"descent": descent, "when": sam_optax.every(2), **options}
-    return sam_optax.sharpness_aware(base or optax.sgd(0.1), SAM, **options)
+def step(tx, **extra):
+    """The updates of a first step."""
+    grad_fn = lambda params: jax.tree.map(lambda x: x**3, params)
+    return tx.update(None, tx.init(W), W, grad_fn=grad_fn, **extra)[0]
 
 
 def test_partitions_of_a_descent_need_masked_extra_arguments():
@@ -46,12 +37,12 @@ def test_partitions_of_a_descent_need_masked_extra_arguments():
     parts = {"x": DESCENTS["surrogate_gap"], "y": optax.identity()}
     labels = {"a": "x", "b": "y"}
     with pytest.raises(ValueError, match=r"ascent_grads must have .*mask_compatible_extra_args"):
-        steps(sharp(partition(parts, labels)))
-    params = steps(sharp(partition(parts, labels, mask_compatible_extra_args=True)))
+        step(sharp(partition(parts, labels)))
+    updates = step(sharp(partition(parts, labels, mask_compatible_extra_args=True)))
     # The part sees its own leaves alone; the others go by the sharp gradient.
-    plain = steps(sharp(optax.identity()))
-    assert_same(params["b"], plain["b"])
-    assert not same(params["a"], plain["a"])
+    plain = step(sharp(None))
+    assert_same(updates["b"], plain["b"])
+    assert not same(updates["a"], plain["a"])
 
 
 @every_descent
@@ -59,17 +50,17 @@ def test_a_descent_without_the_ascent_gradient_is_refused(name):
     """Inside the base optimizer, and in a wrapper that drops extra arguments."""
     piece = DESCENTS[name]
     wrapped = optax.MultiSteps(piece, 2).gradient_transformation()
-    for tx in (sharp(None, optax.chain(piece, optax.sgd(0.1))), sharp(wrapped)):
+    for tx in (sharp(None, optax.chain(piece, SGD)), sharp(wrapped)):
         with pytest.raises(ValueError, match=rf"{name} needs ascent_grads.*as descent=.*MultiSt"):
-            steps(tx)
+            step(tx)
 
 
 @every_descent
 def test_a_descent_in_place_of_a_perturbation_is_refused(name):
     """There it would see the ascent gradient twice: silently plain SAM."""
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), optax.chain(DESCENTS[name], SAM))
+    tx = sam_optax.sharpness_aware(SGD, optax.chain(DESCENTS[name], SAM))
     with pytest.raises(ValueError, match=rf"{name} is not a perturbation: pass it as descent="):
-        steps(tx)
+        step(tx)
 
 
 TREES = {
@@ -81,9 +72,9 @@ TREES = {
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("wrong", [{"a": jnp.ones(2)}, jnp.ones(3), {"a": 1.0, "b": {"c": 1.0}}])
 def test_trees_of_another_structure(name, wrong):
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), TREES[name])
+    tx = sam_optax.sharpness_aware(SGD, TREES[name])
     with pytest.raises(ValueError, match=rf"{name} must have the structure of the gradient"):
-        steps(tx, **{name: wrong})
+        step(tx, **{name: wrong})
 
 
 @needs_partition  # that optax takes no typed keys either

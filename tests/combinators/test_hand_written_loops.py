@@ -75,11 +75,9 @@ def test_perturb_fn_adds_what_update_returns(name):
         ("sam", False, 1, 2),
         ("rsam", True, 1, 2),
         ("rsam", False, 1, 2),
-        ("only_sam", True, 1, 1),
         ("by_hand", False, 1, 2),
         ("sam", True, 3, 3),
         ("sam", False, 3, 4),
-        ("rsam", True, 3, 4),
     ],
 )
 def test_evaluations_and_traces(name, given, steps, expected):

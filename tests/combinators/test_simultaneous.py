@@ -63,12 +63,6 @@ def test_the_state_keeps_its_form_and_dtypes():
     assert updates["a"].dtype == jnp.bfloat16
 
 
-def test_the_loss_does_in_place_of_its_gradient():
-    tx, w = simultaneous(SGD, SAM), W["a"]
-    found = update(tx, w, value_fn=lambda p: jnp.sum(p**4) / 4, previous_grad_fn=gradient)
-    assert_close(found, update(tx, w), 1e-6)
-
-
 def test_schedules_count_steps():
     asked = []
     lmbda = lambda step: asked.append(int(step)) or 0.5

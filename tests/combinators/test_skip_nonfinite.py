@@ -102,11 +102,15 @@ def test_an_infinite_ascent_gradient_does_not_reach_the_average(jit):
 
 
 def test_schedules_count_skipped_steps():
-    """Those of the perturbation, and ``when``; the base optimizer knows of no skipped step."""
-    points, asked = [], []
+    """``when`` and those of perturbation and descent; the base optimizer knows of no such step."""
+    points, asked, seen = [], [], []
     tx = careful(
         optax.scale_by_schedule(lambda t: t),
         sam_optax.sam(lambda t: 0.1 * (t + 1)),
+        descent=optax.GradientTransformationExtraArgs(
+            lambda params: (),
+            lambda g, s, p, *, training_step, **extra: seen.append(int(training_step)) or (g, s),
+        ),
         when=lambda t: asked.append(int(t)) or True,
     )
     state = tx.init(PARAMS)
@@ -116,7 +120,9 @@ def test_schedules_count_skipped_steps():
         moved = norm(jax.tree.map(jnp.subtract, points[-1], PARAMS))
         assert moved == pytest.approx(0.1 * (t + 1), rel=1e-5)
     assert asked == [0, 1, 2, 3]
-    assert (int(state.step), int(state.skipped), int(state.base_state.count)) == (2, 2, 2)
+    assert seen[0] == 0
+    assert seen[-1] == 3
+    assert (int(state.step), int(state.skipped), int(state.base_state[1].count)) == (2, 2, 2)
 
 
 def test_steps_that_do_not_perturb_are_skipped_too():

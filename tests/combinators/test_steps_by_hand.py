@@ -173,14 +173,6 @@ def test_dropout_with_one_key():
     assert_same(update(tx, jnp.arange(1.0, 5.0), grad_fn), -grad_fn(jnp.arange(1.0, 5.0)))
 
 
-def test_accumulation_inside_grad_fn_averages_both_passes():
-    """Case 24."""
-    a = jnp.array([1.0, 3.0])
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), sam_optax.sam(0.1))
-    found = update(tx, jnp.array(1.0), lambda w: jnp.mean(a * w))
-    assert float(found) == pytest.approx(-2.2, rel=1e-6)
-
-
 @pytest.mark.parametrize("gradient_of_n", ["float0", "none", "zeros"])
 def test_an_integer_leaf(gradient_of_n):
     """Case 28."""
