@@ -17,6 +17,7 @@ from sam_optax import alternating, eval_params
 STEPS = 7
 GRAD = jax.jit(jax.grad(mlp_loss))
 BASE = optax.sgd(optax.cosine_decay_schedule(0.02, STEPS), momentum=0.9)
+SGD, W = optax.sgd(0.1), jnp.ones(2)
 
 
 def roomy_params():
@@ -148,7 +149,7 @@ def test_eager_state_is_donated_at_every_call():
 
 
 def test_the_state_holds_one_copy_of_the_params():
-    state = alternating(optax.sgd(0.1), sam_optax.sam()).init(jnp.ones(2))
+    state = alternating(SGD, sam_optax.sam()).init(W)
     assert len([leaf for leaf in jax.tree.leaves(state) if leaf.size > 1]) == 1
 
 
@@ -206,6 +207,13 @@ def test_leaves_of_every_kind():
     assert_close(eval_params(live, state), w, rtol=0)
 
 
+def test_wide_gradients_of_bfloat16_params():
+    """Case 37."""
+    tx = alternating(optax.sgd(0.1, momentum=0.9), sam_optax.sam(0.1), skip_nonfinite=True)
+    w, state = W.astype(jnp.bfloat16), tx.init(W.astype(jnp.bfloat16))
+    assert signature(jax.eval_shape(tx.update, W, state, w)) == signature((w, state))
+
+
 def test_float0_gradients_of_integer_leaves():
     params = {"w": jnp.array([3.0, -4.0]), "n": jnp.arange(3)}
     grad_fn = jax.grad(lambda p: jnp.sum(p["w"] ** 2 * p["n"][:2]), allow_int=True)
@@ -217,8 +225,6 @@ def test_float0_gradients_of_integer_leaves():
     assert state.params["n"] is None
 
 
-W = jnp.ones(2)
-SGD = optax.sgd(0.1)
 TX = alternating(SGD, sam_optax.sam())
 
 

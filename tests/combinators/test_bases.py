@@ -105,13 +105,6 @@ def test_inside_a_partition_the_error_says_what_to_do(wrapper):
         tx.update(PARAMS, tx.init(PARAMS), PARAMS, grad_fn=coupled)
 
 
-def test_inside_a_mask_a_gradient_function_of_the_part_will_do():
-    tx = optax.masked(sam_optax.sharpness_aware(optax.sgd(1.0), SAM), ONLY_A)
-    grad_fn = lambda part: {"a": coupled({**PARAMS, "a": part["a"]})["a"], "b": optax.MaskedNode()}
-    updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS, grad_fn=grad_fn)
-    assert_close(updates, {"a": -3.5, "b": PARAMS["b"]}, 1e-6)
-
-
 @needs_partition
 def test_a_partition_as_the_base_and_one_of_perturbations():
     """What the error recommends: a sharp, b plain, and one radius for each group."""

@@ -52,9 +52,11 @@ def test_batches_get_the_calls_of_their_step(perturbation, options, counts):
     assert int(loop.state.step) == 4
 
 
-def test_a_step_that_is_given_up_at_its_first_gradient_takes_one_call():
-    loop = Loop(alternating(BASE, SAM, skip_nonfinite=True))
-    assert loop.run([1.0, jnp.inf, 3.0]) == [1, 1, jnp.inf, 3, 3]
+@pytest.mark.parametrize(("x", "calls"), [(jnp.inf, 1), (5e37, 2)])
+def test_a_step_that_is_given_up_takes_the_calls_that_it_got(x, calls):
+    """Its first gradient, x, is infinite, or the second one, 10 x."""
+    loop = Loop(alternating(BASE, sam_optax.sam(9.0), skip_nonfinite=True), jnp.array(1.0))
+    assert loop.run([x, 3.0]) == pytest.approx([*[x] * calls, 3, 3])
     assert int(loop.state.skipped) == 1
 
 

@@ -40,11 +40,11 @@ def test_the_values_of_the_public_code():
 
 
 def test_the_first_step_is_the_base_optimizers():
-    """Whatever λ is, and only the descent changes the momentum."""
-    base = optax.sgd(0.1, momentum=0.9)
+    """Whatever λ is: y₁ = w₀ although the base decays weights, and only the descent moves it."""
+    base = optax.adamw(0.1, weight_decay=0.5)
     for lmbda in (0.0, 0.2, 1.0):
         updates, state = update(simultaneous(base, SAM, lmbda))
-        expected = base.update(gradient(W), base.init(W))
+        expected = base.update(gradient(W), base.init(W), W)
         assert_close((updates, state.base_state), expected, 1e-6)
 
 
