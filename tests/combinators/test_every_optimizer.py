@@ -1,4 +1,4 @@
-"""Every transformation that optax exports, as the base optimizer and around the combinators."""
+"""Every optimizer and wrapper that optax exports, as the base and around the combinators."""
 
 import functools
 
@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_close, signature, vector
+from methods import often
 from optax_list import OPTIMIZERS, WRAPPERS, build, exported, is_optimizer
 
 import sam_optax
@@ -18,12 +19,14 @@ if not hasattr(optax, "partition"):
 PARAMS = {"bias": jnp.array([0.5, -1.0]), "kernel": jnp.array([[1.0, 0.2], [-0.3, 2.0]])}
 INNER = optax.sgd(0.1, momentum=0.9)
 COMBINATORS = {"sharpness_aware": sam_optax.sharpness_aware, "alternating": sam_optax.alternating}
+every_combinator = pytest.mark.parametrize("combinator", COMBINATORS)
 
 # They take the gradient of every example, which no perturbation of the params can follow.
 PER_EXAMPLE = ["differentially_private_aggregate", "dpsgd"]
 # What optax does not do as a base either: its params are pairs of fast and slow ones.
 OTHER_PARAMS = ["lookahead"]
-BASES = [n for n in OPTIMIZERS + WRAPPERS if n not in PER_EXAMPLE + OTHER_PARAMS]
+WHOLE = [name for name in OPTIMIZERS if is_optimizer(name)] + WRAPPERS
+BASES = [name for name in WHOLE if name not in PER_EXAMPLE + OTHER_PARAMS]
 
 # Around sharpness_aware: wrappers that do not pass keyword arguments on, or that hand over other
 # params, and what the error says.
@@ -33,10 +36,12 @@ CANNOT_AROUND = {
     "sam": "sharpness_aware needs a gradient function",
     "split_real_and_imaginary": "unexpected keyword argument 'grad_fn'",
 }
-AROUND = [name for name in WRAPPERS if name not in CANNOT_AROUND]
-# Around alternating: those that change the updates, which are moves from point to point.
+AROUND = [(name, "sharpness_aware") for name in WRAPPERS if name not in CANNOT_AROUND]
+AROUND += [(name, "alternating") for name in ("chain", "masked", "inject_hyperparams")]
+# What they hand on is not what they got.
 CHANGES_UPDATES = ["lookahead", "mechanize", "sam", "schedule_free"]
-AROUND_ALTERNATING = [name for name in WRAPPERS if name not in CHANGES_UPDATES]
+# Its step depends on the loss, which a loop with alternating passes for the perturbed params.
+STEPS_BY_THE_LOSS = {"momo", "polyak_sgd"}
 
 
 def loss(params):
@@ -51,66 +56,36 @@ def asked(name, params):
     if name == "sam":  # takes none
         return {}
     given = {"value": loss(params)}
-    if "linesearch" in name or "lbfgs" in name:
+    if name == "lbfgs":
         return {**given, "grad": gradient(params), "value_fn": loss}
     return {**given, "obj_fn": loss}
 
 
-def alone(name, base, rho, params, state):
-    updates, state = optax.with_extra_args_support(base).update(
-        gradient(params), state, params, **asked(name, params)
-    )
-    return optax.apply_updates(params, updates), state
-
-
-def aware(name, base, rho, params, state):
-    tx = sam_optax.sharpness_aware(base, sam_optax.sam(rho))
-    updates, state = tx.update(
-        gradient(params), state, params, grad_fn=gradient, **asked(name, params)
-    )
-    return optax.apply_updates(params, updates), state
-
-
-def alternating(name, base, rho, params, state):
-    tx = sam_optax.alternating(base, sam_optax.sam(rho))
-    for _ in range(2):
-        updates, state = tx.update(gradient(params), state, params, **asked(name, params))
+def train(tx, params, state, calls=1, asked=lambda params: {}, **extra):
+    """A training step of one or two calls."""
+    for _ in range(calls):
+        updates, state = tx.update(gradient(params), state, params, **asked(params), **extra)
         params = optax.apply_updates(params, updates)
     return params, state
 
 
-STEPS = (alone, aware, alternating)
-
-
-def inits(base, params):
-    combined = [combine(base, sam_optax.sam(0.0)) for combine in COMBINATORS.values()]
-    return [(params, tx.init(params)) for tx in (base, *combined)]
-
-
-# The optimizers are made of these.
-PIECE = pytest.mark.exhaustive
-# Its step depends on the loss, which a loop with alternating passes for the perturbed params.
-STEPS_BY_THE_LOSS = {"momo", "polyak_sgd", "scale_by_backtracking_linesearch", "scale_by_polyak"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if is_optimizer(name) or name in WRAPPERS else pytest.param(name, marks=PIECE)
-        for name in BASES
-    ],
-)
-@pytest.mark.fast("sgd", "adamw")
+@pytest.mark.parametrize("name", often(BASES, "adamw"))
 def test_as_the_base(name):
     """One program for the optimizer alone and for both combinators; ρ = 0 leaves it as it is."""
     base = build(name, INNER)
 
     @jax.jit
     def step(rho, reached):
-        pairs = zip(STEPS, reached, strict=True)
-        return [function(name, base, rho, *carry) for function, carry in pairs]
+        run = functools.partial(train, asked=functools.partial(asked, name))
+        aware, moved = (combine(base, sam_optax.sam(rho)) for combine in COMBINATORS.values())
+        return [
+            run(optax.with_extra_args_support(base), *reached[0]),
+            run(aware, *reached[1], grad_fn=gradient),
+            run(moved, *reached[2], calls=2),
+        ]
 
-    reached = inits(base, PARAMS)
+    combined = [combine(base, sam_optax.sam(0.0)) for combine in COMBINATORS.values()]
+    reached = [(PARAMS, tx.init(PARAMS)) for tx in (base, *combined)]
     kept = signature(step(0.0, reached)[0][1]) == signature(reached[0][1])
     for rho in (0.0, 0.0):
         before, reached = reached, step(rho, reached)
@@ -126,34 +101,25 @@ def test_as_the_base(name):
         assert_close(sharp[2][0], sharp[1][0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("combinator", COMBINATORS)
-@pytest.mark.parametrize("name", PER_EXAMPLE)
-def test_gradients_of_single_examples(name, combinator):
+@every_combinator
+def test_gradients_of_single_examples(combinator):
     """An average over examples is needed, or the perturbation would have another shape."""
-    tx = COMBINATORS[combinator](build(name), sam_optax.sam(0.1))
     examples = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), PARAMS)
-    state = tx.init(PARAMS)
-    extra = {"grad_fn": gradient} if combinator == "sharpness_aware" else {}
-    with pytest.raises(
-        ValueError, match=r"grads must have the shapes.*their mean.*For differential privacy"
-    ):
-        tx.update(examples, state, PARAMS, **extra)
+    match = r"{} must have the shapes.*their mean.*For differential privacy"
+    for name in PER_EXAMPLE:
+        tx = COMBINATORS[combinator](build(name), sam_optax.sam(0.1))
+        with pytest.raises(ValueError, match=match.format("grads")):
+            tx.update(examples, tx.init(PARAMS), PARAMS, grad_fn=gradient)
+    if combinator == "sharpness_aware":
+        with pytest.raises(ValueError, match=match.format("the result of grad_fn")):
+            tx.update(None, tx.init(PARAMS), PARAMS, grad_fn=lambda p: examples)
 
 
-def test_single_examples_from_the_gradient_function():
-    tx = sam_optax.sharpness_aware(build("dpsgd"), sam_optax.sam(0.1))
-    examples = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), PARAMS)
-    with pytest.raises(ValueError, match="the result of grad_fn must have the shapes"):
-        tx.update(None, tx.init(PARAMS), PARAMS, grad_fn=lambda p: examples)
-
-
-@pytest.mark.parametrize("combinator", COMBINATORS)
+@every_combinator
 def test_pairs_of_fast_and_slow_params(combinator):
-    base = build("lookahead", INNER)
-    tx = COMBINATORS[combinator](base, sam_optax.sam(0.1))
-    pair = optax.LookaheadParams.init_synced(PARAMS)
+    tx = COMBINATORS[combinator](build("lookahead", INNER), sam_optax.sam(0.1))
     with pytest.raises(TypeError, match=f"{combinator} got optax.LookaheadParams"):
-        tx.init(pair)
+        tx.init(optax.LookaheadParams.init_synced(PARAMS))
 
 
 @functools.cache
@@ -162,33 +128,21 @@ def after_two_steps(name, kind, rho):
     inner = COMBINATORS[kind](INNER, sam_optax.sam(rho)) if kind else INNER
     tx = optax.with_extra_args_support(build(name, inner))
     extra = {"grad_fn": gradient} if kind == "sharpness_aware" else {}
-
-    @jax.jit
-    def step(params, state):
-        for _ in range(2 if kind == "alternating" else 1):
-            updates, state = tx.update(gradient(params), state, params, **extra)
-            params = optax.apply_updates(params, updates)
-        return params, state
-
+    calls = 2 if kind == "alternating" else 1
+    step = jax.jit(functools.partial(train, tx, calls=calls, **extra))
     reached = step(PARAMS, tx.init(PARAMS))
     last = step(*reached)
     assert signature(last) == signature(reached)
     return last[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [(name, "sharpness_aware") for name in AROUND]
-    + [(name, "alternating") for name in AROUND_ALTERNATING],
-)
+@pytest.mark.parametrize(("name", "kind"), AROUND)
 @pytest.mark.slow
-@pytest.mark.sample("*-sharpness_aware", "chain-*", "masked-*", "inject_hyperparams-*")
 def test_around_a_combinator(name, kind):
     assert_close(after_two_steps(name, kind, 0.0), after_two_steps(name, None, 0.0), 1e-6, 1e-6)
     sharp = after_two_steps(name, kind, 0.3)
-    plain = after_two_steps("chain", "sharpness_aware", 0.3)
     if name not in CHANGES_UPDATES:
-        assert_close(sharp, plain, 1e-5)
+        assert_close(sharp, after_two_steps("chain", "sharpness_aware", 0.3), 1e-5)
     assert np.all(np.isfinite(vector(sharp)))
     assert np.any(vector(sharp) != vector(after_two_steps(name, None, 0.0)))
 
@@ -201,18 +155,13 @@ def test_what_cannot_be_around(name):
         tx.update(gradient(PARAMS), tx.init(params), params, grad_fn=gradient)
 
 
-def test_multi_steps():
-    """The object that is no transformation is refused with a remedy, and its method works."""
-    tx = sam_optax.sharpness_aware(INNER, sam_optax.sam(0.3))
-    tx = optax.MultiSteps(tx, 1).gradient_transformation()
-    params, state = PARAMS, tx.init(PARAMS)
-    for _ in range(2):
-        updates, state = tx.update(gradient(params), state, params, grad_fn=gradient)
-        params = optax.apply_updates(params, updates)
-    assert_close(params, after_two_steps("chain", "sharpness_aware", 0.3), 1e-5)
-    for combine in COMBINATORS.values():
-        with pytest.raises(TypeError, match=r"gradient_transformation\(\)"):
-            combine(optax.MultiSteps(INNER, 2), sam_optax.sam(0.1))
+@every_combinator
+def test_multi_steps_inside_is_not_a_transformation(combinator):
+    """optax's class has ``init`` and ``update``; its method returns one."""
+    accumulating = optax.MultiSteps(INNER, 2)
+    with pytest.raises(TypeError, match=r"base_tx .*MultiSteps.*\.gradient_transformation\(\)"):
+        COMBINATORS[combinator](accumulating, sam_optax.sam(0.1))
+    COMBINATORS[combinator](accumulating.gradient_transformation(), sam_optax.sam(0.1))
 
 
 def test_the_list_is_optax_whole():
