@@ -1,10 +1,10 @@
-"""NumPy arrays of the other byte order, as files hold them: the measures of the native ones."""
+"""What every measure takes: seeds as keys, and arrays of the other byte order, as files hold."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, assert_same, same
 
 import sam_optax
 from sam_optax import analysis
@@ -45,8 +45,14 @@ MEASURES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["f8", "f4", "i4", "u2"])
-def test_data(dtype):
+@pytest.mark.parametrize("name", MEASURES)
+def test_byte_order_of_params(name):
+    measure = MEASURES[name]
+    assert_close(measure(swapped(W), swapped(RHOS)), measure(W, RHOS), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "i4"])
+def test_byte_order_of_data(dtype):
     """Also the shorter last batch, under jit, and in batches of another size."""
     examples, weights = np.arange(10).astype(dtype), np.array([1, 2, 3], dtype)
 
@@ -60,7 +66,18 @@ def test_data(dtype):
     assert values(swapped(examples), swapped(weights)) == values(examples, weights)
 
 
-@pytest.mark.parametrize("name", MEASURES)
-def test_measures(name):
-    measure = MEASURES[name]
-    assert_close(measure(swapped(W), swapped(RHOS)), measure(W, RHOS), rtol=0, atol=0)
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda key: analysis.sharpness(loss, W, 0.1, restarts=2, steps=2, key=key),
+        lambda key: analysis.gradient_stability(loss, W, [0.1], [0.1], draws=2, key=key),
+        lambda key: analysis.random_direction(W, key=key),
+        lambda key: analysis.spectral_density(loss, W, steps=1, probes=2, key=key).nodes,
+    ],
+)
+def test_a_seed_is_the_key_of_that_seed(measure):
+    assert_same(measure(5), measure(jax.random.key(5)))
+    assert not same(measure(5), measure(6))
+    for wrong in (True, 3.5):
+        with pytest.raises(TypeError, match=rf"key must be an integer seed or one PRNG.*{wrong}"):
+            measure(wrong)
