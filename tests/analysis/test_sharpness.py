@@ -104,14 +104,6 @@ def test_cost():
     assert counted.evaluations == 3 * 5 + 3
 
 
-def test_leaves_that_are_no_weights():
-    params = {"w": jnp.array([3.0, 4.0]), "n": jnp.arange(2), "none": None}
-    found = analysis.sharpness(lambda p: jnp.sum(p["w"] ** 2) + p["n"].sum(), params, 0.1, steps=1)
-    assert found.eps["n"] is None
-    assert found.eps["none"] is None
-    assert_close(found.eps["w"], jnp.array([0.06, 0.08]), rtol=1e-5)
-
-
 def test_bfloat16_keeps_its_dtype():
     w = jnp.ones(4, jnp.bfloat16)
     found = analysis.sharpness(lambda w: jnp.sum(w.astype(jnp.float32) ** 2), w, 0.5)

@@ -49,20 +49,21 @@ def test_groups_are_as_many_devices():
     assert_close(jax.jit(run)(), expected, rtol=1e-5)
 
 
-def test_groups_draw_noise_of_their_own():
+@pytest.mark.parametrize("options", [{"groups": 2}, {"axis_name": "batch"}])
+def test_groups_and_devices_draw_noise_of_their_own(options):
     method = sam_optax.rsam(0.1, gamma=1.0, key=KEY)
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), method, groups=2)
-    w = jnp.ones((3, 2))
+    tx = sam_optax.sharpness_aware(optax.sgd(1.0), method, **options)
     points = []
-    tx.update(
-        None,
-        tx.init(w),
-        w,
-        grad_fn=lambda p, i: jax.debug.callback(lambda p: points.append(np.asarray(p)), p) or p,
-    )
+
+    def grad_fn(p, group=0):
+        jax.debug.callback(lambda p: points.append(np.asarray(p).tobytes()), p)
+        return p
+
+    step = lambda w: tx.update(None, tx.init(w), w, grad_fn=grad_fn)[0]
+    run = step if "groups" in options else lambda w: jax.pmap(step, "batch")(jnp.stack([w, w]))
+    run(jnp.ones((3, 2)))
     jax.effects_barrier()
-    assert len(points) == 4
-    assert len({point.tobytes() for point in points}) == 4
+    assert len(points) == len(set(points)) == 4
 
 
 def test_plain_steps_of_groups_are_the_base_optimizer():
