@@ -12,7 +12,7 @@ import pytest
 
 DIES = """
 import os, signal, sys
-times = 3
+times = 4
 def audit(event, arguments):
     global times
     if event == "open" and "metrics.jsonl" in str(arguments[0]):
