@@ -32,12 +32,15 @@ def examples(n=20, dtype=jnp.float32):
     return jnp.asarray(rng.normal(size=(n, 4)), dtype), jnp.asarray(rng.integers(3, size=n))
 
 
+def cross_entropy(logits, y):
+    """Of each example."""
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
+
+
 def example_losses(params, batch, activation=jax.nn.relu):
-    """The cross entropy of each example."""
     x, y = batch
     hidden = activation(x @ params["first"]["kernel"])
-    log_p = jax.nn.log_softmax(hidden @ params["second"]["kernel"] + params["second"]["bias"])
-    return -jnp.take_along_axis(log_p, y[:, None], axis=1)[:, 0]
+    return cross_entropy(hidden @ params["second"]["kernel"] + params["second"]["bias"], y)
 
 
 def tanh_losses(params, batch):
@@ -51,8 +54,7 @@ def dataset(n=20, batch_size=5, losses=example_losses, dtype=jnp.float32):
 
 def quadratic(eigenvalues):
     """½ Σ λ_i w_i², as a function of one vector."""
-    eigenvalues = jnp.asarray(eigenvalues)
-    return lambda w: 0.5 * jnp.sum(eigenvalues.astype(w.dtype) * w**2)
+    return lambda w: _half_square(w, jnp.asarray(eigenvalues))
 
 
 def _half_square(w, eigenvalues):

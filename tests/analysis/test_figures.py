@@ -21,8 +21,8 @@ def plane(top=2.0):
     return analysis.loss_plane(quadratic([top, 1.0]), jnp.zeros(2), *axes, ALPHAS, ALPHAS)
 
 
-def density():
-    return analysis.spectral_density(quadratic([3.0, 1.0, 1.0, -0.5]), jnp.ones(4))
+def density(*eigenvalues):
+    return analysis.spectral_density(quadratic(eigenvalues), jnp.ones(len(eigenvalues)))
 
 
 def stability():
@@ -30,10 +30,14 @@ def stability():
     return analysis.gradient_stability(loss, jnp.ones(3), [0.0, 0.5, 1.0], [0.0, 0.1], draws=2)
 
 
+def spectra():
+    return {"a": density(3.0, 1.0, 1.0, -0.5), "b": density(4.0, 2.0)}
+
+
 FIGURES = {
     "lines": lambda: analysis.plot_lines({"a": line(), "b": line()}),
     "planes": lambda: analysis.plot_planes({"a": plane(), "b": plane(5.0)}),
-    "spectrum": lambda: analysis.plot_spectrum({"a": density(), "b": density()}),
+    "spectrum": lambda: analysis.plot_spectrum(spectra()),
     "stability": lambda: analysis.plot_stability({"a": stability(), "b": stability()}),
     "ranks": lambda: analysis.plot_ranks({"a": [1.0, 2.0, 90.0], "b": [1.0, 3.0, 2.0]}, [1, 2, 3]),
     "regions": analysis.plot_regions,
@@ -48,9 +52,7 @@ def test_figures_are_labelled_and_drawn(name):
     figure = FIGURES[name]()
     assert isinstance(figure, Figure)
     assert 5 <= figure.get_figwidth() <= 12
-    png = figure._repr_png_()
-    assert png.startswith(b"\x89PNG")
-    assert len(png) > 5000
+    assert figure._repr_png_().startswith(b"\x89PNG")
     panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
     bottom = [axes for axes in panels if axes.xaxis.get_tick_params()["labelbottom"]]
     assert figure.get_supxlabel() or all(axes.get_xlabel() for axes in bottom)
@@ -66,69 +68,9 @@ def test_planes_share_one_scale():
     """The steeper bowl's range, with levels from the lowest of both to the highest."""
     figure = analysis.plot_planes({"flat": plane(), "steep": plane(8.0)}, levels=10)
     for axes in figure.axes[:2]:
-        filled = axes.collections[0]
-        assert filled.levels[0] == pytest.approx(0)
-        assert filled.levels[-1] == pytest.approx(4.5)
+        assert axes.collections[0].levels[[0, -1]] == pytest.approx([0, 4.5])
     capped = analysis.plot_planes({"steep": plane(8.0)}, ceiling=1.0)
     assert capped.axes[0].collections[0].levels[-1] == pytest.approx(1)
-
-
-def test_not_finite_losses_are_drawn_as_the_largest():
-    found = plane()
-    broken = found._replace(values=found.values.at[0, 0].set(jnp.nan).at[1, 1].set(jnp.inf))
-    assert analysis.plot_planes({"a": broken})._repr_png_()
-
-
-@pytest.mark.parametrize("options", [{}, {"ceiling": 1.0}])
-@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, 0.0, 1000.0, -1e30, 1e30])
-def test_planes_without_a_range(value, options):
-    """Equal losses are drawn as the lowest; where none is finite, the colour bar has no numbers."""
-    found = plane()
-    flat = found._replace(values=jnp.full((9, 9), value))
-    figure = analysis.plot_planes({"a": flat}, **options)
-    assert figure._repr_png_()
-    bands = [len(path.vertices) > 0 for path in figure.axes[0].collections[0].get_paths()]
-    finite = bool(np.isfinite(value))
-    assert bands == [finite, *[False] * 12, not finite]
-    assert bool(figure.axes[1].get_yticklabels()) == finite
-    # What is not finite differs from equal losses beside it.
-    half = flat._replace(values=flat.values.at[:4].set(jnp.nan))
-    drawn = analysis.plot_planes({"a": half}, **options).axes[0].collections[0].get_paths()
-    assert len(drawn[-1].vertices) > 0
-
-
-def test_planes_of_a_single_column():
-    """Along an axis without length there is no common scale of both."""
-    found = plane()
-    assert analysis.plot_planes({"a": found._replace(second=jnp.zeros(9))})._repr_png_()
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("density", np.nan), ("density", np.inf), ("density", 0.0), ("weights", np.nan)],
-)
-def test_spectra_that_are_not_finite(field, value):
-    """The others keep their scale."""
-    found = density()
-    broken = found._replace(**{field: np.full_like(getattr(found, field), value)})
-    figure = analysis.plot_spectrum({"a": broken, "b": found})
-    assert figure._repr_png_()
-    assert figure.axes[0].get_ylim() == analysis.plot_spectrum({"b": found}).axes[0].get_ylim()
-    assert analysis.plot_spectrum({"a": broken})._repr_png_()
-
-
-def test_a_spectrum_of_any_width():
-    """Wide ones have densities far below 1."""
-    found = analysis.spectral_density(quadratic([1e20, -1e20]), jnp.ones(2))
-    axes = analysis.plot_spectrum({"a": found}).axes[0]
-    np.testing.assert_allclose(axes.lines[0].get_ydata().max(), found.density.max())
-    bottom, top = axes.get_ylim()
-    assert bottom < found.density.max() < top
-    assert axes.collections[0].get_paths()[0].vertices[:, 1].max() < top
-
-
-def test_ranks_of_no_runs():
-    assert analysis.plot_ranks({"a": []}, [])._repr_png_()
 
 
 def test_ranks_show_tau_and_scale():
@@ -139,13 +81,12 @@ def test_ranks_show_tau_and_scale():
 
 def test_bands_reach_from_the_smallest_to_the_largest_draw():
     found = stability()
-    figure = analysis.plot_stability(found)
-    band = figure.axes[0].collections[1].get_paths()[0].vertices[:, 1]
-    assert band.min() == pytest.approx(float(found.cosine[1].min()), abs=1e-6)
-    figure = analysis.plot_stability({"a": found._replace(cosine=found.cosine / 2), "b": found})
+    half = found._replace(cosine=found.cosine / 2)
+    figure = analysis.plot_stability({"a": half, "b": found})
     assert [axes.get_title() for axes in figure.axes] == ["a", "a", "b", "b"]
-    first, second = (axes.collections[1].get_paths()[0].vertices for axes in figure.axes[::2])
-    assert second[:, 1].min() == pytest.approx(2 * first[:, 1].min(), abs=1e-6)
+    for axes, drawn in zip(figure.axes[::2], (half, found), strict=True):
+        band = axes.collections[1].get_paths()[0].vertices[:, 1]
+        assert band.min() == pytest.approx(float(drawn.cosine[1].min()), abs=1e-6)
     assert figure.axes[0].get_ylim() == figure.axes[2].get_ylim()
 
 
@@ -157,6 +98,59 @@ def test_regions_touch_the_contour_of_the_largest_loss():
         crosses = [drawn for drawn in axes.lines if drawn.get_marker() == "x"]
         first, second = (float(np.prod(drawn.get_xydata())) for drawn in crosses)
         assert (abs(first - second) < 0.01 * first) == adaptive
+
+
+# ---------------------------------------------------------------- what has no range
+
+
+@pytest.mark.parametrize("options", [{}, {"ceiling": 1.0}])
+@pytest.mark.parametrize("value", [jnp.nan, 0.0, 1000.0, -1e30])
+def test_planes_without_a_range(value, options):
+    """Equal losses are drawn as the lowest; where none is finite, the colour bar has no numbers."""
+    flat = plane()._replace(values=jnp.full((9, 9), value))
+    figure = analysis.plot_planes({"a": flat}, **options)
+    assert figure._repr_png_()
+    bands = [len(path.vertices) > 0 for path in figure.axes[0].collections[0].get_paths()]
+    finite = bool(np.isfinite(value))
+    assert bands == [finite, *[False] * 12, not finite]
+    assert bool(figure.axes[1].get_yticklabels()) == finite
+    # What is not finite differs from equal losses beside it.
+    half = flat._replace(values=flat.values.at[:4].set(jnp.inf))
+    drawn = analysis.plot_planes({"a": half}, **options).axes[0].collections[0].get_paths()
+    assert len(drawn[-1].vertices) > 0
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        # Along an axis without length there is no common scale of both.
+        lambda: analysis.plot_planes({"a": plane()._replace(second=jnp.zeros(9))}),
+        lambda: analysis.plot_ranks({"a": []}, []),
+    ],
+)
+def test_drawn_all_the_same(figure):
+    assert figure()._repr_png_()
+
+
+@pytest.mark.parametrize(("field", "value"), [("density", np.inf), ("weights", np.nan)])
+def test_spectra_that_are_not_finite(field, value):
+    """The others keep their scale."""
+    broken, found = spectra().values()
+    broken = broken._replace(**{field: np.full_like(getattr(broken, field), value)})
+    figure = analysis.plot_spectrum({"a": broken, "b": found})
+    assert figure._repr_png_()
+    assert figure.axes[0].get_ylim() == analysis.plot_spectrum({"b": found}).axes[0].get_ylim()
+    assert analysis.plot_spectrum({"a": broken})._repr_png_()
+
+
+def test_a_spectrum_of_any_width():
+    """Wide ones have densities far below 1."""
+    found = density(1e20, -1e20)
+    axes = analysis.plot_spectrum({"a": found}).axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_ydata().max(), found.density.max())
+    bottom, top = axes.get_ylim()
+    assert bottom < found.density.max() < top
+    assert axes.collections[0].get_paths()[0].vertices[:, 1].max() < top
 
 
 def test_errors():

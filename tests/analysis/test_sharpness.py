@@ -1,17 +1,16 @@
-"""Sharpness and adaptive sharpness against known maxima, and theorem 1."""
+"""Sharpness and adaptive sharpness against known maxima."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import Compilations, RuntimeCounted, assert_close, norm, x64
-from nets import dataset, examples, quadratic, relu_net, rescale
+from helpers import Compilations, RuntimeCounted, assert_close, norm
+from nets import dataset, examples, quadratic, relu_net
 
 import sam_optax
 from sam_optax import analysis
 
 
-@pytest.mark.slow
 def test_rise_at_a_minimum():
     """The worst rise is ρ²λ₁/2 = .02, and one gradient step sees none of it."""
     loss, w = quadratic([4.0, 1.0]), jnp.zeros(2)
@@ -19,7 +18,6 @@ def test_rise_at_a_minimum():
     assert float(found.value) == pytest.approx(0.02, rel=1e-4)
     assert float(found.one_step) == 0
     assert_close(jnp.abs(found.eps), jnp.array([0.1, 0.0]), rtol=0.01)
-    assert float(analysis.sharpness(loss, w, 0.1, steps=1, restarts=0).value) == 0
     assert float(analysis.sharpness(loss, w, 0.1, restarts=0).value) == 0
 
 
@@ -55,71 +53,33 @@ def test_a_quadratic_against_a_search(p):
 @pytest.mark.parametrize(
     ("method", "measure", "p"),
     [
-        (sam_optax.sam, analysis.sharpness, 2),
-        (sam_optax.asam, analysis.adaptive_sharpness, 2),
-        (sam_optax.asam, analysis.adaptive_sharpness, np.inf),
+        (sam_optax.sam(0.3), analysis.sharpness, 2),
+        pytest.param(
+            sam_optax.asam(0.3, 0.0, p=np.inf),
+            analysis.adaptive_sharpness,
+            np.inf,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-@pytest.mark.fast("sam-sharpness-2")
 def test_one_step_is_the_perturbation_of_training(method, measure, p):
     params, loss = relu_net(), dataset()
-    options = {"eta": 0.01} if method is sam_optax.asam else {}
-    perturbation = method(0.3, **options, p=p)
-    found = measure(loss, params, 0.3, **options, p=p, steps=1, restarts=0)
-    eps, _ = perturbation.update(loss.value_and_grad(params)[1], perturbation.init(params), params)
+    found = measure(loss, params, 0.3, p=p, steps=1, restarts=0)
+    eps, _ = method.update(loss.value_and_grad(params)[1], method.init(params), params)
     assert_close(found.eps, eps, rtol=1e-5)
-    rise = analysis.loss_rise(loss, params, perturbation)
-    assert_close(found.one_step, rise, rtol=1e-5)
-    assert_close(found.value, rise, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("p", "group_size"), [(2, None), (np.inf, 8)])
-@pytest.mark.slow
-def test_theorem_1(p, group_size):
-    """Adaptive sharpness is the same after a rescaling that keeps the function; sharpness not."""
-    with x64():
-        params, loss = relu_net(dtype=jnp.float64), dataset(16, 8, dtype=jnp.float64)
-        rescaled = rescale(rescale(params, 1, 7.0), 3, 0.2)
-        assert float(loss(rescaled)) == pytest.approx(float(loss(params)), rel=1e-12)
-
-        def values(measure, *args):
-            options = {"p": p, "steps": 6, "group_size": group_size}
-            return [float(measure(loss, w, *args, **options).value) for w in (params, rescaled)]
-
-        before, after = values(analysis.adaptive_sharpness, 0.1)
-        assert after == pytest.approx(before, rel=1e-9)
-        assert before > 1e-3
-        if group_size is None:  # sharpness changes, and so does adaptive sharpness with η
-            before, after = values(analysis.sharpness, 0.1)
-            assert abs(after - before) > 0.1 * before
-            before, after = values(analysis.adaptive_sharpness, 0.1, 0.01)
-            assert abs(after - before) > 1e-6 * before
-
-
-def test_translations_of_a_bias():
-    """Biases are not normalized, so shifting one (with its input) changes nothing."""
-    loss = lambda w: jnp.square(w["kernel"] + w["bias"] - 3.0)
-    shifted = lambda w: jnp.square(w["kernel"] + w["bias"] - 10.0 - 3.0)
-    here = {"kernel": jnp.array(2.0), "bias": jnp.array(0.5)}
-    there = {"kernel": jnp.array(2.0), "bias": jnp.array(10.5)}
-    measure = analysis.adaptive_sharpness
-    assert_close(measure(loss, here).value, measure(shifted, there).value, rtol=1e-4)
-    both = [measure(f, w, bias_mask=False).value for f, w in ((loss, here), (shifted, there))]
-    assert abs(both[1] - both[0]) > 0.1
+    rise = analysis.loss_rise(loss, params, method)
+    assert_close((found.one_step, found.value), (rise, rise), rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_m_sharpness_is_the_mean_over_groups():
     params, loss = relu_net(), dataset(n=13)
     found = analysis.sharpness(loss, params, 0.1, steps=3, group_size=8)
-    parts = [
-        analysis.DatasetLoss.from_examples(loss.loss_fn, part, 8)
-        for part in zip(*(jnp.split(leaf, [8]) for leaf in examples(13)), strict=True)
-    ]
-    groups = [analysis.sharpness(part, params, 0.1, steps=3).value for part in parts]
+    parts = zip(*(jnp.split(leaf, [8]) for leaf in examples(13)), strict=True)
+    losses = [analysis.DatasetLoss.from_examples(loss.loss_fn, part, 8) for part in parts]
+    groups = [analysis.sharpness(part, params, 0.1, steps=3).value for part in losses]
     assert_close(found.groups, jnp.array(groups), rtol=1e-4)
     assert_close(found.value, np.average(groups, weights=[8, 5]), rtol=1e-4)
-    assert found.eps is None
     assert abs(np.mean(groups) - float(found.value)) > 1e-6
     again = dataset(n=13)
     with Compilations() as compilations:
@@ -131,8 +91,7 @@ def test_both_sides_of_a_minimum_are_tried():
     """L = w²/2 + w³ rises more on the right: a single random start would be a toss of a coin."""
     loss = lambda w: jnp.sum(w**2 / 2 + w**3)
     for seed in range(4):
-        key = jax.random.key(seed)
-        found = analysis.sharpness(loss, jnp.zeros(1), 0.1, key=key)
+        found = analysis.sharpness(loss, jnp.zeros(1), 0.1, key=seed)
         assert float(found.value) == pytest.approx(0.006, rel=1e-4)
         assert float(jnp.min(found.starts[1:])) == pytest.approx(0.004, rel=1e-4)
 
@@ -143,16 +102,6 @@ def test_cost():
     analysis.sharpness(counted, jnp.ones(2), steps=5, restarts=2)
     jax.effects_barrier()
     assert counted.evaluations == 3 * 5 + 3
-
-
-def test_leaves_that_are_no_weights():
-    params = {"w": jnp.array([3.0, 4.0]), "n": jnp.arange(2), "none": None}
-    found = analysis.sharpness(lambda p: jnp.sum(p["w"] ** 2) + p["n"].sum(), params, 0.1, steps=1)
-    assert found.eps["n"] is None
-    assert found.eps["none"] is None
-    assert_close(found.eps["w"], jnp.array([0.06, 0.08]), rtol=1e-5)
-    adaptive = analysis.adaptive_sharpness(lambda p: jnp.sum(p["w"] ** 2), params, 0.1)
-    assert float(adaptive.value) > float(found.value)
 
 
 def test_bfloat16_keeps_its_dtype():
@@ -187,7 +136,6 @@ def test_random_starts_and_states_of_perturbations():
         ({"p": 0.5}, ValueError, "p must be in"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
         ({"restarts": -1}, ValueError, "restarts must be at least 0"),
-        ({"key": 3.5}, TypeError, "key must be an integer seed or one PRNG key"),
         ({"group_size": 2}, TypeError, "DatasetLoss"),
         ({"loss": 3.0}, TypeError, "loss must be a function"),
     ],

@@ -7,27 +7,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import assert_close
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from methods import FOUR, make
+from methods import FOUR, make, often
 
 import sam_optax
 
-if not hasattr(jax, "shard_map") or not hasattr(jax.sharding, "reshard"):
-    pytest.skip("explicit axis types are newer than this jax", allow_module_level=True)
+if not hasattr(jax, "shard_map"):
+    pytest.skip("jax.shard_map is newer than this jax", allow_module_level=True)
 
-AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+AUTO = jax.sharding.AxisType.Auto
 KEY = jax.random.key(0)
 # One kernel large enough for a draw of its own in R-SAM, one that shares its draw.
 PARAMS = {
     "in": {"kernel": jax.random.normal(KEY, (64, 512)) / 8, "bias": jnp.zeros(512)},
     "out": {"kernel": jax.random.normal(KEY, (512, 256)) / 22, "bias": jnp.zeros(256)},
 }
-FSDP = {
-    "in": {"kernel": P("data", None), "bias": P()},
-    "out": {"kernel": P("data", None), "bias": P("data")},
-}
-TWO_AXES = {
+SPECS = {
     "in": {"kernel": P("data", "model"), "bias": P("model")},
     "out": {"kernel": P("model", "data"), "bias": P()},
 }
@@ -39,59 +36,38 @@ def loss(params, x):
     return jnp.mean((hidden @ params["out"]["kernel"] + params["out"]["bias"]) ** 2)
 
 
-def make_mesh(kind):
-    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
+def placed():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AUTO, AUTO))
+    put = lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec))
+    return mesh, jax.tree.map(put, PARAMS, SPECS)
 
 
-def three_steps(tx, params, x, gather=False):
-    def loss_of(p, x):
-        if gather:  # under explicit axis types the forward pass says itself what it gathers
-            p = jax.tree.map(lambda leaf: jax.sharding.reshard(leaf, P()), p)
-        return loss(p, x)
+every_name = pytest.mark.parametrize("name", often([*FOUR, "asam_filterwise"], "rsam"))
+
+
+@every_name
+def test_sharded_equals_one_device(name):
+    """Under automatic axes, as the compiler places what it computes."""
+    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.1))
 
     @jax.jit
     def step(params, state, x):
-        grad_fn = jax.grad(lambda p: loss_of(p, x))
-        updates, state = tx.update(None, state, params, grad_fn=grad_fn)
+        updates, state = tx.update(None, state, params, grad_fn=jax.grad(lambda p: loss(p, x)))
         return optax.apply_updates(params, updates), state
 
-    state = tx.init(params)
-    for _ in range(3):
-        params, state = step(params, state, x)
-    return params, state
+    def two_steps(params, x):
+        return step(*step(params, tx.init(params), x), x)
+
+    expected, _ = two_steps(PARAMS, X)
+    mesh, params = placed()
+    new, _ = two_steps(params, jax.device_put(X, NamedSharding(mesh, P("data"))))
+    assert_close(new, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [*FOUR, "asam_filterwise"])
-@pytest.mark.parametrize(
-    ("kind", "specs"), [(AUTO, FSDP), (AUTO, TWO_AXES), (EXPLICIT, FSDP)], ids=str
-)
-@pytest.mark.slow
-def test_sharded_equals_one_device(kind, specs, name):
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1, momentum=0.9), make(name, 0.1))
-    expected, _ = three_steps(tx, PARAMS, X)
-    mesh = make_mesh(kind)
-    with jax.set_mesh(mesh):
-        params = jax.tree.map(
-            lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), PARAMS, specs
-        )
-        x = jax.device_put(X, NamedSharding(mesh, P("data") if kind == AUTO else P()))
-        new, state = three_steps(tx, params, x, gather=kind == EXPLICIT)
-    for value, reference in zip(jax.tree.leaves(new), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(np.asarray(value), np.asarray(reference), atol=1e-6)
-    if name == "fsam":
-        ema = state.perturbation_state[0].ema
-        for layer in PARAMS:  # the compiler is free to choose for what is as small as a bias
-            leaf, param = ema[layer]["kernel"], params[layer]["kernel"]
-            assert leaf.sharding.is_equivalent_to(param.sharding, leaf.ndim)
-
-
-@pytest.mark.parametrize("name", [*FOUR, "asam_filterwise"])
-@pytest.mark.fast("rsam")
+@every_name
 def test_perturbing_moves_no_array(name):
     """ε and the perturbed point are sharded as the params are; only scalars and norms travel."""
-    method, mesh = make(name, 0.1), make_mesh(AUTO)
-    put = lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec))
-    params = jax.tree.map(put, PARAMS, FSDP)
+    method, (_, params) = make(name, 0.1), placed()
     compiled = method.perturb_fn.lower(params, params, method.init(params)).compile()
     text = compiled.as_text()
     assert not re.search(r"all-gather|all-to-all|collective-permute", text)
@@ -150,17 +126,12 @@ SIZE = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
 @pytest.mark.parametrize(
     ("name", "sync", "gradients"),
     [
-        ("sam", False, 1),
-        ("asam", False, 1),
-        ("rsam", False, 1),
-        ("fsam", False, 2),  # its average sees the mean gradient
-        ("sam", True, 2),
-        ("asam", True, 2),
-        ("rsam", True, 2),
+        pytest.param("sam", False, 1, marks=pytest.mark.slow),
+        pytest.param("rsam", False, 1, marks=pytest.mark.slow),
+        pytest.param("fsam", False, 2, marks=pytest.mark.slow),  # its average sees the mean
         ("fsam", True, 2),
     ],
 )
-@pytest.mark.fast("fsam-True-2")
 def test_all_reduces(name, sync, gradients):
     assert reduced_elements(averaged_sgd()) == SIZE
     tx = sam_optax.sharpness_aware(
