@@ -75,7 +75,7 @@ def _vary(leaf: Leaf, axis: str) -> Leaf:
         if hasattr(lax, "pcast"):
             return lax.pcast(leaf, axis, to="varying")
         return lax.pvary(leaf, axis) if hasattr(lax, "pvary") else leaf
-    except ValueError:  # already varying, or not an axis of shard_map
+    except (ValueError, AssertionError):  # already varying; under jit, an axis of vmap
         return leaf
 
 

@@ -34,7 +34,7 @@ def epochs_in(out):
 def start(archive):
     """Starts processes that find each other's compiled programs in a cache."""
     options = (
-        f"compare --dataset npz:{archive} --batch-size 20 --epochs 24 --seeds 2 --methods rsam"
+        f"compare --dataset npz:{archive} --batch-size 20 --epochs 40 --seeds 2 --methods rsam"
     )
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     pipes |= {"text": True, "env": {**os.environ, "MPLBACKEND": "Agg"}}
@@ -94,7 +94,6 @@ def test_kills_and_signals_change_nothing(start, tmp_path):
         assert last == "sam_optax: interrupted."
     for name in ("commit_success", "results.csv", "report.html"):
         ended(start(*arguments, dies_at=name), -9)
-    assert epochs_in(out)  # removed after all is written
     ended(start(*arguments))
     assert found_in(out) == found_in(whole)
 

@@ -266,6 +266,21 @@ def test_averaged_gradients_with_an_axis_are_refused_where_it_shows(combine):
 # ---------------------------------------------------------------- pieces with axes of their own
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_axis_of_vmap_stands_for_devices(compiled):
+    """w = (3, 4), the mean of the gradients at w + ε of both members: SGD's step of each."""
+    tx, w = sharpness_aware(optax.sgd(1.0), sam_optax.sam(0.1)), jnp.array([3.0, 4.0])
+
+    def step(c):
+        return tx.update(None, tx.init(w), w, grad_fn=lambda p: p - c)[0]
+
+    mapped = jax.vmap(step, axis_name="batch")
+    centres = jnp.array([[0.0, 0.0], [6.0, 8.0]])
+    found = (jax.jit(mapped) if compiled else mapped)(centres)
+    # ε is ±ρ (0.6, 0.8), and the mean of the gradients 0.
+    np.testing.assert_allclose(found, np.zeros((2, 2)), atol=1e-6)
+
+
 @pytest.mark.parametrize("piece", ["random_mask", "stochastic_rounding"])
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_each_shard_of_the_params_has_its_own_draws(piece, check_vma):
