@@ -41,12 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     out: Any = Stream(sys.stdout)
     err: Any = Stream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = _main(list(sys.argv[1:] if argv is None else argv))
+        try:
+            code = _main(list(sys.argv[1:] if argv is None else argv))
+        except KeyboardInterrupt as stop:
+            warnings.simplefilter("ignore")  # of what was waited for, such as Orbax's writing
+            code = _fail("interrupted.", 128 + (stop.args[0] if stop.args else signal.SIGINT))
+            sys.stdout.flush()
+            if argv is None:
+                # A computation may still be running. If the interpreter shut down meanwhile, it
+                # would free the memory in use and crash; what was interrupted half made, such as
+                # an event loop of Orbax's, complains when it is freed.
+                os._exit(code)
         sys.stdout.flush()
-        if code > 128 and argv is None:
-            # A computation may still be running. If the interpreter shut down meanwhile, it would
-            # free the memory in use and crash.
-            os._exit(code)
         if out.error is None or code:
             return code
         if isinstance(out.error, BrokenPipeError):
@@ -61,9 +67,6 @@ def _main(given: list[str]) -> int:
         return 0
     except UserError as error:
         return _fail(str(error))
-    except KeyboardInterrupt as stop:
-        warnings.simplefilter("ignore")  # what was waited for, such as Orbax's writing, ends here
-        return _fail("interrupted.", 128 + (stop.args[0] if stop.args else signal.SIGINT))
     except (MemoryError, RuntimeError) as error:
         if (reason := _of_the_machine(error)) is None:
             raise
