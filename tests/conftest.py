@@ -1,6 +1,5 @@
 """Configuration of the whole test suite."""
 
-import fnmatch
 import gc
 import importlib.metadata
 import os
@@ -68,19 +67,3 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and modules that stay are no work for the garbage collector."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In transition: the cases that ``fast`` does not name are slow, others of ``sample`` go."""
-    dropped = []
-    for item in items:
-        if item.get_closest_marker("exhaustive"):
-            dropped.append(item)
-        for marker in ("fast", "sample"):
-            for mark in item.iter_markers(marker):
-                if not any(fnmatch.fnmatchcase(item.callspec.id, p) for p in mark.args):
-                    if marker == "fast":
-                        item.add_marker("slow")
-                    elif item not in dropped:
-                        dropped.append(item)
-    items[:] = [item for item in items if item not in dropped]

@@ -6,6 +6,7 @@ import optax
 import pytest
 from cost_programs import METHODS, PROBLEMS, base_step, cost, handwritten, library, program
 from helpers import Counted, init_mlp, mlp_loss
+from methods import often
 
 import sam_optax
 
@@ -22,8 +23,7 @@ def test_the_base_step_evaluates_one_gradient():
     assert program(base_step).count("dot") == dots_of_a_gradient()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.fast("sam")
+@pytest.mark.parametrize("method", often(METHODS, "sam"))
 def test_a_step_evaluates_two_gradients(method):
     assert program(library(method)).count("dot") == 2 * dots_of_a_gradient()
     assert program(handwritten(method)).count("dot") == 2 * dots_of_a_gradient()
@@ -80,8 +80,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("pass_gradient", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.fast("sam-*")
+@pytest.mark.parametrize("method", often(METHODS, "sam"))
 def test_the_loss_is_traced_once_and_once_more_for_a_gradient_of_the_callers(
     method, options, pass_gradient
 ):
