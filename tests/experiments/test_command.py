@@ -181,19 +181,6 @@ def test_a_dry_run_prints_every_setting_with_its_source_and_trains_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_data_that_are_not_digits_want_radii_of_their_own(
-    capsys, trainer, archive, tmp_path, monkeypatch
-):
-    """Case 48 of the collected mistakes. Said before the training and kept with the results."""
-    monkeypatch.setattr(comparison, "_draw", lambda *args: None)
-    assert main(small(archive, "--methods", "sgd", "asam", "--out", str(tmp_path))) == 0
-    note = "The radii and weight decays of asam were chosen on digits"
-    assert capsys.readouterr().err.startswith(note)
-    assert results.from_json(tmp_path / "results.json")["notes"][0].startswith(note)
-    assert main(["compare", "--methods", "sgd", "sam"]) == 0
-    assert capsys.readouterr().err == ""
-
-
 # A run.
 
 
