@@ -1,6 +1,5 @@
 """Presets and options: what the papers print, and where each value is said to be from."""
 
-import dataclasses
 import itertools
 import math
 import pathlib
@@ -13,6 +12,7 @@ import optax
 import pytest
 import tasks
 
+from sam_optax.__main__ import main
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.describe import describe
@@ -41,115 +41,58 @@ def resolved(preset=None, **given):
     }
 
 
-# Read off the papers: what all methods share, and the row of each.
-ASAM = {
-    **{"batch_size": 128, "m": 128, "momentum": 0.9, "weight_decay": 5e-4, "lr": 0.1},
-    **{"schedule": "cosine", "crop": 4, "flip": True, "label_smoothing": 0.1},
-    **{"optimizer": "sgd", "model": "wrn28_10", "label_noise": 0.0},
-}
-IMAGENET = {**ASAM, "model": "resnet50_imagenet", "batch_size": 512, "lr": 0.2, "crop": 0}
-IMAGENET |= {"weight_decay": 1e-4}
-RSAM = {"epochs": 200, "batch_size": 128, "m": 128, "model": "resnet18", "optimizer": "sgd"}
-VIT = {"epochs": 300, "batch_size": 4096, "m": 4096, "optimizer": "adamw", "image_size": 224}
-FSAM = {"epochs": 200, "lr": 0.05, "schedule": "cosine", "momentum": 0.9, "flip": True}
-FSAM |= {"model": "resnet18", "optimizer": "sgd"}
-TRANSFER = {"epochs": 10, "batch_size": 128, "lr": 1e-4, "weight_decay": 1e-5}
-TRANSFER |= {"model": "vit_s16", "optimizer": "adamw", "image_size": 224}
-FSAM_METHODS = ("sam", "fsam", "sam_full", "sam_db", "sam_noise", "sam_batches")
-PRINTED = {
-    "asam-cifar10": (
-        {**ASAM, "epochs": 200},
-        {"sgd": {"epochs": 400}, "sam": {"rho": 0.05}, "asam": {"rho": 0.5, "eta": 0.01}},
-    ),
-    "asam-cifar100": (
-        {**ASAM, "epochs": 200},
-        {"sgd": {"epochs": 400}, "sam": {"rho": 0.1}, "asam": {"rho": 1.0, "eta": 0.01}},
-    ),
-    "asam-imagenet": (
-        {**IMAGENET, "epochs": 100},
-        {
-            "sgd": {"epochs": 200, "m": 512},
-            "sam": {"rho": 0.05, "m": 128},
-            "asam": {"rho": 1.0, "eta": 0.01, "m": 128},
-        },
-    ),
-    "asam-noisy-cifar10": (
-        {**ASAM, "model": "resnet32", "label_noise": 0.4, "epochs": 200},
-        {"sgd": {"epochs": 400}, "sam": {"rho": 0.05}, "asam": {"rho": 0.5}},
-    ),
-    "asam-correlation-cifar10": (
-        {**ASAM, "model": "wrn16_8", "epochs": 200, "batch_size": 256, "m": 256},
-        {"sgd": {}},
-    ),
-    "rsam-cifar10": (RSAM, {"sgd": {}, "sam": {}, "rsam": {}}),
-    "rsam-cifar100": (RSAM, {"sgd": {}, "sam": {}, "rsam": {}}),
-    "rsam-vit-s16": ({**VIT, "model": "vit_s16"}, {"sgd": {}, "sam": {}, "rsam": {}}),
-    "rsam-vit-b16": ({**VIT, "model": "vit_b16"}, {"sgd": {}, "sam": {}, "rsam": {}}),
-    "fsam-cifar10": (
-        {**FSAM, "weight_decay": 1e-3},
-        {"sgd": {"weight_decay": 5e-4}, **{name: {"rho": 0.1} for name in FSAM_METHODS}},
-    ),
-    "fsam-cifar100": (
-        {**FSAM, "weight_decay": 1e-3},
-        {"sgd": {"weight_decay": 5e-4}, **{name: {"rho": 0.2} for name in FSAM_METHODS}},
-    ),
-    "fsam-transfer": (TRANSFER, {"sgd": {}, **{name: {"rho": 0.075} for name in FSAM_METHODS}}),
-}
+# Read off the papers: (preset, method, some of its values).
+OF_PAPERS = [
+    ("asam-cifar10", "sgd", {"epochs": 400, "batch_size": 128, "lr": 0.1, "weight_decay": 5e-4}),
+    ("asam-cifar10", "sam", {"epochs": 200, "rho": 0.05, "label_smoothing": 0.1, "crop": 4}),
+    ("asam-cifar10", "asam", {"rho": 0.5, "eta": 0.01, "model": "wrn28_10", "flip": True}),
+    ("asam-cifar100", "asam", {"rho": 1.0, "eta": 0.01, "schedule": "cosine"}),
+    ("asam-imagenet", "sam", {"rho": 0.05, "m": 128, "lr": 0.2, "epochs": 100}),
+    ("asam-imagenet", "sgd", {"epochs": 200, "batch_size": 512, "weight_decay": 1e-4}),
+    ("asam-noisy-cifar10", "asam", {"rho": 0.5, "label_noise": 0.4, "model": "resnet32"}),
+    ("asam-correlation-cifar10", "sgd", {"batch_size": 256, "model": "wrn16_8"}),
+    ("rsam-cifar10", "rsam", {"epochs": 200, "batch_size": 128, "model": "resnet18"}),
+    ("rsam-vit-b16", "rsam", {"epochs": 300, "batch_size": 4096, "optimizer": "adamw"}),
+    ("fsam-cifar10", "sgd", {"weight_decay": 5e-4, "lr": 0.05, "momentum": 0.9}),
+    ("fsam-cifar10", "sam_noise", {"weight_decay": 1e-3, "rho": 0.1}),
+    ("fsam-cifar100", "fsam", {"weight_decay": 1e-3, "rho": 0.2}),
+    ("fsam-transfer", "sam_db", {"rho": 0.075, "lr": 1e-4, "epochs": 10, "weight_decay": 1e-5}),
+]
 
 
-def test_every_preset_is_checked_here():
-    assert {*PRINTED} == {*PRESETS}
+@pytest.mark.parametrize(("name", "method", "values"), OF_PAPERS)
+def test_values_are_those_of_the_paper(name, method, values):
+    row = resolved(name, methods=(method,))[method]
+    found = {k: value for k, (value, _) in row["settings"].items()} | row["hyperparameters"]
+    assert {**found, **values} == found
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_method_has_its_row_of_the_papers_table(name):
-    common, rows = PRINTED[name]
-    found = resolved(name, methods=tuple(PRESETS[name].rows))
-    assert found.keys() == rows.keys()
-    for method, row in found.items():
-        values = {k: value for k, (value, _) in row["settings"].items()} | row["hyperparameters"]
-        assert {**values, **common, **rows[method]} == values
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_what_is_printed_says_where_and_what_is_not_says_so(name):
-    preset, found = PRESETS[name], resolved(name)
-    places = {preset.source, *preset.places.values()}
-    assert not preset.printed.keys() & preset.stand_ins.keys()
+def test_every_preset_resolves_and_says_where_its_values_are_from(name, capsys):
+    preset = PRESETS[name]
     assert preset.places.keys() <= preset.printed.keys()
+    assert not preset.printed.keys() & preset.stand_ins.keys()
     assert (preset.printed.keys() | preset.stand_ins.keys()) <= {*RECIPE, *SHARED}
-    assert [*found] == [*(preset.methods or preset.rows)]
-    for method, row in found.items():
-        printed = {**preset.printed, **preset.rows[method]}
-        for setting in (*RECIPE, *SHARED):
-            value, source = row["settings"][setting]
-            if setting == "dataset":
-                assert source == f"given; the paper's is {preset.data}"
-            elif setting in printed:
-                assert source.split(", but ")[0].removesuffix(" (the whole batch)") in places
-                assert value == printed[setting] or setting == "m"
-            elif setting in preset.stand_ins:
-                assert (value, source) == (preset.stand_ins[setting], CHOSEN_HERE)
-            else:
-                assert source.startswith("not mentioned; default")
-        for option, source in row["sources"].items():
-            if option not in printed and not source.startswith("default of sam_optax"):
-                assert source == CHOSEN_HERE
-                assert option in preset.stand_in_rows[method]
+    data = ["--dataset", "hf:nowhere", *(["--init", "x.npz"] if "transfer" in name else [])]
+    assert main(["compare", "--preset", name, *data, "--dry-run"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    rows = preset.methods or preset.rows
+    for part in (preset.data, preset.source, *preset.places.values(), *preset.differs, *rows):
+        assert part in text
+    chosen = bool(preset.stand_ins or preset.stand_in_rows)
+    assert (CHOSEN_HERE in text) == ("Not printed in the paper, chosen here: " in text) == chosen
 
 
 def test_a_method_that_is_not_in_the_table_has_its_own_defaults_in_the_papers_setting():
-    found = resolved("asam-cifar10", methods=("rsam", "sgd"))
-    assert found["rsam"]["settings"]["epochs"] == (200, "ASAM, section 5.2")
-    assert found["sgd"]["settings"]["epochs"][0] == 400
-    assert found["rsam"]["hyperparameters"]["rho"] == 0.05
-    assert found["rsam"]["sources"]["rho"] == "default of sam_optax.rsam"
+    found = resolved("asam-cifar10", methods=("rsam",))["rsam"]
+    assert found["settings"]["epochs"] == (200, "ASAM, section 5.2")
+    assert found["hyperparameters"]["rho"] == 0.05
+    assert found["sources"]["rho"] == "default of sam_optax.rsam"
     # All but the radius, which is to be given.
-    found = resolved(
-        "asam-cifar10", methods=("looksam",), hyperparameters={"looksam": {"rho": (1,)}}
-    )
-    assert found["looksam"]["hyperparameters"] == {"rho": 1, "k": 5, "alpha": 0.7}
-    assert found["looksam"]["sources"] == {"rho": "given", "k": CHOSEN_HERE, "alpha": CHOSEN_HERE}
+    given = {"looksam": {"rho": (1,)}}
+    found = resolved("asam-cifar10", methods=("looksam",), hyperparameters=given)["looksam"]
+    assert found["hyperparameters"] == {"rho": 1, "k": 5, "alpha": 0.7}
+    assert found["sources"] == {"rho": "given", "k": CHOSEN_HERE, "alpha": CHOSEN_HERE}
 
 
 M_SOURCE = "ASAM, section 5.2"
@@ -192,46 +135,18 @@ def test_without_a_preset_the_default_is_a_demonstration_on_digits():
         decay = METHODS[name].weight_decay or DEFAULTS["weight_decay"]
         expected = {**DEFAULTS, "m": 100, "weight_decay": decay}
         assert {k: row["settings"][k][0] for k in DEFAULTS} == expected
-        sources = {"default", "default (the whole batch)", "default, chosen on digits"}
-        assert {source for _, source in row["settings"].values()} <= sources
-        assert {*row["sources"].values()} <= {"default, chosen on digits"}
         assert row["hyperparameters"] == METHODS[name].variant().hyperparameters
+        assert {*row["sources"].values()} <= {"default, chosen on digits"}
 
 
 def test_several_values_are_rows_of_their_own():
     given = {"rsam": {"rho": (0.1, 0.2), "gamma": (0.3, 0.4)}, "sam": {"rho": (0.7,)}}
     found = resolved(methods=("sam", "rsam"), hyperparameters=given)
-    assert [*found] == [
-        "sam",
-        "rsam rho 0.1 gamma 0.3",
-        "rsam rho 0.1 gamma 0.4",
-        "rsam rho 0.2 gamma 0.3",
-        "rsam rho 0.2 gamma 0.4",
-    ]
+    rows = [f"rsam rho {rho} gamma {gamma}" for rho in (0.1, 0.2) for gamma in (0.3, 0.4)]
+    assert [*found] == ["sam", *rows]
     last = found["rsam rho 0.2 gamma 0.4"]
     assert last["hyperparameters"] == {"rho": 0.2, "gamma": 0.4, "lmbda": 2.0}
-    chosen = "default, chosen on digits"
-    assert last["sources"] == {"rho": "given", "gamma": "given", "lmbda": chosen}
-
-
-@pytest.mark.parametrize("preset", [None, "asam-cifar10"])
-def test_what_has_no_default_is_passed_on_where_it_is_given(preset):
-    assert "p" not in resolved(preset, methods=("asam",))["asam"]["hyperparameters"]
-    given = {"asam": {"p": (2.0, math.inf), "normalize_biases": (True,)}}
-    found = resolved(preset, methods=("asam",), hyperparameters=given)
-    assert [*found] == ["asam p 2", "asam p inf"]
-    values = found["asam p inf"]["hyperparameters"]  # plain data have no infinity
-    assert (values["p"], values["normalize_biases"], values["eta"]) == ("inf", True, 0.01)
-    assert "normalization" not in values
-
-
-FIELDS = {field.name: field for field in dataclasses.fields(Compare)}
-
-
-def test_every_setting_is_an_option_with_its_help():
-    assert {*RECIPE, *SHARED} == set(DEFAULTS) <= FIELDS.keys()
-    texts = [of.metadata["help"] for name, of in FIELDS.items() if name != "hyperparameters"]
-    assert all(text.endswith(".") for text in texts)
+    assert [*last["sources"].values()] == ["given", "given", "default, chosen on digits"]
 
 
 def test_every_number_has_a_range():
@@ -280,9 +195,8 @@ def described(data, devices=1, preset=None, **given):
     return describe(chosen, resolve(chosen), data, devices)
 
 
-def test_groups_and_devices_share_a_batch_evenly(data):
+def test_a_description_counts_steps_and_examples(data):
     found = described(data, 4, m=8, epochs=7)
-    assert (found["settings"]["batch_size"]["value"], found["settings"]["m"]["value"]) == (16, 8)
     (method,) = found["methods"]
     assert (method["epochs"], method["steps_per_epoch"], method["batch_size"]) == (7, 3, 16)
     assert found["dataset"]["train_examples"] == 48
@@ -315,16 +229,6 @@ def test_the_value_that_the_note_suggests_can_be_given(data, method):
     name, option = group.replace("-", "_"), option.replace("-", "_")
     assert option in METHODS[name].radius
     assert resolved(methods=(method,), hyperparameters={name: {option: (float(value),)}})
-
-
-def test_a_preset_says_what_is_chosen_here_and_what_differs(data):
-    notes = described(data, preset="fsam-cifar10", methods=None)["notes"]
-    assert notes[0] == (
-        "Not printed in the paper, chosen here: crop 4, cutout 16, fsam's sigma 1, fsam's lmbda "
-        "0.9."
-    )
-    assert set(PRESETS["fsam-cifar10"].differs) <= set(notes)
-    assert not any("digits" in note for note in notes)
 
 
 # What a recipe is.

@@ -12,14 +12,13 @@ from scipy import stats
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.reporting import axes, figures, html, results, snapshots, table, words
+from sam_optax.experiments.reporting import axes, figures, html, results, table, words
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.training.task import ACCURACY
 from sam_optax.experiments.training.train import Outcome
 
 SEEDS, EPOCHS = (5, 6, 7), 4
-HOSTILE = "npz:/tmp/sales_$2020_$2021 [bold]\udcff\n</td><script>.npz"
 
 
 def of_method(name, loss=(1.0,) * 3, values=None, accuracy=(0.5, 0.75, 1.0), cost=1.875, **more):
@@ -80,26 +79,15 @@ def page_of(found, drawn=()):
     return html.html_page(found, dict(drawn)).decode()
 
 
-def test_json_is_strict_and_comes_back_also_without_newer_fields(found, tmp_path):
+def test_json_is_strict_and_comes_back(found, tmp_path):
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    found["dataset"]["name"] = HOSTILE
+    found["dataset"]["name"] = "npz:/tmp/\udcff\n</td>.npz"
     path = tmp_path / "results.json"
     path.write_bytes(results.to_json(found))
     assert json.loads(path.read_bytes(), parse_constant=refuse) == found
     assert results.from_json(path) == found
-    for name in ("step_cost", "compile_seconds", "differences", "title", "sources"):
-        for method in found["methods"]:
-            del method[name]
-    del found["notes"]
-    found["future"] = found["methods"][0]["future"] = 1
-    path.write_bytes(results.to_json(found))
-    older = results.from_json(path)
-    assert (older["future"], older["methods"][0]["future"], older["notes"]) == (1, 1, [])
-    assert "75.00 ± 25.00" in printed(older)
-    assert "75.00 ± 25.00" in page_of(older)
-    assert results.to_csv(older).startswith(b"method,seed,test_accuracy")
     path.write_text("[1]")
     assert results.from_json(path) is results.from_json(tmp_path / "nothing") is None
 
@@ -108,7 +96,6 @@ def test_json_is_strict_and_comes_back_also_without_newer_fields(found, tmp_path
     ("spoil", "field"),
     [
         (lambda found: found["methods"][1].update(epochs="4"), "Expected `int`, got .*epochs"),
-        (lambda found: found.update(format="sam_optax.compare"), "has format sam_optax.compare 2"),
         (lambda found: found.update(format_version=3), "has format .* 3 of another version"),
         (lambda found: found.update(methods=[]), r"length >= 1 - at `\$.methods`"),
         (lambda found: found.pop("settings"), "missing required field `settings`"),
@@ -152,17 +139,6 @@ def test_csv_has_a_line_for_every_run(found):
     assert (lines[4]["train_loss"], lines[4]["diverged"]) == ("", "1")
 
 
-def test_variables_come_back_as_they_were(tmp_path):
-    path = tmp_path / "params.npz"
-    given = {"params": {"Dense_0": {"kernel": np.eye(2)}}, "batch_stats": {"mean": np.ones(3)}}
-    path.write_bytes(snapshots.to_npz({"sam 0.5": {6: given}, "sgd": {6: given, 7: given}}, {}))
-    with np.load(path) as archive:
-        assert "sam 0.5/6/params/Dense_0/kernel" in archive.files
-    loaded = snapshots.load_params(path)
-    assert (list(loaded), list(loaded["sgd"])) == (["sam 0.5", "sgd"], [6, 7])
-    np.testing.assert_array_equal(loaded["sgd"][7]["params"]["Dense_0"]["kernel"], np.eye(2))
-
-
 def test_the_table_says_what_was_trained_on_and_what_came_out(found):
     text = printed(found)
     assert text.startswith(
@@ -183,7 +159,7 @@ def test_the_table_says_what_was_trained_on_and_what_came_out(found):
     assert "75.00 ± 25.00" in table.ResultsTable(found)._repr_mimebundle_((), ())["text/html"]
 
 
-@pytest.mark.parametrize("width", [120, 100, 60, 40])
+@pytest.mark.parametrize("width", [120, 40])
 def test_a_narrow_terminal_is_told_what_it_does_not_show(found, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     text = printed(found, width=None)
@@ -196,20 +172,14 @@ def test_a_narrow_terminal_is_told_what_it_does_not_show(found, width, monkeypat
 def test_settings_that_differ_are_with_the_method():
     own = {"epochs": {"value": 8, "source": "the paper"}}
     sgd, adam = of_method("sgd", [1.0], epochs=8, settings=own), of_method("sam", [1.0])
-    clean = {"label_noise": 0.0, "momentum": None, "optimizer": "adamw", "warmup_steps": 9}
-    text = printed(of_run(sgd, adam, **clean, preset="asam-cifar10"))
-    for part in (
-        "preset asam-cifar10\n",
-        "\n1 seed\n",
-        "mlp; epochs 4 or 8, steps per epoch 4, batch size 10\n",
-        "adamw: lr 0.1, schedule cosine, warmup steps 9, weight decay 0.0005\n",
-    ):
+    text = printed(of_run(sgd, adam, label_noise=0.0, optimizer="adamw", preset="asam-cifar10"))
+    for part in ("preset asam-cifar10\n", "\n1 seed\n", "mlp; epochs 4 or 8, ", "adamw: lr 0.1, "):
         assert part in text
     assert "epochs 8" in rows(text)["sgd"]
     assert "±" not in text.split("accuracy:")[0]  # one seed has no spread
 
 
-@pytest.mark.parametrize("lost", ["", "part 1", "sgd", "sam 0.5 sam 0.7"])
+@pytest.mark.parametrize("lost", ["", "sgd", "sam 0.5 sam 0.7"])
 def test_accuracy_is_drawn_over_cost_also_where_runs_diverged(lost, drawn):
     means = {"sgd": 0.5, "sam 0.5": 0.9, "sam 0.7": 0.8, "part 1": 0.89}
     methods = [
@@ -234,11 +204,8 @@ def test_figures_suit_the_run_and_say_what_they_do_not_show(found, drawn):
     assert steps.axes[0].get_title("left") == "not drawn: sgd (has none)"
     assert "asam (not known)" in curves.axes[1].get_title("left")
     assert curves.axes[0].collections  # bands
-    ticks = curves.axes[0].xaxis.get_major_locator().tick_values(1, 60)
-    assert {x % 10 for x in ticks} == {0}
-    for i, names in ((0, ["curves.png"]), (2, ["curves.png", "steps.png"])):
-        assert list(figures.all_figures({**found, "methods": found["methods"][i : i + 1]})) == names
     figures.all_figures(of_run(of_method("sgd", [1.0])))
+    assert [of.axes[0].get_ylabel() for of in drawn[3:]] == ["test accuracy (%)"]  # no cost, steps
     assert not drawn[-1].axes[0].collections
 
 
@@ -263,8 +230,6 @@ def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(drawn):
     (first, *_), (second, *_) = rho.containers
     assert first.get_xdata().tolist() == [0.1, 0.5, 2.0]
     assert not {*first.get_xdata()} & {*second.get_xdata()}  # none hides another
-    assert first.get_color() == second.get_color()
-    assert first.get_marker() != second.get_marker()
     assert rho.get_xscale() == "log"
     [[line, *_]] = rho_max.containers
     assert line.get_xdata().tolist() == [0.1, 0.5]
@@ -277,26 +242,18 @@ def test_trials_of_two_values_are_a_line_for_each_of_the_second():
 
     trials = [trial(rho, decay) for rho in (0.1, 0.2, 0.4) for decay in (0.001, 0.01)]
     panel = Figure().subplots()
-    search = {"trials": trials, "chosen": trials[2]["values"]}
-    figures.landscape(panel, search, 0, words.Score())
-    names = panel.get_legend_handles_labels()[1]
-    assert names == ["weight decay 0.001", "weight decay 0.01"]
-    marks = [(of.get_marker(), of.get_xydata()[0]) for of in panel.lines if len(of._x) == 1]
-    assert [mark for mark, _ in marks] == ["*", "x", "x"]
+    figures.landscape(panel, {"trials": trials, "chosen": trials[2]["values"]}, 0, words.Score())
+    assert panel.get_legend_handles_labels()[1] == ["weight decay 0.001", "weight decay 0.01"]
+    marks = [of.get_marker() for of in panel.lines if len(of.get_xdata()) == 1]
+    assert marks == ["*", "x", "x"]  # what was chosen, and what has broken down
     points = [of for line, *_ in panel.containers for of in line.get_xydata().tolist()]
-    assert [at.tolist() for _, at in marks] == [points[1], points[2], points[5]]
     assert points[1] == [0.2, 10]
-    figures.landscape(
-        alone := Figure().subplots(), {**search, "trials": trials[2:3]}, 0, words.Score()
-    )
-    assert [of.get_marker() for of in alone.lines] == ["o", "*"]
 
 
-def test_a_method_has_one_look_by_its_position():
-    looks = axes.styles(names := [*METHODS][:40])
+def test_methods_look_apart_and_variants_of_one_share_its_colour():
+    looks = axes.styles([*METHODS][:40])
     assert len({(look.color, look.linestyle) for look in looks}) == len(looks)
     assert len({(look.color, look.marker) for look in looks}) == len(looks)
-    assert axes.styles(["mine", *names])[1] == axes.styles(["theirs", *names])[1]
     assert axes.styles(["asam", "sgd"]) == axes.styles(["sgd", "sam", "asam"])[::-2]
     _, sam, again = axes.styles(["sgd", "sam", "sam"])
     assert sam.color == again.color
@@ -331,18 +288,6 @@ def test_the_headline_names_a_winner_only_where_the_difference_is_certain():
     assert line((0.5,), (0.6,), seeds=1).endswith(
         "sam 60.00 % and sgd 50.00 % are not told apart (too few seeds to tell)."
     )
-
-
-@pytest.mark.filterwarnings("error")
-def test_text_from_outside_is_never_markup(found):
-    """Case 46 of the collected mistakes."""
-    found["dataset"]["name"] = HOSTILE
-    assert "sales_$2020_$2021 [bold]??</td><script>.npz" in printed(found)
-    drawn = figures.all_figures(found)
-    assert all(of.startswith(b"\x89PNG") and len(of) > 20_000 for of in drawn.values())
-    assert "sales_$2020_$2021 [bold]??&lt;/td&gt;&lt;script&gt;.npz" in page_of(found)
-    found["dataset"]["name"] = "数据" * 100
-    assert figures.cost(found).startswith(b"\x89PNG")
 
 
 def lines_of(path):
