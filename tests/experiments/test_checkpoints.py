@@ -11,6 +11,7 @@ import tasks
 from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting import results
 from sam_optax.experiments.training.train import work
 
 slow = pytest.mark.slow
@@ -119,6 +120,28 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(interrupted, command,
     refused(command("--resume"), "cannot be used: the checkpoint of epoch 3 is damaged: ", " 2 is ")
 
 
+def test_other_versions_of_libraries_are_told(interrupted, command, monkeypatch):
+    versions = results.versions()
+    monkeypatch.setattr(results, "versions", lambda: {**versions, "jax": "99.9", "new": "2"})
+    told = f"with jax {versions['jax']} (now 99.9), new None (now 2): the numbers may differ"
+    assert told in command("--resume")[2]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_full_disk_is_told_and_leaves_the_previous_checkpoint(interrupted, command, trainer):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer.interrupt_after = 4
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        told = command("--resume", "--checkpoint-every", "2")[2].splitlines()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot be written (file too large)" in told[-1]
+    assert told[-1].endswith("--resume will continue from epoch 2.")
+    assert (len(told), epochs_in(interrupted)) == (1, [2])
+
+
 def put(path, tmp_path):
     """Another tool's file, and a step of its Orbax."""
     (path / "7").mkdir(parents=True)
@@ -195,68 +218,25 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
 # The checkpoint itself.
 
 
-def checkpoints(path, versions=None):
+def checkpoints(path):
     from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
 
     run = {"data": ["digits", "0123"], "methods": {"fsam": {"epochs": 9}}}
-    return Checkpoints(path / "checkpoint", 1, run, versions or {"jax": "1"})
+    return Checkpoints(path / "checkpoint", 1, run, {"jax": "1"})
 
 
-def arrays_of(size=300, **more):
-    params = jnp.asarray(np.random.default_rng(3).normal(size=(2, size)), jnp.float32)
-    state = jnp.asarray(1), {}, jnp.ones(3, jnp.bfloat16)
-    return {"fsam": {"params": params, "state": state, "key": jax.random.key(2), **more}}
-
-
-def record_of(epoch):
-    return {"fsam": {"seconds": [0.1] * epoch, "curve": [{"train_loss": [float("nan"), 1.0]}]}}
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """A checkpoint."""
-    checkpoints(tmp_path).save(12, record_of(12), arrays_of())
-    return tmp_path
-
-
-def assert_whole(store, epoch):
-    assert store.epoch == epoch
-    record, arrays = store.restore(arrays_of())
-    assert repr(record) == repr(record_of(epoch))  # NaN is NaN
-    key = lambda tree: jax.random.key_data(tree["fsam"].pop("key"))
-    plain = lambda tree: [key(tree), *jax.tree.leaves(tree)]
-    for ours, theirs in zip(plain(arrays), plain(arrays_of()), strict=True):
-        np.testing.assert_array_equal(ours, theirs, strict=True)
-
-
-def test_other_versions_of_libraries_are_told_and_other_states_refused(saved):
-    store = checkpoints(saved, versions={"jax": "99.9", "optax": "2"})
-    assert "with jax 1 (now 99.9), optax None (now 2): the numbers may differ" in store.find()[0]
-    assert_whole(store, 12)
-    for like in (arrays_of(200), arrays_of(ema=jnp.ones(2)), {}):
+def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_path):
+    state = {"sam": [jnp.ones((2, 3)), jnp.full(3, 0.1, jnp.bfloat16), jax.random.key(2)]}
+    record = {"sam": {"curve": [{"train_loss": [float("nan"), 1.0]}]}}
+    checkpoints(tmp_path).save(3, record, state)
+    store = checkpoints(tmp_path)
+    assert (store.find(), store.epoch) == ([], 3)
+    found, arrays = store.restore(state)
+    assert repr((found, arrays)) == repr((record, state))  # NaN is NaN
+    for like in ([jnp.ones((2, 4)), *state["sam"][1:]], [*state["sam"], jnp.ones(2)], []):
         store.find()
         with pytest.raises(UserError, match=r"its arrays are not those of this .*Remove it to st"):
-            store.restore(like)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_full_disk_is_told_and_leaves_the_previous_one(saved, caplog):
-    resource = pytest.importorskip("resource")
-    store = checkpoints(saved)
-    store.find()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(
-            UserError, match=r"written \(file too large\).* continue from epoch 12\.$"
-        ):
-            store.save(14, {}, arrays_of())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not caplog.records
-    store = checkpoints(saved)
-    assert store.find() == []
-    assert_whole(store, 12)
+            store.restore({"sam": like})
 
 
 # Trainings that stop and go on.

@@ -185,11 +185,10 @@ def test_folders_whose_images_would_be_missing(names, change, message, tmp_path)
 
 def test_what_is_left_out_is_named(tmp_path):
     spec = tree(tmp_path / "a", "train/cat", "train/dog", "test/cat", "test/dog", "val/cat")
-    (tmp_path / "a" / "train" / "cat" / "6.png").symlink_to(
-        tmp_path / "a" / "val" / "cat" / "0.png"
-    )
+    link = tmp_path / "a" / "train" / "cat" / "6.png"
+    link.symlink_to(tmp_path / "a" / "val" / "cat" / "0.png")
     for name in ("notes.txt", "train/dog/1.heic", ".hidden"):
-        (tmp_path / "a" / name).write_text("")
+        (tmp_path / "a" / name).touch()
     dataset = load(spec)
     assert (len(dataset.train.y), len(dataset.test.y)) == (11, 10)
     assert dataset.notes == (
@@ -255,10 +254,10 @@ def table(n=10, **columns):
 
 
 def test_columns_of_numbers_are_vectors(tmp_path):
-    name = list("abcdefghij")
-    spec = save(tmp_path / "a", train=table(name=name), test=table(5, name=name[:5]))
+    text = list("abcdefghij")
+    spec = save(tmp_path / "a", train=table(name=text), test=table(5, name=text[:5]))
     dataset = load(spec)
-    expected = np.stack([np.asarray(table()[k]) for k in ("age", "rooms", "rich")], 1).astype(float)
+    expected = np.stack([table()[k] for k in ("age", "rooms", "rich")], 1).astype(float)
     mean, std = expected.mean(0), expected.std(0)
     np.testing.assert_allclose(dataset.train.x, (expected - mean) / std, rtol=1e-4, atol=1e-6)
     assert (dataset.shape, dataset.classes, dataset.mean) == ((3,), 3, None)
@@ -267,30 +266,29 @@ def test_columns_of_numbers_are_vectors(tmp_path):
 
 
 def test_without_a_test_split_a_fifth_is_held_out(tmp_path):
-    train = small(30, 0)
-    train.save_to_disk(tmp_path / "a")  # no dictionary of splits
-    dataset = load(f"hf:{tmp_path / 'a'}")
+    small(30, 0, names=("cat", "dog", "emu", "fox")).save_to_disk(tmp_path / "a")
+    dataset = load(f"hf:{tmp_path / 'a'}")  # no dictionary of splits
     assert (len(dataset.train.y), len(dataset.test.y)) == (24, 6)
     np.testing.assert_array_equal(np.bincount(dataset.test.y), [2, 2, 2])
     assert len({bytes(x) for x in (*dataset.train.x, *dataset.test.x)}) == 30
-    assert "a fifth of the training examples is held out" in dataset.notes[0]
+    without, held_out = dataset.notes
+    assert "a fifth of the training examples is held out" in held_out
+    assert without == "Classes without training examples: fox."
     assert dataset.described.startswith("train 24, held out 6 examples of 8×6×3 uint8")
-    single = load(save(tmp_path / "b", train=rows(noise(6, (4, 4, 3)), [0, 0, 0, 0, 0, 1])))
-    assert (len(single.train.y), len(single.test.y)) == (4, 2)  # a class cannot be divided
-    assert "Classes without training examples: emu." in single.notes
 
 
 def test_the_test_split_is_one_with_labels(tmp_path):
     secret = rows(noise(4, (8, 6, 3)), [-1] * 4)
-    spec = save(
-        tmp_path / "a", train=small(9, 0), test=secret, validation=small(6, 1), more=small(3, 2)
-    )
+    parts = {"test": secret, "validation": small(6, 1), "more": small(3, 2)}
+    spec = save(tmp_path / "a", train=small(9, 0), **parts)
     assert len(load(spec).test.y) == 6
     assert len(load(spec, test_split="more").test.y) == 3
-    with pytest.raises(UserError, match="--test-split x: no such split; use one of train, test, v"):
-        load(spec, test_split="x")
-    with pytest.raises(UserError, match="the column label of test has the label -1"):
-        load(spec, test_split="test")
+    for split, message in (
+        ("x", "--test-split x: no such split; use one of train, test, v"),
+        ("test", "the column label of test has the label -1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load(spec, test_split=split)
 
 
 def test_columns_are_found_or_given(tmp_path):
@@ -322,7 +320,6 @@ def numbers(**columns):
 
 
 NO_IMAGE = {"bytes": b"no", "path": "x/5.png"}
-CUT_OFF = {"bytes": encoded(noise(1, (64, 64, 3))[0])["bytes"][:500], "path": None}
 DEEP = Image.fromarray(np.zeros((64, 64), np.uint16))
 BROKEN = {
     "no labels": (numbers(label=None), "no labels; give --label-column, one of a"),
@@ -346,10 +343,8 @@ BROKEN = {
         lambda: {"train": table(), "test": table(age=None)},
         "the split test lacks the column age",
     ),
-    "empty": (lambda: {"train": table(0), "test": table()}, "list index out of range|is empty"),
     "splits": (lambda: {"a": table(), "b": table()}, "no split named train, only a, b"),
     "corrupt": (damaged(NO_IMAGE), r"train: image 3 \(5.png\) cannot be read .*; replace or remo"),
-    "cut off": (damaged(CUT_OFF), "train: image 3 cannot be read"),
     "no image": (damaged(None), r"train: image 3 cannot be read \(missing\)"),
     "16 bits": (damaged(DEEP), r"image 3 cannot be read \(more than 8 bits, mode I;16\)"),
 }

@@ -14,7 +14,7 @@ from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.reporting import figures, results
+from sam_optax.experiments.reporting import results
 from sam_optax.experiments.training import devices
 from sam_optax.experiments.training import train as training
 from sam_optax.experiments.training.task import ACCURACY, Metric, noisy_labels
@@ -387,19 +387,6 @@ def test_options_that_do_not_suit_a_search_are_refused(command, trials, message,
     code, _, errors = command(*options, tune="--sam.rho" in options)
     assert (code, trials.trials) == (2, [])
     assert message in errors
-
-
-def test_each_method_has_a_panel_of_what_was_tried(command, trials, tmp_path, monkeypatch):
-    assert command()[0] == 0
-    found = results.from_json(tmp_path / "out" / "results.json")
-    drawn = []
-    monkeypatch.setattr(figures, "png", lambda figure, *of: drawn.append(figure) or b"")
-    assert {"tune.png", "curves.png"} <= set(figures.all_figures(found))
-    [decay, radius] = drawn[0].axes
-    assert (radius.get_title("left"), decay.get_xlabel()) == ("sam", "weight decay")
-    (star,) = (line for line in radius.lines if line.get_marker() == "*")
-    assert star.get_xdata() == pytest.approx([2.0], rel=0.1)  # shifted with the line of its decay
-    assert star.get_ydata() == pytest.approx([90])
 
 
 def test_a_preset_is_where_the_search_starts(command, trials, tmp_path):
