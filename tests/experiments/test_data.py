@@ -106,18 +106,6 @@ def test_names_and_options_that_do_not_suit(spec, options, message):
         load(spec, **options)
 
 
-def test_the_digest_is_of_the_contents(arrays, archive, tmp_path):
-    def digest(**changed):
-        np.savez(tmp_path / "other.npz", **(arrays | changed))
-        return load(f"npz:{tmp_path / 'other.npz'}").sha256
-
-    assert digest() == load(f"npz:{archive}").sha256
-    x, y = arrays["x_test"].copy(), arrays["y_test"].copy()
-    x[-1, -1] = np.nextafter(x[-1, -1], np.inf)
-    y[-1] = 1 - y[-1]
-    assert len({digest(), digest(x_test=x), digest(y_test=y)}) == 3
-
-
 def _images(*shape, n=40):
     return np.random.default_rng(n).random((n, *shape))
 

@@ -151,38 +151,6 @@ def test_photographs_are_upright_as_datasets_decodes_them(orientation, tmp_path)
     assert dataset.shape == ((4, 5, 3) if orientation > 4 else (5, 4, 3))
 
 
-def _link(root):
-    tree(root.parent / "far", "emu")
-    (root / "emu").symlink_to(root.parent / "far" / "emu")
-
-
-FOLDERS = {
-    "link": (("cat", "dog"), _link, "emu is not read: datasets .* links to folders"),
-    "link to nothing": (("cat", "dog"), lambda r: (r / "emu").symlink_to("no"), "emu is not read"),
-    "empty": (("cat", "dog"), lambda r: (r / "emu").mkdir(), "emu is not read"),
-    "class named train": (("train", "ship"), None, "ship/0.png is not read: datasets .* splits"),
-    "twice": (("train/a", "train/b", "test/train", "test/b"), None, "test/train/0.png is read tw"),
-    "brackets": (("a[b]/cat", "a[b]/dog"), None, None),
-    "no UTF-8": (("\udcff/cat", "\udcff/dog"), None, "cannot be loaded .*encode"),
-    "format": (
-        ("cat", "dog"),
-        lambda r: Image.new("RGB", (4, 5)).save(r / "dog/x.png", "PCX"),
-        "not one of BMP, ",
-    ),
-}
-
-
-@pytest.mark.parametrize(("names", "change", "message"), FOLDERS.values(), ids=FOLDERS)
-def test_folders_whose_images_would_be_missing(names, change, message, tmp_path):
-    spec = tree(tmp_path / "a", *names)
-    if change:
-        change(tmp_path / "a")
-    if message is None:
-        spec, message = f"{spec}/a[b]", "cannot read folders with"
-    with pytest.raises(UserError, match=f"^--dataset {re.escape(spec)}: .*{message}"):
-        load(spec)
-
-
 def test_what_is_left_out_is_named(tmp_path):
     spec = tree(tmp_path / "a", "train/cat", "train/dog", "test/cat", "test/dog", "val/cat")
     link = tmp_path / "a" / "train" / "cat" / "6.png"
@@ -213,37 +181,17 @@ def test_files_outside_the_folder_are_not_opened(place, tmp_path):
         load(f"hf:{tmp_path / 'a'}")
 
 
-RED = "\x1b[31mred"
-TABLES = {
-    "two of a name": ({"train": [(RED, [1]), (RED, [1])]}, "train.parquet has 2 columns of the"),
-    "no rows": ({"train": [("a", pyarrow.array([], "int64"))]}, "has no rows"),
-    "nested label": ({"train": [("a", [1, 2]), ("label", [{"b": 1}] * 2)]}, "the type struct"),
-    "other columns": (
-        {"train": [("label", [0])], "test": [(RED, [0]), ("label", [0])]},
-        r"cannot be loaded .*\?\[31mred",
-    ),
-}
-
-
-@pytest.mark.parametrize(("parts", "message"), TABLES.values(), ids=TABLES)
-def test_tables_are_refused_in_one_line_without_control_characters(parts, message, tmp_path, capfd):
-    for split, columns in parts.items():
-        names, values = zip(*columns, strict=True)
-        found = pyarrow.table([*map(pyarrow.array, values)], names=names)
-        pyarrow.parquet.write_table(found, tmp_path / f"{split}.parquet")
-    assert main(["compare", "--dataset", f"hf:{tmp_path}"]) == 2
-    out, err = capfd.readouterr()
-    assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
-    assert re.search(message, err)
-    assert ("?[31mred" in err) == (RED in dict(columns))
-
-
 @pytest.mark.parametrize("name", ["a b", "sales_$2020", "sweep[rho=0.1]", "\udcff"])
 def test_any_path_will_do_for_data_that_were_saved(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     save(tmp_path / "plain", train=small(6, 0), test=small(3, 1))
     (tmp_path / "plain").rename(tmp_path / name)
     assert load(f"hf:~/{name}").shape == (8, 6, 3)
+
+
+def test_folders_with_brackets_are_for_saved_data_alone(tmp_path):
+    with pytest.raises(UserError, match="cannot read folders with"):
+        load(tree(tmp_path / "a[b]", "cat", "dog"))
 
 
 def table(n=10, **columns):
@@ -311,63 +259,6 @@ def test_columns_are_found_or_given(tmp_path):
             load(save(tmp_path / "c", train=split), **options)
 
 
-def damaged(*cells):
-    return lambda: {"train": rows([*noise(3, (64, 64, 3)), *cells], np.arange(3 + len(cells)) % 3)}
-
-
-def numbers(**columns):
-    return lambda: {"train": table(**columns)}
-
-
-NO_IMAGE = {"bytes": b"no", "path": "x/5.png"}
-DEEP = Image.fromarray(np.zeros((64, 64), np.uint16))
-BROKEN = {
-    "no labels": (numbers(label=None), "no labels; give --label-column, one of a"),
-    "no features": (
-        numbers(age=None, rooms=None, rich=None, text=["a"] * 10, lists=[[1]] * 10),
-        r"neither images nor numbers, only text \(string\), lists \(List",
-    ),
-    "fractions": (numbers(label=np.arange(10) / 3), "the type double; use integ"),
-    "missing": (numbers(label=[None] + [1] * 9), "has 1 missing values"),
-    "one class": (numbers(label=[4] * 10), "has only one class; use at least two"),
-    "NaN": (numbers(age=[None] + [1.0] * 9), "the column age of train has 1 values that are NaN"),
-    "new class": (
-        lambda: {"train": table(), "test": table(3, label=[0, 1, 7])},
-        "of test has the label 7, which is not a class",
-    ),
-    "other classes": (
-        lambda: {"train": small(6, 0), "test": small(6, 0, names=("emu", "dog", "cat"))},
-        "has other classes in test: ",
-    ),
-    "other columns": (
-        lambda: {"train": table(), "test": table(age=None)},
-        "the split test lacks the column age",
-    ),
-    "splits": (lambda: {"a": table(), "b": table()}, "no split named train, only a, b"),
-    "corrupt": (damaged(NO_IMAGE), r"train: image 3 \(5.png\) cannot be read .*; replace or remo"),
-    "no image": (damaged(None), r"train: image 3 cannot be read \(missing\)"),
-    "16 bits": (damaged(DEEP), r"image 3 cannot be read \(more than 8 bits, mode I;16\)"),
-}
-
-
-PLACES = {
-    "nowhere": "there is no such folder",
-    "file": "a file, not a folder",
-    "empty": "cannot be loaded .*; give a name from huggingface.co",
-    "columns": "train.csv has 2 columns of the name label; rename",
-}
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_places_without_such_data(name, tmp_path):
-    (tmp_path / "file").touch()
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "columns").mkdir()
-    (tmp_path / "columns" / "train.csv").write_text("a,label,label\n1,0,0\n2,1,1\n")
-    with pytest.raises(UserError, match=PLACES[name]):
-        load(f"hf:{tmp_path / name}")
-
-
 def test_without_network_or_library_the_remedy_is_named(monkeypatch, capfd):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -379,11 +270,122 @@ def test_without_network_or_library_the_remedy_is_named(monkeypatch, capfd):
         load("hf:cifar10")
 
 
-@pytest.mark.parametrize(("splits", "message"), BROKEN.values(), ids=BROKEN)
-def test_what_is_wrong_is_named(splits, message, tmp_path):
-    spec = save(tmp_path / "a", **splits())
-    with pytest.raises(UserError, match=f"^--dataset {spec}:? .*{message}"):
-        load(spec)
+def saved(**splits):
+    return lambda path: save(path, **{name: of() for name, of in splits.items()})
+
+
+def numbers(n=10, **columns):
+    return lambda: table(n, **columns)
+
+
+def images(cell):
+    return lambda: rows([*noise(3, (64, 64, 3)), cell], [0, 1, 2, 0])
+
+
+def parquet(**splits):
+    """Tables with a list of columns for each split, in which a name may come twice."""
+
+    def write(path):
+        path.mkdir()
+        for split, columns in splits.items():
+            names, values = zip(*columns, strict=True)
+            found = pyarrow.table([*map(pyarrow.array, values)], names=names)
+            pyarrow.parquet.write_table(found, path / f"{split}.parquet")
+
+    return write
+
+
+def folders(*names, change=lambda path: None):
+    return lambda path: (tree(path, *names), change(path))
+
+
+def link(path):
+    tree(path.parent / "far", "emu")
+    (path / "emu").symlink_to(path.parent / "far" / "emu")
+
+
+def nothing(path):
+    (path / "emu").symlink_to("no")
+
+
+def another_format(path):
+    Image.new("RGB", (4, 5)).save(path / "dog/x.png", "PCX")
+
+
+def csv(path):
+    path.mkdir()
+    (path / "train.csv").write_text("a,label,label\n1,0,0\n2,1,1\n")
+
+
+RED, TWO = "\x1b[31mred", ("cat", "dog")
+REFUSED = {
+    "nowhere": (lambda path: None, "there is no such folder"),
+    "a file": (lambda path: path.touch(), "a file, not a folder"),
+    "an empty folder": (lambda path: path.mkdir(), "cannot be loaded .*; give a name from hugg"),
+    "a linked folder": (folders(*TWO, change=link), "emu is not read: datasets .* links to fold"),
+    "a class of nothing": (folders(*TWO, change=nothing), "emu is not read"),
+    "a class named train": (folders("train", "ship"), "ship/0.png is not read: datasets .* splits"),
+    "an image in two splits": (
+        folders("train/a", "train/b", "test/train", "test/b"),
+        "test/train/0.png is read tw",
+    ),
+    "no UTF-8": (folders("\udcff/cat", "\udcff/dog"), "cannot be loaded .*encode"),
+    "another format": (folders(*TWO, change=another_format), "not one of BMP, "),
+    "two columns of a name": (csv, "train.csv has 2 columns of the name label; rename"),
+    "two escapes of a name": (
+        parquet(train=[(RED, [1]), (RED, [1])]),
+        r"train.parquet has 2 columns of the name \?\[31mred",
+    ),
+    "no rows": (parquet(train=[("a", pyarrow.array([], "int64"))]), "has no rows"),
+    "nested labels": (parquet(train=[("a", [1]), ("label", [{"b": 1}])]), "the type struct"),
+    "escapes in one split": (
+        parquet(train=[("label", [0])], test=[(RED, [0]), ("label", [0])]),
+        r"cannot be loaded .*\?\[31mred",
+    ),
+    "no labels": (saved(train=numbers(label=None)), "no labels; give --label-column, one of a"),
+    "no features": (
+        saved(train=numbers(age=None, rooms=None, rich=None, text=["a"] * 10, lists=[[1]] * 10)),
+        r"neither images nor numbers, only text \(string\), lists \(List",
+    ),
+    "fractions": (saved(train=numbers(label=np.arange(10) / 3)), "the type double; use integ"),
+    "missing": (saved(train=numbers(label=[None] + [1] * 9)), "has 1 missing values"),
+    "one class": (saved(train=numbers(label=[4] * 10)), "has only one class; use at least two"),
+    "NaN": (saved(train=numbers(age=[None] + [1.0] * 9)), "the column age of train has 1 values"),
+    "new class": (
+        saved(train=numbers(), test=numbers(3, label=[0, 1, 7])),
+        "of test has the label 7, which is not a class",
+    ),
+    "other classes": (
+        saved(train=lambda: small(6, 0), test=lambda: small(6, 0, names=("emu", "dog", "cat"))),
+        "has other classes in test: ",
+    ),
+    "other columns": (
+        saved(train=numbers(), test=numbers(age=None)),
+        "the split test lacks the column age",
+    ),
+    "splits": (saved(a=numbers(), b=numbers()), "no split named train, only a, b"),
+    "corrupt": (
+        saved(train=images({"bytes": b"no", "path": "x/5.png"})),
+        r"train: image 3 \(5.png\) cannot be read .*; replace or remo",
+    ),
+    "no image": (saved(train=images(None)), r"train: image 3 cannot be read \(missing\)"),
+    "16 bits": (
+        saved(train=images(Image.fromarray(np.zeros((64, 64), np.uint16)))),
+        r"image 3 cannot be read \(more than 8 bits, mode I;16\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_is_named_in_one_line_without_control_characters(
+    make, message, tmp_path, capfd
+):
+    make(tmp_path / "a")
+    capfd.readouterr()
+    assert main(["compare", "--dataset", f"hf:{tmp_path / 'a'}"]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
+    assert re.match(f"sam_optax: --dataset hf:{tmp_path / 'a'}:? .*{message}", err)
 
 
 def photographs(n):
