@@ -412,13 +412,13 @@ def test_a_real_search_that_is_killed_ends_with_the_same_table(archive, tmp_path
     def run(name, *more, code=0):
         command = ["compare", "--dataset", f"npz:{archive}", *options.split(), *more]
         assert main([*command, "--out", str(tmp_path / name)]) == code
-        return results.from_json(tmp_path / name / "results.json")["methods"]
+        return results.from_json(tmp_path / name / "results.json")
 
-    whole = run("whole")
+    whole = run("whole")["methods"]
     with monkeypatch.context() as patch:
         patch.setattr(choice, "trial", killed)
         run("killed", code=130)
-    for before, after in zip(whole, run("killed", "--resume"), strict=True):
+    for before, after in zip(whole, run("killed", "--resume")["methods"], strict=True):
         for name in ("tune", "hyperparameters", "seeds"):
             assert after[name] == before[name]
         for seed in after["seeds"]:
