@@ -1,7 +1,5 @@
 """Runs that stop and go on: to the last bit as if they had not, or refused with the reason."""
 
-import json
-import re
 import shutil
 
 import jax
@@ -13,6 +11,7 @@ import tasks
 from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting import results
 from sam_optax.experiments.training.train import work
 
 slow = pytest.mark.slow
@@ -82,22 +81,27 @@ def interrupted(trainer, command, out):
     return out / "checkpoint"
 
 
-def test_an_unfinished_run_is_not_lost_to_a_new_one(interrupted, command, trainer):
+def test_a_run_is_lost_to_no_new_one_and_goes_on_and_then_is_finished(
+    interrupted, command, trainer, out, tmp_path
+):
+    """And files of others among its checkpoints stay (case 77)."""
     before = contents(interrupted)
     for more in ((), ("--checkpoint-every", "1")):
         refused(command(*more), f"{interrupted} is the checkpoint of an unfinished run; add --resu")
     assert (contents(interrupted), trainer.began_at) == (before, [])
-
-
-def test_a_resumed_run_continues_and_then_is_finished(interrupted, command, trainer, out):
+    put(interrupted, tmp_path)
     code, table, errors = command("--resume")
     assert (code, errors, trainer.began_at) == (0, "", [2])
-    assert not interrupted.exists()
-    settings = json.loads((out / "results.json").read_text())["settings"]
-    assert settings.keys().isdisjoint({"resume", "checkpoint_every", "out"})
+    assert [p.name for p in sorted(contents(interrupted))] == ["commit_success.txt", "my_model.pt"]
+    shutil.rmtree(interrupted)
     code, again, errors = command("--resume", "--checkpoint-every", "1")
     assert (code, errors, trainer.began_at) == (0, "", [2])
     assert again == table.replace("The results are", "This run is finished: its results are")
+    shutil.rmtree(out)
+    trainer.interrupt_after = 0
+    begin = f"There is no checkpoint in {out}: starting from the beginning."
+    assert command("--resume")[::2] == (130, f"{begin}\nsam_optax: interrupted.\n")
+    assert not out.exists()
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(interrupted, command, trainer):
@@ -114,6 +118,28 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(interrupted, command,
     for path in interrupted.iterdir():
         damage(path)
     refused(command("--resume"), "cannot be used: the checkpoint of epoch 3 is damaged: ", " 2 is ")
+
+
+def test_other_versions_of_libraries_are_told(interrupted, command, monkeypatch):
+    versions = results.versions()
+    monkeypatch.setattr(results, "versions", lambda: {**versions, "jax": "99.9", "new": "2"})
+    told = f"with jax {versions['jax']} (now 99.9), new None (now 2): the numbers may differ"
+    assert told in command("--resume")[2]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_full_disk_is_told_and_leaves_the_previous_checkpoint(interrupted, command, trainer):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer.interrupt_after = 4
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        told = command("--resume", "--checkpoint-every", "2")[2].splitlines()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot be written (file too large)" in told[-1]
+    assert told[-1].endswith("--resume will continue from epoch 2.")
+    assert (len(told), epochs_in(interrupted)) == (1, [2])
 
 
 def put(path, tmp_path):
@@ -140,17 +166,6 @@ def test_what_is_not_ours_stays_and_is_not_adopted(command, trainer, out, tmp_pa
     assert command()[0] == command("--resume")[0] == 0  # they need none
     assert set(before) < set(tmp_path.rglob("*"))
     assert trainer.began_at == [0]
-
-
-def test_files_of_others_among_checkpoints_stay(interrupted, command, trainer, tmp_path):
-    put(interrupted, tmp_path)
-    trainer.interrupt_after = 4
-    assert command("--resume", "--checkpoint-every", "4")[0] == 130
-    trainer.interrupt_after = None
-    assert command("--resume")[0] == 0
-    assert trainer.began_at == [2, 4]
-    assert [p.name for p in sorted(contents(interrupted))] == ["commit_success.txt", "my_model.pt"]
-    assert "This run is finished" in command("--resume")[1]
 
 
 @pytest.mark.parametrize(
@@ -193,121 +208,39 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
     theirs = f"{out} holds the results of a run with other settings: --momentum 0.9 (now 0.5). "
     refused(command("--resume", "--momentum", "0.5"), theirs)
     assert (out / "results.json").read_bytes() == before
-    assert command("--momentum", "0.5")[0] == 0
     trainer.interrupt_after = 4
-    assert command("--checkpoint-every", "4")[0] == 130
+    assert command("--momentum", "0.5", "--checkpoint-every", "4")[0] == 130
     trainer.interrupt_after = None
-    assert command("--resume")[0] == 0  # a checkpoint counts more than older results
-    assert trainer.began_at == [0, 0, 0, 4]
-
-
-def test_with_nothing_to_resume_it_starts_and_an_interrupt_leaves_nothing(command, trainer, out):
-    trainer.interrupt_after = 0
-    code, _, errors = command("--resume", "--checkpoint-every", "2")
-    begin = f"There is no checkpoint in {out}: starting from the beginning."
-    assert (code, errors) == (130, f"{begin}\nsam_optax: interrupted.\n")
-    assert not out.exists()
+    assert command("--momentum", "0.5", "--resume")[0] == 0  # counts more than older results
+    assert trainer.began_at == [0, 0, 4]
 
 
 # The checkpoint itself.
 
 
-def checkpoints(path, versions=None):
+def checkpoints(path):
     from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
 
     run = {"data": ["digits", "0123"], "methods": {"fsam": {"epochs": 9}}}
-    return Checkpoints(path / "checkpoint", 1, run, versions or {"jax": "1"})
+    return Checkpoints(path / "checkpoint", 1, run, {"jax": "1"})
 
 
-def arrays_of(size=300, **more):
-    params = jnp.asarray(np.random.default_rng(3).normal(size=(2, size)), jnp.float32)
-    state = jnp.asarray(1), {}, jnp.ones(3, jnp.bfloat16)
-    return {"fsam": {"params": params, "state": state, "key": jax.random.key(2), **more}}
-
-
-def record_of(epoch):
-    return {"fsam": {"seconds": [0.1] * epoch, "curve": [{"train_loss": [float("nan"), 1.0]}]}}
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """Two checkpoints."""
+def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_path):
+    state = {"sam": [jnp.ones((2, 3)), jnp.full(3, 0.1, jnp.bfloat16), jax.random.key(2)]}
+    record = {"sam": {"curve": [{"train_loss": [float("nan"), 1.0]}]}}
+    checkpoints(tmp_path).save(3, record, state)
     store = checkpoints(tmp_path)
-    for epoch in (3, 12):
-        store.save(epoch, record_of(epoch), arrays_of())
-    return tmp_path
-
-
-def assert_whole(store, epoch):
-    assert store.epoch == epoch
-    record, arrays = store.restore(arrays_of())
-    assert repr(record) == repr(record_of(epoch))  # NaN is NaN
-    key = lambda tree: jax.random.key_data(tree["fsam"].pop("key"))
-    plain = lambda tree: [key(tree), *jax.tree.leaves(tree)]
-    for ours, theirs in zip(plain(arrays), plain(arrays_of()), strict=True):
-        np.testing.assert_array_equal(ours, theirs, strict=True)
-
-
-def test_other_versions_of_libraries_are_told(saved):
-    store = checkpoints(saved, versions={"jax": "99.9", "optax": "2"})
-    assert "with jax 1 (now 99.9), optax None (now 2): the numbers may differ" in store.find()[0]
-    assert_whole(store, 12)
-
-
-@pytest.mark.parametrize(
-    "like",
-    [
-        arrays_of(200),
-        arrays_of(ema=jnp.ones(2)),
-        arrays_of(state=(jnp.asarray(1), jnp.ones(3))),
-        {},
-    ],
-)
-def test_other_shapes_and_states_are_refused(saved, like):
-    store = checkpoints(saved)
-    store.find()
-    with pytest.raises(UserError, match=r"its arrays are not those of this .*Remove it to start"):
-        store.restore(like)
-
-
-@slow
-def test_every_damage_is_found_or_does_no_harm(saved):
-    """Bits flipped and files cut off: Orbax itself reads some of them as if they were whole."""
-    told = []
-    for path in contents(saved / "checkpoint" / "sam_optax_v3_12"):
-        whole = path.read_bytes()
-        rng = np.random.default_rng(len(whole))
-        flipped = [bytearray(whole) for _ in range(4)]
-        for content in flipped:
-            content[rng.integers(len(whole))] ^= 1 << rng.integers(8)
-        for content in (*flipped, whole[: len(whole) // 2], b""):
-            path.write_bytes(content)
-            store = checkpoints(saved)
-            told += (notes := store.find())
-            assert_whole(store, 3 if notes else 12)
-        path.write_bytes(whole)
-    assert len(told) > 20
-    assert all(re.search(r": the checkpoint of epoch 12 is damaged: .*; using", n) for n in told)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_full_disk_is_told_and_leaves_the_previous_one(saved, caplog):
-    resource = pytest.importorskip("resource")
-    store = checkpoints(saved)
-    store.find()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(
-            UserError, match=r"written \(file too large\).* continue from epoch 12\.$"
-        ):
-            store.save(14, {}, arrays_of())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not caplog.records
-    store = checkpoints(saved)
-    assert store.find() == []
-    assert_whole(store, 12)
+    assert (store.find(), store.epoch) == ([], 3)
+    found, arrays = store.restore(state)
+    assert repr((found, arrays)) == repr((record, state))  # NaN is NaN
+    for like in ([jnp.ones((2, 4)), *state["sam"][1:]], [*state["sam"], jnp.ones(2)], []):
+        store.find()
+        with pytest.raises(UserError, match=r"its arrays are not those of this .*Remove it to st"):
+            store.restore({"sam": like})
+    for path, content in contents(tmp_path).items():  # which Orbax itself would not notice
+        path.write_bytes(content.replace(b"train_loss", b"train_lost"))
+    with pytest.raises(UserError, match="damaged: its contents have changed since it was written"):
+        checkpoints(tmp_path).find()
 
 
 # Trainings that stop and go on.

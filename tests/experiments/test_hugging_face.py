@@ -12,7 +12,7 @@ from sam_optax.__main__ import main
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.training.feed import images as images_of
-from sam_optax.experiments.training.feed import train_batches as feed_train
+from sam_optax.experiments.training.feed import train_batches
 
 datasets = pytest.importorskip("datasets")
 pyarrow = pytest.importorskip("pyarrow")
@@ -62,38 +62,41 @@ def test_images_of_one_size_are_kept_in_memory(tmp_path, capfd):
     spec = save(tmp_path / "saved", train=small(12, 0), test=small(6, 1))
     capfd.readouterr()
     dataset = load(spec, image_size=224)
+    assert capfd.readouterr() == ("", "")
     np.testing.assert_array_equal(dataset.train.x, pixels(noise(12, (8, 6, 3))))
     np.testing.assert_array_equal(dataset.test.x, pixels(noise(6, (8, 6, 3), 1)))
     np.testing.assert_array_equal(dataset.test.y, np.arange(6) % 3)
     assert (dataset.name, dataset.classes, dataset.shape) == (spec, 3, (8, 6, 3))
-    assert dataset.resident
-    assert dataset.notes == ()
+    assert (dataset.train.x.dtype, dataset.train.y.dtype) == (np.uint8, np.int32)
     low, high = dataset.train.x.min(), dataset.train.x.max()
     understood = f"examples of 8×6×3 uint8 in [{low}, {high}], 3 classes (cat, dog, emu)"
     assert dataset.described == f"train 12, test 6 {understood}"
-    assert (dataset.train.x.dtype, dataset.train.y.dtype) == (np.uint8, np.int32)
+    assert (dataset.resident, dataset.notes) == (True, ())
     np.testing.assert_allclose(dataset.mean, (dataset.train.x / 255).mean((0, 1, 2)))
     np.testing.assert_allclose(dataset.std, (dataset.train.x / 255).std((0, 1, 2)))
-    assert capfd.readouterr() == ("", "")
-    same = save(tmp_path / "same", train=small(12, 0), test=small(6, 1))
     other = save(tmp_path / "other", train=small(12, 0), test=small(6, 2))
-    assert load(same).sha256 == dataset.sha256 != load(other).sha256
+    assert load(spec).sha256 == dataset.sha256 != load(other).sha256
 
 
-def test_tables_with_labels_of_text(tmp_path, capfd):
-    """They are numbered in sorted order; columns are found by common names."""
-    images = {split: noise(n, (5, 5, 3), n) for split, n in (("train", 6), ("test", 3))}
-    for split, found in images.items():
-        names = ["bee", "ant", "cow"] * (len(found) // 3)
-        part = datasets.Dataset.from_dict({"img": [*map(encoded, found)], "labels": names})
+LABELS = {
+    "strings": (["bee", "ant", "bee", "cow"], [1, 0, 1, 2]),
+    "numbers": ([10, -1, 2, 10], [2, 0, 1, 2]),
+    "booleans": ([True, False, False, True], [1, 0, 0, 1]),
+}
+
+
+@pytest.mark.parametrize(("labels", "expected"), LABELS.values(), ids=LABELS)
+def test_labels_of_any_kind_in_tables_are_numbered_in_sorted_order(labels, expected, tmp_path):
+    """Columns are found by common names."""
+    for split in ("train", "test"):
+        cells = [encoded(image) for image in noise(4, (5, 5, 3))]
+        part = datasets.Dataset.from_dict({"img": cells, "labels": labels})
         part.to_parquet(tmp_path / f"{split}.parquet")
-    capfd.readouterr()
     dataset = load(f"hf:{tmp_path}")
-    assert capfd.readouterr() == ("", "")
-    for part, found in ((dataset.train, images["train"]), (dataset.test, images["test"])):
-        np.testing.assert_array_equal(part.x, pixels(found))
-        np.testing.assert_array_equal(part.y, [1, 0, 2] * (len(found) // 3))
-    assert dataset.described.endswith("3 classes (ant, bee, cow)")
+    for part in (dataset.train, dataset.test):
+        np.testing.assert_array_equal(part.x, pixels(noise(4, (5, 5, 3))))
+        np.testing.assert_array_equal(part.y, expected)
+    assert ("(ant, bee, cow)" in dataset.described) == (labels[0] == "bee")
 
 
 def blank(mode):
@@ -133,7 +136,7 @@ def tree(root, *folders, n=5):
     return f"hf:{root}"
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [3, 6])
 def test_photographs_are_upright_as_datasets_decodes_them(orientation, tmp_path):
     spec = tree(tmp_path / "a", "cat", "dog")
     for path in (tmp_path / "a").rglob("*.png"):
@@ -148,45 +151,12 @@ def test_photographs_are_upright_as_datasets_decodes_them(orientation, tmp_path)
     assert dataset.shape == ((4, 5, 3) if orientation > 4 else (5, 4, 3))
 
 
-def _link(root):
-    tree(root.parent / "far", "emu")
-    (root / "emu").symlink_to(root.parent / "far" / "emu")
-
-
-FOLDERS = {
-    "link": (("cat", "dog"), _link, "emu is not read: datasets .* links to folders"),
-    "link to nothing": (("cat", "dog"), lambda r: (r / "emu").symlink_to("no"), "emu is not read"),
-    "empty": (("cat", "dog"), lambda r: (r / "emu").mkdir(), "emu is not read"),
-    "class named train": (("train", "ship"), None, "ship/0.png is not read: datasets .* splits"),
-    "twice": (("train/a", "train/b", "test/train", "test/b"), None, "test/train/0.png is read tw"),
-    "brackets": (("a[b]/cat", "a[b]/dog"), None, None),
-    "no UTF-8": (("\udcff/cat", "\udcff/dog"), None, "cannot be loaded .*encode"),
-    "format": (
-        ("cat", "dog"),
-        lambda r: Image.new("RGB", (4, 5)).save(r / "dog/x.png", "PCX"),
-        "not one of BMP, ",
-    ),
-}
-
-
-@pytest.mark.parametrize(("names", "change", "message"), FOLDERS.values(), ids=FOLDERS)
-def test_folders_whose_images_would_be_missing(names, change, message, tmp_path):
-    spec = tree(tmp_path / "a", *names)
-    if change:
-        change(tmp_path / "a")
-    if message is None:
-        spec, message = f"{spec}/a[b]", "cannot read folders with"
-    with pytest.raises(UserError, match=f"^--dataset {re.escape(spec)}: .*{message}"):
-        load(spec)
-
-
 def test_what_is_left_out_is_named(tmp_path):
     spec = tree(tmp_path / "a", "train/cat", "train/dog", "test/cat", "test/dog", "val/cat")
-    (tmp_path / "a" / "train" / "cat" / "6.png").symlink_to(
-        tmp_path / "a" / "val" / "cat" / "0.png"
-    )
+    link = tmp_path / "a" / "train" / "cat" / "6.png"
+    link.symlink_to(tmp_path / "a" / "val" / "cat" / "0.png")
     for name in ("notes.txt", "train/dog/1.heic", ".hidden"):
-        (tmp_path / "a" / name).write_text("")
+        (tmp_path / "a" / name).touch()
     dataset = load(spec)
     assert (len(dataset.train.y), len(dataset.test.y)) == (11, 10)
     assert dataset.notes == (
@@ -207,47 +177,8 @@ def test_files_outside_the_folder_are_not_opened(place, tmp_path):
     if place == "a":
         assert load(f"hf:{tmp_path / 'a'}").shape == (5, 4, 3)
         return
-    with pytest.raises(
-        UserError, match=r"\(0.png\) cannot be read .*outside the folder of the data"
-    ):
+    with pytest.raises(UserError, match=r"\(0.png\) cannot be read .*outside the folder of the"):
         load(f"hf:{tmp_path / 'a'}")
-
-
-RED = "\x1b[31mred"
-TABLES = {
-    "two of a name": (
-        {"train": [(RED, [1.0]), (RED, [1.0])]},
-        "train.parquet has 2 columns of the",
-    ),
-    "no rows": (
-        {"train": [("a", [0])], "test": [("a", pyarrow.array([], "int64"))]},
-        "has no rows",
-    ),
-    "nested label": ({"train": [("a", [1, 2]), ("label", [{"b": 1}] * 2)]}, "the type struct"),
-    "other columns": (
-        {"train": [("label", [0])], "test": [(RED, [0]), ("label", [0])]},
-        r"cannot be loaded .*\?\[31mred",
-    ),
-}
-
-
-@pytest.mark.parametrize(("parts", "message"), TABLES.values(), ids=TABLES)
-def test_tables_are_refused_in_one_line_without_control_characters(parts, message, tmp_path, capfd):
-    for split, columns in parts.items():
-        names, values = zip(*columns, strict=True)
-        found = pyarrow.table([*map(pyarrow.array, values)], names=names)
-        pyarrow.parquet.write_table(found, tmp_path / f"{split}.parquet")
-    assert main(["compare", "--dataset", f"hf:{tmp_path}"]) == 2
-    out, err = capfd.readouterr()
-    assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
-    assert re.search(message, err)
-    assert ("?[31mred" in err) == (RED in dict(columns))
-
-
-def test_two_columns_of_one_name_in_a_csv_file(tmp_path):
-    (tmp_path / "train.csv").write_text("a,label,label\n1,0,0\n2,1,1\n")
-    with pytest.raises(UserError, match=r"train.csv has 2 columns of the name label; rename"):
-        load(f"hf:{tmp_path}")
 
 
 @pytest.mark.parametrize("name", ["a b", "sales_$2020", "sweep[rho=0.1]", "\udcff"])
@@ -258,6 +189,11 @@ def test_any_path_will_do_for_data_that_were_saved(name, tmp_path, monkeypatch):
     assert load(f"hf:~/{name}").shape == (8, 6, 3)
 
 
+def test_folders_with_brackets_are_for_saved_data_alone(tmp_path):
+    with pytest.raises(UserError, match="cannot read folders with"):
+        load(tree(tmp_path / "a[b]", "cat", "dog"))
+
+
 def table(n=10, **columns):
     rng = np.random.default_rng(n)
     found = {"age": rng.normal(40, 9, n), "rooms": np.arange(n), "rich": np.arange(n) % 2 == 0}
@@ -266,59 +202,41 @@ def table(n=10, **columns):
 
 
 def test_columns_of_numbers_are_vectors(tmp_path):
-    name = list("abcdefghij")
-    spec = save(tmp_path / "a", train=table(name=name), test=table(5, name=name[:5]))
+    text = list("abcdefghij")
+    spec = save(tmp_path / "a", train=table(name=text), test=table(5, name=text[:5]))
     dataset = load(spec)
-    expected = np.stack([np.asarray(table()[k]) for k in ("age", "rooms", "rich")], 1).astype(float)
+    expected = np.stack([table()[k] for k in ("age", "rooms", "rich")], 1).astype(float)
     mean, std = expected.mean(0), expected.std(0)
     np.testing.assert_allclose(dataset.train.x, (expected - mean) / std, rtol=1e-4, atol=1e-6)
     assert (dataset.shape, dataset.classes, dataset.mean) == ((3,), 3, None)
     assert dataset.notes == ("Columns that are left out: name.",)
     assert load(spec, label_column="rich").classes == 2
-    with pytest.raises(UserError, match="the column age of train has 1 values that are NaN"):
-        load(save(tmp_path / "b", train=table(age=[None] + [1.0] * 9)))
-
-
-LABELS = {
-    "strings": (["b", "a", "b", "c"], [1, 0, 1, 2]),
-    "numbers": ([10, -1, 2, 10], [2, 0, 1, 2]),
-    "booleans": ([True, False, False, True], [1, 0, 0, 1]),
-}
-
-
-@pytest.mark.parametrize(("labels", "expected"), LABELS.values(), ids=LABELS)
-def test_labels_of_any_kind_are_numbered_in_sorted_order(labels, expected, tmp_path):
-    train, test = (table(n, label=labels[:n]) for n in (4, 2))
-    dataset = load(save(tmp_path / "a", train=train, test=test))
-    np.testing.assert_array_equal(dataset.train.y, expected)
-    np.testing.assert_array_equal(dataset.test.y, expected[:2])
 
 
 def test_without_a_test_split_a_fifth_is_held_out(tmp_path):
-    train = small(30, 0)
-    train.save_to_disk(tmp_path / "a")  # no dictionary of splits
-    dataset = load(f"hf:{tmp_path / 'a'}")
+    small(30, 0, names=("cat", "dog", "emu", "fox")).save_to_disk(tmp_path / "a")
+    dataset = load(f"hf:{tmp_path / 'a'}")  # no dictionary of splits
     assert (len(dataset.train.y), len(dataset.test.y)) == (24, 6)
     np.testing.assert_array_equal(np.bincount(dataset.test.y), [2, 2, 2])
     assert len({bytes(x) for x in (*dataset.train.x, *dataset.test.x)}) == 30
-    assert "a fifth of the training examples is held out" in dataset.notes[0]
+    without, held_out = dataset.notes
+    assert "a fifth of the training examples is held out" in held_out
+    assert without == "Classes without training examples: fox."
     assert dataset.described.startswith("train 24, held out 6 examples of 8×6×3 uint8")
-    single = load(save(tmp_path / "b", train=rows(noise(6, (4, 4, 3)), [0, 0, 0, 0, 0, 1])))
-    assert (len(single.train.y), len(single.test.y)) == (4, 2)  # a class cannot be divided
-    assert "Classes without training examples: emu." in single.notes
 
 
 def test_the_test_split_is_one_with_labels(tmp_path):
     secret = rows(noise(4, (8, 6, 3)), [-1] * 4)
-    spec = save(
-        tmp_path / "a", train=small(9, 0), test=secret, validation=small(6, 1), more=small(3, 2)
-    )
+    parts = {"test": secret, "validation": small(6, 1), "more": small(3, 2)}
+    spec = save(tmp_path / "a", train=small(9, 0), **parts)
     assert len(load(spec).test.y) == 6
     assert len(load(spec, test_split="more").test.y) == 3
-    with pytest.raises(UserError, match="--test-split x: no such split; use one of train, test, v"):
-        load(spec, test_split="x")
-    with pytest.raises(UserError, match="the column label of test has the label -1"):
-        load(spec, test_split="test")
+    for split, message in (
+        ("x", "--test-split x: no such split; use one of train, test, v"),
+        ("test", "the column label of test has the label -1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load(spec, test_split=split)
 
 
 def test_columns_are_found_or_given(tmp_path):
@@ -326,93 +244,148 @@ def test_columns_are_found_or_given(tmp_path):
     coarse = datasets.Features({"coarse": datasets.ClassLabel(names=["x", "y"])})
     two = one.add_column("coarse", [0, 1, 0] * 3, feature=coarse["coarse"])
     spec = save(tmp_path / "a", train=two, test=two)
-    assert load(spec).classes == 3
-    assert load(spec, label_column="coarse").classes == 2
-    for option in ("image_column", "label_column"):
-        flag = option.replace("_", "-")
-        with pytest.raises(UserError, match=f"--{flag} x: no such column; use one of pic"):
-            load(spec, **{option: "x"})
-    two = two.rename_column("fine_label", "kind")
-    with pytest.raises(UserError, match="several labels; give --label-column, one of kind, coarse"):
-        load(save(tmp_path / "b", train=two))
+    assert (load(spec).classes, load(spec, label_column="coarse").classes) == (3, 2)
     raw = one.cast_column("picture", datasets.Image(decode=False))
     pair = one.add_column("other", raw["picture"][:], feature=datasets.Image())
-    spec = save(tmp_path / "c", train=pair, test=pair)
-    with pytest.raises(UserError, match="several images; give --image-column, one of picture, o"):
-        load(spec)
-    assert load(spec, image_column="other").shape == (8, 6, 3)
+    assert load(save(tmp_path / "b", train=pair), image_column="other").shape == (8, 6, 3)
+    kinds = two.rename_column("fine_label", "kind")
+    for split, options, message in (
+        (two, {"image_column": "x"}, "--image-column x: no such column; use one of pic"),
+        (two, {"label_column": "x"}, "--label-column x: no such column; use one of pic"),
+        (kinds, {}, "several labels; give --label-column, one of kind, coarse"),
+        (pair, {}, "several images; give --image-column, one of picture, other"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load(save(tmp_path / "c", train=split), **options)
 
 
-def damaged(*cells):
-    return lambda: {"train": rows([*noise(3, (64, 64, 3)), *cells], np.arange(3 + len(cells)) % 3)}
-
-
-def numbers(**columns):
-    return lambda: {"train": table(**columns)}
-
-
-NO_IMAGE = {"bytes": b"no", "path": "x/5.png"}
-CUT_OFF = {"bytes": encoded(noise(1, (64, 64, 3))[0])["bytes"][:500], "path": None}
-DEEP = Image.fromarray(np.zeros((64, 64), np.uint16))
-BROKEN = {
-    "no labels": (numbers(label=None), "no labels; give --label-column, one of a"),
-    "no features": (
-        numbers(age=None, rooms=None, rich=None, text=["a"] * 10, lists=[[1]] * 10),
-        r"neither images nor numbers, only text \(string\), lists \(List",
-    ),
-    "fractions": (numbers(label=np.arange(10) / 3), "the type double; use integ"),
-    "missing": (numbers(label=[None] + [1] * 9), "has 1 missing values"),
-    "one class": (numbers(label=[4] * 10), "has only one class; use at least two"),
-    "new class": (
-        lambda: {"train": table(), "test": table(3, label=[0, 1, 7])},
-        "of test has the label 7, which is not a class",
-    ),
-    "other classes": (
-        lambda: {"train": small(6, 0), "test": small(6, 0, names=("emu", "dog", "cat"))},
-        "has other classes in test: ",
-    ),
-    "other columns": (
-        lambda: {"train": table(), "test": table(age=None)},
-        "the split test lacks the column age",
-    ),
-    "empty": (lambda: {"train": table(0), "test": table()}, "list index out of range|is empty"),
-    "splits": (lambda: {"a": table(), "b": table()}, "no split named train, only a, b"),
-    "corrupt": (damaged(NO_IMAGE), r"train: image 3 \(5.png\) cannot be read .*; replace or remo"),
-    "cut off": (damaged(CUT_OFF), "train: image 3 cannot be read"),
-    "no image": (damaged(None), r"train: image 3 cannot be read \(missing\)"),
-    "16 bits": (damaged(DEEP), r"image 3 cannot be read \(more than 8 bits, mode I;16\)"),
-}
-
-
-@pytest.mark.parametrize(("splits", "message"), BROKEN.values(), ids=BROKEN)
-def test_what_is_wrong_is_named(splits, message, tmp_path):
-    spec = save(tmp_path / "a", **splits())
-    with pytest.raises(UserError, match=f"^--dataset {spec}:? .*{message}"):
-        load(spec)
-
-
-def test_names_and_folders_that_are_not_there(tmp_path, monkeypatch, capfd):
-    with pytest.raises(UserError, match="there is no such folder"):
-        load(f"hf:{tmp_path / 'nowhere'}")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="a file, not a folder"):
-        load(f"hf:{tmp_path / 'file'}")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"cannot be loaded .*; give a name from huggingface.co"):
-        load(f"hf:{tmp_path / 'empty'}")
+def test_without_network_or_library_the_remedy_is_named(monkeypatch, capfd):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        UserError, match=r"--dataset hf:nobody/knows: cannot be loaded .*; give a n"
-    ):
+    with pytest.raises(UserError, match=r"hf:nobody/knows: cannot be loaded .*; give a name"):
         load("hf:nobody/knows")
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_extra_is_named_where_it_is_not_installed(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'not installed; run pip install "sam_optax\[hf\]"'):
         load("hf:cifar10")
+
+
+def saved(**splits):
+    return lambda path: save(path, **{name: of() for name, of in splits.items()})
+
+
+def numbers(n=10, **columns):
+    return lambda: table(n, **columns)
+
+
+def images(cell):
+    return lambda: rows([*noise(3, (64, 64, 3)), cell], [0, 1, 2, 0])
+
+
+def parquet(**splits):
+    """Tables with a list of columns for each split, in which a name may come twice."""
+
+    def write(path):
+        path.mkdir()
+        for split, columns in splits.items():
+            names, values = zip(*columns, strict=True)
+            found = pyarrow.table([*map(pyarrow.array, values)], names=names)
+            pyarrow.parquet.write_table(found, path / f"{split}.parquet")
+
+    return write
+
+
+def folders(*names, change=lambda path: None):
+    return lambda path: (tree(path, *names), change(path))
+
+
+def link(path):
+    tree(path.parent / "far", "emu")
+    (path / "emu").symlink_to(path.parent / "far" / "emu")
+
+
+def nothing(path):
+    (path / "emu").symlink_to("no")
+
+
+def another_format(path):
+    Image.new("RGB", (4, 5)).save(path / "dog/x.png", "PCX")
+
+
+def csv(path):
+    path.mkdir()
+    (path / "train.csv").write_text("a,label,label\n1,0,0\n2,1,1\n")
+
+
+RED, TWO = "\x1b[31mred", ("cat", "dog")
+REFUSED = {
+    "nowhere": (lambda path: None, "there is no such folder"),
+    "a file": (lambda path: path.touch(), "a file, not a folder"),
+    "an empty folder": (lambda path: path.mkdir(), "cannot be loaded .*; give a name from hugg"),
+    "a linked folder": (folders(*TWO, change=link), "emu is not read: datasets .* links to fold"),
+    "a class of nothing": (folders(*TWO, change=nothing), "emu is not read"),
+    "a class named train": (folders("train", "ship"), "ship/0.png is not read: datasets .* splits"),
+    "an image in two splits": (
+        folders("train/a", "train/b", "test/train", "test/b"),
+        "test/train/0.png is read tw",
+    ),
+    "no UTF-8": (folders("\udcff/cat", "\udcff/dog"), "cannot be loaded .*encode"),
+    "another format": (folders(*TWO, change=another_format), "not one of BMP, "),
+    "two columns of a name": (csv, "train.csv has 2 columns of the name label; rename"),
+    "two escapes of a name": (
+        parquet(train=[(RED, [1]), (RED, [1])]),
+        r"train.parquet has 2 columns of the name \?\[31mred",
+    ),
+    "no rows": (parquet(train=[("a", pyarrow.array([], "int64"))]), "has no rows"),
+    "nested labels": (parquet(train=[("a", [1]), ("label", [{"b": 1}])]), "the type struct"),
+    "escapes in one split": (
+        parquet(train=[("label", [0])], test=[(RED, [0]), ("label", [0])]),
+        r"cannot be loaded .*\?\[31mred",
+    ),
+    "no labels": (saved(train=numbers(label=None)), "no labels; give --label-column, one of a"),
+    "no features": (
+        saved(train=numbers(age=None, rooms=None, rich=None, text=["a"] * 10, lists=[[1]] * 10)),
+        r"neither images nor numbers, only text \(string\), lists \(List",
+    ),
+    "fractions": (saved(train=numbers(label=np.arange(10) / 3)), "the type double; use integ"),
+    "missing": (saved(train=numbers(label=[None] + [1] * 9)), "has 1 missing values"),
+    "one class": (saved(train=numbers(label=[4] * 10)), "has only one class; use at least two"),
+    "NaN": (saved(train=numbers(age=[None] + [1.0] * 9)), "the column age of train has 1 values"),
+    "new class": (
+        saved(train=numbers(), test=numbers(3, label=[0, 1, 7])),
+        "of test has the label 7, which is not a class",
+    ),
+    "other classes": (
+        saved(train=lambda: small(6, 0), test=lambda: small(6, 0, names=("emu", "dog", "cat"))),
+        "has other classes in test: ",
+    ),
+    "other columns": (
+        saved(train=numbers(), test=numbers(age=None)),
+        "the split test lacks the column age",
+    ),
+    "splits": (saved(a=numbers(), b=numbers()), "no split named train, only a, b"),
+    "corrupt": (
+        saved(train=images({"bytes": b"no", "path": "x/5.png"})),
+        r"train: image 3 \(5.png\) cannot be read .*; replace or remo",
+    ),
+    "no image": (saved(train=images(None)), r"train: image 3 cannot be read \(missing\)"),
+    "16 bits": (
+        saved(train=images(Image.fromarray(np.zeros((64, 64), np.uint16)))),
+        r"image 3 cannot be read \(more than 8 bits, mode I;16\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_is_named_in_one_line_without_control_characters(
+    make, message, tmp_path, capfd
+):
+    make(tmp_path / "a")
+    capfd.readouterr()
+    assert main(["compare", "--dataset", f"hf:{tmp_path / 'a'}"]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
+    assert re.match(f"sam_optax: --dataset hf:{tmp_path / 'a'}:? .*{message}", err)
 
 
 def photographs(n):
@@ -426,6 +399,7 @@ def photographs(n):
 
 @pytest.fixture
 def varying(tmp_path):
+    """Train and test examples of many sizes."""
     train, test = (rows(photographs(n), np.arange(n) % 3) for n in (7, 5))
     return load(save(tmp_path / "a", train=train, test=test), image_size=16)
 
@@ -447,52 +421,28 @@ def test_photographs_stay_on_disk_and_are_cropped(varying):
     assert len(some.x) == len(some.y) == 1
 
 
-def test_one_size_that_does_not_fit_into_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("sam_optax.experiments.data.images._RESIDENT", 1000)
-    dataset = load(save(tmp_path / "a", train=small(6, 0), test=small(6, 1)))
-    assert dataset.shape == (224, 224, 3)
-
-
-def batches(dataset, rows=slice(None), epoch=1):
-    return [*feed_train(dataset, 3, 5, epoch, rows)]
-
-
-def assert_equal(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        for x, y in zip(a, b, strict=True):
-            np.testing.assert_array_equal(x, y)
-
-
 def test_batches_follow_from_seed_and_epoch(varying):
-    whole = batches(varying)
-    assert [x.shape for x, _ in whole] == [(3, 16, 16, 3)] * 2
+    """Also those of which a process has a part."""
+    batches = lambda rows, epoch=1: [*train_batches(varying, 3, 5, epoch, rows)]
+    whole = batches(slice(None))
     order = np.random.default_rng([5, 1, 1]).permutation(7)
     np.testing.assert_array_equal(np.concatenate([i for _, i in whole]), order[:6])
-    for x, indices in whole:
-        assert (x.dtype, indices.dtype) == (np.uint8, np.int32)
+    parts = zip(batches(slice(0, 2)), batches(slice(2, 3)), strict=True)
+    for (x, indices), part in zip(whole, parts, strict=True):
+        assert (x.shape, x.dtype, indices.dtype) == ((3, 16, 16, 3), np.uint8, np.int32)
         for image, i in zip(x, indices, strict=True):
             rng = np.random.default_rng([5, 3, 1, i])
             np.testing.assert_array_equal(image, varying.train.x.image(int(i), rng))
-    assert_equal(batches(varying), whole)
-    parts = [batches(varying, rows=rows) for rows in (slice(0, 2), slice(2, 3))]
-    joined = [[*map(np.concatenate, zip(a, b, strict=True))] for a, b in zip(*parts, strict=True)]
-    assert_equal(joined, whole)
-    assert np.any(batches(varying, epoch=2)[0][0] != whole[0][0])
-
-
-def test_images_come_in_the_order_of_their_indices(varying):
-    index = np.array([[3, 0], [4, 4]])
-    for batch, row in zip(images_of(varying.test.x, index), index, strict=True):
-        assert batch.dtype == np.uint8
-        for image, i in zip(batch, row, strict=True):
-            np.testing.assert_array_equal(image, varying.test.x.image(i, None))
+        np.testing.assert_array_equal(np.concatenate([images for images, _ in part]), x)
+    assert np.any(batches(slice(None), epoch=2)[0][0] != whole[0][0])
 
 
 def test_what_cannot_be_decoded_is_named_when_its_turn_comes(tmp_path):
     images = [*photographs(6), {"bytes": b"no", "path": os.path.join("somewhere", "bad.jpg")}]
     split = rows(images, np.arange(7) % 3)
     dataset = load(save(tmp_path / "a", train=rows(photographs(6), [0, 1, 2] * 2), test=split))
-    with pytest.raises(
-        UserError, match=r"--dataset hf:.*: test: image 6 \(bad.jpg\) cannot be read"
-    ):
-        list(images_of(dataset.test.x, np.array([[5, 6]])))
+    decoded = images_of(dataset.test.x, np.array([[5, 2], [5, 6]]))
+    for image, i in zip(next(decoded), (5, 2), strict=True):
+        np.testing.assert_array_equal(image, dataset.test.x.image(i, None))
+    with pytest.raises(UserError, match=r"hf:.*: test: image 6 \(bad.jpg\) cannot be read"):
+        next(decoded)

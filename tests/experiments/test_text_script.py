@@ -4,7 +4,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from sam_optax.experiments.networks import own
@@ -12,12 +11,6 @@ from sam_optax.experiments.networks import own
 SCRIPT = Path(__file__).parents[2] / "notebooks" / "text.py"
 find = lambda name: own.find(f"{SCRIPT}:{name}")
 pytestmark = pytest.mark.slow
-
-
-def test_parts_of_a_text_are_labelled_with_the_next_bytes():
-    x, y = find("text")("abcdefgh", 3)
-    assert [bytes(row.tolist()) for row in x] == [b"abc", b"def"]
-    assert [bytes(row.tolist()) for row in y] == [b"bcd", b"efg"]
 
 
 def test_only_the_target_of_a_pair_is_labelled(capsys):
@@ -35,17 +28,6 @@ def test_translations_take_the_likeliest_byte_until_the_end():
     network = SimpleNamespace(apply=lambda params, x, train: jnp.eye(256)[after[x]])
     x, _ = find("pairs")("xy\tzz\nx\tzzz\n", 8)
     assert find("translations")(network, None, x) == ["bcd", "bcd"]
-
-
-def test_bleu_is_that_of_the_references():
-    x, y = find("pairs")("xy\tone two three four five\n", 40)
-    found = SimpleNamespace(params={"sgd": {0: None}})
-    silent = SimpleNamespace(apply=lambda params, x, train: jnp.eye(256)[jnp.full_like(x, 0xFF)])
-    assert find("bleu")(found, silent, x, y)["sgd"] == 0.0
-    echo = SimpleNamespace(
-        apply=lambda params, x, train: jnp.eye(256)[jnp.asarray(np.maximum(y, 0))]
-    )
-    assert find("bleu")(found, echo, x, y)["sgd"] == pytest.approx(100)
 
 
 def test_it_trains_on_a_text_and_on_pairs(tmp_path, capsys):

@@ -12,13 +12,10 @@ import tasks
 from jax.flatten_util import ravel_pytree
 
 import sam_optax
-from sam_optax.experiments.cost.measure import collectives
 from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import DEFAULT, METHODS
+from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import augmentation
-from sam_optax.experiments.networks.resnet import wide
-from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.training import devices, evaluation, feed, measures, runner, task
 from sam_optax.experiments.training import train as training
 
@@ -39,22 +36,11 @@ def close(a, b, rtol=2e-5, atol=1e-6):
 
 
 @pytest.fixture(scope="module")
-def vectors(arrays):
-    return tasks.vectors(arrays)
-
-
-@pytest.fixture(scope="module")
-def small(vectors):
-    """All methods of the default, from two seeds."""
+def small(arrays):
+    """SGD, SAM and a method that draws, from two seeds."""
     options = {"seeds": 2, "seed_offset": 3, "weight_decay": 0.01, "sharpness_rho": 0.3}
-    return tasks.make(
-        vectors,
-        *DEFAULT,
-        model=tasks.Flat(norm=False),
-        batch_size=BATCH,
-        label_noise=0.25,
-        **options,
-    )
+    options |= {"batch_size": BATCH, "label_noise": 0.25, "model": tasks.Flat(norm=False)}
+    return tasks.make(tasks.vectors(arrays), "sgd", "sam", "rsam", **options)
 
 
 def some(small, *methods):
@@ -63,112 +49,60 @@ def some(small, *methods):
 
 
 @pytest.fixture(scope="module")
-def listener():
-    return tasks.Silent()
+def outcomes(small):
+    return tasks.run(small)
 
 
-@pytest.fixture(scope="module")
-def outcomes(small, listener):
-    return tasks.run(small, listener=listener)
-
-
-@pytest.fixture(scope="module")
-def watched(small):
-    """Two of the methods again, with diagnostics."""
-    return tasks.run(some(small, "sam", "rsam"), watch=True)
-
-
-def perturbation(name, seed):
-    """Each method as a user would write it, with the table's values."""
-    h = METHODS[name].variant().hyperparameters
-    key = jax.random.fold_in(jax.random.key(seed), 1)
-    return {
-        "sgd": lambda: None,
-        "sam": lambda: sam_optax.sam(h["rho"]),
-        "asam": lambda: sam_optax.asam(h["rho"], h["eta"]),
-        "rsam": lambda: sam_optax.rsam(h["rho"], h["gamma"], h["lmbda"], key=key),
-        "fsam": lambda: sam_optax.fsam(h["rho"], h["sigma"], h["lmbda"]),
-    }[name]()
-
-
-def loop(small, name, seed):
-    """Final params, training loss and test accuracy of one seed, step by step."""
-    x, clean = small.dataset.train
+@slow
+def test_a_seed_of_a_method_is_a_straightforward_loop(small, outcomes):
+    (x, clean), test, seed = small.dataset.train, small.dataset.test, 4
     y = corrupt(clean, 0.25, 3, np.random.default_rng([seed, 0]))
-    params = small.model.init(jax.random.fold_in(jax.random.key(seed), 0), x[:1], train=False)
-    steps = EPOCHS * (40 // BATCH)
+    steps, key = EPOCHS * (40 // BATCH), jax.random.key(seed)
     base = optax.chain(
         optax.add_decayed_weights(0.01),
         optax.trace(0.9),
         optax.scale_by_schedule(lambda t: -0.1 * 0.5 * (1 + jnp.cos(jnp.pi * t / steps))),
     )
-    method = perturbation(name, seed)
-    tx = base if method is None else sam_optax.sharpness_aware(base, method)
-    state = tx.init(params)
+    h = METHODS["rsam"].variant().hyperparameters
+    rsam = sam_optax.rsam(h["rho"], h["gamma"], h["lmbda"], key=jax.random.fold_in(key, 1))
+    tx = sam_optax.sharpness_aware(base, rsam)
 
     def loss(params, x, y):
         logits = small.model.apply(params, x, train=False)
-        return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(len(y)), y])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
     @jax.jit
     def step(params, state, x, y):
-        grad_fn = jax.grad(loss)
-        if method is None:
-            updates, state = tx.update(grad_fn(params, x, y), state, params)
-        else:
-            updates, state = tx.update(None, state, params, grad_fn=lambda p: grad_fn(p, x, y))
+        updates, state = tx.update(None, state, params, grad_fn=lambda p: jax.grad(loss)(p, x, y))
         return optax.apply_updates(params, updates), state
 
+    params = small.model.init(jax.random.fold_in(key, 0), x[:1], train=False)
+    state = tx.init(params)
     for epoch in range(EPOCHS):
         order = np.random.default_rng([seed, 1, epoch]).permutation(40)
         for batch in (order[i : i + BATCH] for i in range(0, 36, BATCH)):
             params, state = step(params, state, x[batch], y[batch])
-    predicted = np.argmax(small.model.apply(params, small.dataset.test.x, train=False), -1)
-    return params, loss(params, x, y), np.mean(predicted == small.dataset.test.y)
-
-
-@slow
-@pytest.mark.parametrize("name", DEFAULT)
-def test_a_seed_of_a_method_is_a_straightforward_loop(small, outcomes, name):
-    params, loss, accuracy = loop(small, name, seed=4)
-    outcome = outcomes[name]
-    close(jax.tree.map(lambda leaf: leaf[1], outcome.variables), params, 1e-4, 1e-5)
-    curves = outcome.curves
+    accuracy = np.mean(np.argmax(small.model.apply(params, test.x, train=False), -1) == test.y)
+    close(jax.tree.map(lambda leaf: leaf[1], outcomes["rsam"].variables), params, 1e-4, 1e-5)
+    curves = outcomes["rsam"].curves
     assert curves["train_loss"].shape == curves["test_accuracy"].shape == (EPOCHS, 2)
-    np.testing.assert_allclose(curves["train_loss"][-1, 1], loss, rtol=1e-4)
+    np.testing.assert_allclose(curves["train_loss"][-1, 1], loss(params, x, y), rtol=1e-4)
     np.testing.assert_allclose(curves["test_accuracy"][-1, 1], accuracy, rtol=1e-6)
 
 
 @slow
-def test_the_same_command_gives_the_same_numbers(watched, outcomes):
-    """Also where steps are looked at, and in other company."""
-    for name, again in watched.items():
-        equal({k: again.curves[k] for k in outcomes[name].curves}, outcomes[name].curves)
-        equal(again.sharpness, outcomes[name].sharpness)
-        equal(again.variables, outcomes[name].variables)
-
-
-@slow
-def test_the_announced_work_is_the_work_done(small, outcomes, listener):
-    announced = training.work(small)
-    assert listener.pieces == {k: pytest.approx(count) for k, (_, count) in announced.items()}
-    assert listener.programs == [(i + 1, 1 + len(DEFAULT)) for i in range(1 + len(DEFAULT))]
-
-
-@slow
-def test_step_costs_are_relative_to_sgd_where_it_is_trained(outcomes, watched):
+def test_the_same_command_gives_the_same_numbers(small, outcomes):
+    """Also where steps are looked at, which adds measures, and in other company."""
     assert outcomes["sgd"].cost == 1
-    assert all(0 < outcome.cost < np.inf for outcome in outcomes.values())
-    assert all(np.isnan(outcome.cost) for outcome in watched.values())
-
-
-@slow
-def test_a_rise_of_the_loss_that_is_not_known_is_nan(watched):
-    seen = {name: outcome.curves for name, outcome in watched.items()}
-    measured = {"train_loss", "test_accuracy"}
-    assert set(seen["sam"]) == measured | set(sam_optax.StepInfo._fields) - {"loss_known"}
-    assert np.all(np.isfinite(seen["sam"]["loss_rise"]))
-    assert np.all(np.isnan(seen["rsam"]["loss_rise"]))  # its ascent starts elsewhere
+    watched = tasks.run(some(small, "sam", "rsam"), watch=True)
+    for name, again in watched.items():
+        assert np.isnan(again.cost)  # SGD is not trained
+        before, added = outcomes[name], set(sam_optax.StepInfo._fields) - {"loss_known"}
+        assert set(again.curves) == set(before.curves) | added
+        equal({k: again.curves[k] for k in before.curves}, before.curves)
+        equal((again.sharpness, again.variables), (before.sharpness, before.variables))
+    assert np.all(np.isfinite(watched["sam"].curves["loss_rise"]))
+    assert np.all(np.isnan(watched["rsam"].curves["loss_rise"]))  # its ascent starts elsewhere
 
 
 @slow
@@ -214,33 +148,22 @@ def test_a_long_epoch_goes_by_in_stretches(small, outcomes, monkeypatch):
     assert listener.pieces["rsam"] == pytest.approx(EPOCHS)
 
 
-def test_exactly_the_share_of_the_labels_is_wrong_and_each_seed_has_its_own(small):
-    clean = small.dataset.train.y
-    noisy = task.noisy_labels(small, small.seeds)
-    assert np.count_nonzero(noisy != clean, axis=1).tolist() == [10, 10]
-    assert np.any(noisy[0] != noisy[1])
-
-
-def test_cost_is_the_median_ratio_after_the_warm_up():
-    def cost(times, reference, steps=1):
-        pair = (
-            SimpleNamespace(seconds=times, steps=steps),
-            SimpleNamespace(seconds=reference, steps=1),
-        )
-        return training.relative_cost(*pair)
-
-    assert cost([9, 4, 6, 60], [1, 2, 2, 3]) == pytest.approx(3)
-    assert cost([3], [2]) == pytest.approx(1.5)
-    assert cost([9, 2, 4], [1, 1]) == pytest.approx(2)
-    assert cost([9, 4], [1, 1], steps=2) == pytest.approx(2)  # of a step, not of an epoch
+def test_cost_is_the_median_ratio_of_steps_after_the_warm_up():
+    runner = lambda seconds, steps=1: SimpleNamespace(seconds=seconds, steps=steps)
+    for ours, base, cost in (
+        (runner([9, 4, 6, 60]), runner([1, 2, 2, 3]), 3),
+        (runner([3]), runner([2]), 1.5),
+        (runner([9, 4], steps=2), runner([1, 1]), 2),
+    ):
+        assert training.relative_cost(ours, base) == pytest.approx(cost)
 
 
 @slow
-@pytest.mark.parametrize("count", [1, 2])
-def test_blocks_do_not_change_the_measures(small, outcomes, monkeypatch, count):
-    """Nor do devices that share each block."""
+def test_neither_blocks_nor_devices_that_share_them_change_the_measures(
+    small, outcomes, monkeypatch
+):
     monkeypatch.setattr(measures, "BLOCK", 7)
-    found = evaluation.Evaluation(feed.Source(small, devices.choose(count)))
+    found = evaluation.Evaluation(feed.Source(small, devices.choose(2)))
     expected = outcomes["rsam"]
     each = [jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], expected.variables) for i in (0, 1)]
     assert [len(blocks) for blocks in found._train] == [6, 6]  # of 40 examples
@@ -253,12 +176,12 @@ def test_blocks_do_not_change_the_measures(small, outcomes, monkeypatch, count):
 def test_what_has_diverged_is_nan_and_not_trained_on(small):
     sam = small.entries["sam"]
     hot = dataclasses.replace(sam, recipe=dataclasses.replace(sam.recipe, lr=1e38))
-    lost = dataclasses.replace(small, entries={"sgd": small.entries["sgd"], "sam": hot})
     listener = tasks.Silent()
-    found = tasks.run(lost, listener=listener)
-    assert np.all(np.isnan(found["sam"].curves["train_loss"]))
-    assert found["sam"].curves["train_loss"].shape == (EPOCHS, 2)
-    assert np.all(np.isfinite(found["sgd"].curves["train_loss"]))
+    entries = {"sgd": small.entries["sgd"], "sam": hot}
+    found = tasks.run(dataclasses.replace(small, entries=entries), listener=listener)
+    lost, kept = (found[name].curves["train_loss"] for name in ("sam", "sgd"))
+    assert lost.shape == (EPOCHS, 2)
+    assert (np.isnan(lost).all(), np.isfinite(kept).all()) == (True, True)
     assert listener.pieces["sam"] == pytest.approx(1)
 
 
@@ -279,44 +202,10 @@ def test_the_number_of_devices_changes_nothing_but_rounding(m, counts):
     np.testing.assert_allclose(several.sharpness, one.sharpness, rtol=1e-2)
 
 
-def program(count, **options):
-    """The compiled steps on several devices, as text."""
-    small = tasks.make(tasks.images(), "sam", count=count, **options)
-    (one,) = training.Training(small, devices.choose(count)).runners
-    one.compile()
-    return one._program.as_text()
-
-
-@slow
-def test_no_example_travels():
-    """What devices exchange is what they do without groups: gradients, BatchNorm's, mixup's."""
-    whole, groups = (collectives(program(4, crop=1, mixup=0.3, m=m)) for m in (16, 4))
-    assert groups == whole
-    assert groups["all-gather"] == 0 < groups["all-reduce"]
-
-
-def test_other_processes_are_found_by_the_environment(monkeypatch):
-    asked = []
-    monkeypatch.setattr(devices, "_WATCH", "")
-    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: asked.append(given))
-    devices.connect()
-    monkeypatch.setenv("JAX_PROCESS_ID", "1")
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
-    devices.connect()
-    assert [(of["num_processes"], of["process_id"]) for of in asked] == [(None, None), (4, 1)]
+def test_processes_that_are_not_found_are_told_with_the_environment_to_set(monkeypatch):
     monkeypatch.setenv("JAX_PROCESS_ID", "one")
-    with pytest.raises(UserError, match=r"--distributed: the other processes were not found"):
+    with pytest.raises(UserError, match=r"--distributed: .* not found .* set JAX_COORDINATOR_ADD"):
         devices.connect()
-
-
-def test_each_process_loads_its_share(monkeypatch):
-    place = devices.choose(1)
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
-    shares = []
-    for index in range(4):
-        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-        shares += range(12)[place.rows(12)]
-    assert shares == list(range(12))
 
 
 # A step.
@@ -332,11 +221,6 @@ def first_pass(small, state, x, y, params):
 
     grads, stats = jax.jit(jax.grad(loss_and_stats, has_aux=True))(params)
     return stats, grads
-
-
-def sharp_point(params, grads, rho):
-    norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
-    return jax.tree.map(lambda w, g: w + rho * g / norm, params, grads)
 
 
 def stepped(small, name, *keys):
@@ -355,19 +239,6 @@ PLAIN = {"weight_decay": 0.0, "lr": 0.1, "hyperparameters": {"sam": {"rho": (0.0
 
 
 @slow
-def test_a_step_is_that_of_the_library_on_the_first_pass_s_statistics():
-    """Case 20 of the collected mistakes: the second pass leaves the running statistics alone."""
-    small = tasks.make(tasks.images(), "sam", label_smoothing=0.1, **PLAIN)
-    state, (x, _), new = stepped(small, "sam")
-    y = augmentation.smooth(small.dataset.train.y[:16], 3, 0.1)
-    stats, grads = first_pass(small, state, x, y, state.params)
-    _, sharp = first_pass(small, state, x, y, sharp_point(state.params, grads, 0.05))
-    close(new.params, jax.tree.map(lambda w, g: w - 0.1 * g, state.params, sharp))
-    close(new.rest["batch_stats"], stats)
-    assert jax.tree.leaves(stats)
-
-
-@slow
 @pytest.mark.parametrize("name", ["esam", "sam_full"])
 def test_gradients_of_a_method_s_own_leave_the_statistics_of_a_pass_at_the_params(name):
     small = tasks.make(tasks.images(), name, weight_decay=0.0)
@@ -377,41 +248,33 @@ def test_gradients_of_a_method_s_own_leave_the_statistics_of_a_pass_at_the_param
 
 
 @slow
-@pytest.mark.parametrize("norm", [False, True])
-def test_a_step_is_a_hand_written_loop_over_the_groups(norm):
-    """With BatchNorm, each group has its own statistics, and the running ones are their means."""
-    groups = 4
-    model = tasks.Flat(norm=norm)
-    small = tasks.make(tasks.images(), "sam", model=model, m=4, mixup=0.3, crop=1, **PLAIN)
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"m": 4, "mixup": 0.3, "crop": 1}])
+def test_a_step_is_a_hand_written_loop_over_the_groups(options):
+    """Case 20 of the collected mistakes: the second pass leaves the running statistics alone.
+
+    Each group has its own statistics, and the running ones are their means.
+    """
+    groups = 16 // options.get("m", 16)
+    small = tasks.make(tasks.images(), "sam", **PLAIN, **options)
     state, _, new = stepped(small, "sam")
     keys = jax.random.split(jax.random.fold_in(jax.random.key(7), 1), 4)
-    x = augmentation.crop(keys[0], jnp.asarray(small.dataset.train.x[:16]), 1)
+    x, labels = (jnp.asarray(part[:16]) for part in small.dataset.train)
+    x = augmentation.crop(keys[0], x, 1) if "crop" in options else x
     x = augmentation.normalize(x, small.dataset.mean, small.dataset.std)
-    y = jax.nn.one_hot(small.dataset.train.y[:16], 3)
-    x, y = augmentation.mixup(keys[3], x, y, 0.3)  # before the batch is parted
+    y = augmentation.smooth(labels, 3, options.get("label_smoothing", 0))
+    if "mixup" in options:
+        x, y = augmentation.mixup(keys[3], x, y, 0.3)  # before the batch is parted
     found = []
     for i in range(groups):
         part = x[i::groups], y[i::groups]
         stats, grads = first_pass(small, state, *part, state.params)
-        point = sharp_point(state.params, grads, 0.05)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+        point = jax.tree.map(lambda w, g, norm=norm: w + 0.05 * g / norm, state.params, grads)
         found.append((stats, first_pass(small, state, *part, point)[1]))
     stats, sharp = jax.tree.map(lambda *leaves: sum(leaves) / groups, *found)
     close(new.params, jax.tree.map(lambda w, g: w - 0.1 * g, state.params, sharp))
-    close(new.rest.get("batch_stats", {}), stats)
-    assert bool(new.rest.get("batch_stats", {})) == norm
-
-
-@slow
-def test_one_group_is_the_step_without_groups():
-    """To the letter of the program."""
-
-    def text(m):
-        small = tasks.make(tasks.images(), "sam", m=m)
-        step, first, key = tasks.begin(small, "sam")
-        batch = jnp.zeros((16, 8, 8, 3), jnp.uint8), jnp.zeros(16, jnp.int32)
-        return jax.jit(step).lower(key, jax.eval_shape(first), batch, key, None).as_text()
-
-    assert text(None) == text(16) != text(8)
+    close(new.rest["batch_stats"], stats)
+    assert jax.tree.leaves(stats)
 
 
 @slow
@@ -428,36 +291,25 @@ def test_augmentation_changes_with_the_step_and_is_the_same_for_both_passes():
     close(sam.params, sgd[0].params)
 
 
-@slow
-def test_it_learns_in_bfloat16_with_params_in_float32():
-    small = tasks.make(tasks.images(), "sam", dtype="bfloat16", epochs=6)
-    found = tasks.run(small)["sam"]
-    assert {leaf.dtype for leaf in jax.tree.leaves(found.variables)} == {np.dtype("float32")}
-    losses = found.curves["train_loss"][:, 0]
-    assert losses[-1] < 0.5 * losses[0]
-    assert found.curves["test_accuracy"][-1, 0] > 0.85  # chance is a third
+# Every method, and data that stay on disk.
 
 
-# Every method, every network, and data that stay on disk.
-
-
-def traced(small, name):
+def traced(name, **options):
     """A step traced, not run: what it computes is the library's business."""
+    small = tasks.make(tasks.images(), name, **options)
     step, first, key = tasks.begin(small, name)
     state = jax.eval_shape(first)
-    shape = (small.entries[name].recipe.batch_size, *small.dataset.shape)
-    batch = jnp.zeros(shape, jnp.uint8), jnp.zeros(shape[0], jnp.int32)
+    batch = small.dataset.train.x[:16], small.dataset.train.y[:16]
     new = jax.eval_shape(step, key, state, batch, key, small.dataset.train)
     same = lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype)
     assert jax.tree.all(jax.tree.map(same, new, state))
 
 
 @slow
+@pytest.mark.parametrize("m", [16, 8])
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_trains(name):
-    options = {"crop": 1, "flip": True, "cutout": 2, "label_smoothing": 0.1}
-    for m in (16, 8):
-        traced(tasks.make(tasks.images(), name, m=m, **options), name)
+def test_every_method_trains(name, m):
+    traced(name, m=m, crop=1, flip=True, cutout=2, label_smoothing=0.1, dtype="bfloat16")
 
 
 @slow
@@ -468,22 +320,7 @@ def test_every_method_trains(name):
 )
 def test_every_base_optimizer_has_a_momentum_to_perturb_along(recipe):
     for name in ("momentum", "msam", "m_asam"):
-        traced(tasks.make(tasks.images(), name, clip=1.0, lr=0.1, **recipe), name)
-
-
-KINDS = {
-    "wide resnet": wide(depth=10, widen=1)(3),
-    "vision transformer": VisionTransformer(3, width=16, depth=1, heads=2, patch=4),
-    **{name: name for name in ("mlp", "cnn", "tiny")},
-}
-
-
-@slow
-@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("name", ["sam", "esam", "sam_noise"])
-def test_every_kind_of_network_is_trained(model, name):
-    """The kinds of methods: the library's passes, gradients of their own, all data."""
-    traced(tasks.make(tasks.images(), name, model=model), name)
+        traced(name, clip=1.0, lr=0.1, **recipe)
 
 
 def test_a_method_with_its_own_base_optimizer_is_told_of_the_task(arrays):
@@ -519,17 +356,12 @@ def test_sampa_has_the_batch_of_the_previous_step_as_it_was_seen():
 
 def test_of_many_classes_the_five_likeliest_are_counted_too(arrays):
     many = dataclasses.replace(tasks.vectors(arrays), classes=12)
-    small = tasks.make(many, "sgd", model=tasks.Flat(12, norm=False), seeds=2)
+    small = tasks.make(many, "sgd", model=tasks.Flat(12, norm=False))
     found = tasks.run(small)["sgd"]
-    for seed in range(2):
-        variables = jax.tree.map(lambda leaf, i=seed: leaf[i], found.variables)
-        logits = small.model.apply(variables, many.test.x, train=False)
-        five = np.argsort(-logits, axis=1)[:, :5]
-        share = np.mean(np.any(five == many.test.y[:, None], axis=1))
-        assert found.curves["test_top5_accuracy"][-1, seed] == pytest.approx(share)
-    few = dataclasses.replace(small, dataset=tasks.vectors(arrays))  # of three classes
-    block = measures.Blocks(few.dataset.test.x, few.dataset.test.y, np.ones(13))
-    assert list(jax.eval_shape(lambda: measures.scores(few, variables, block))) == ["test_accuracy"]
+    variables = jax.tree.map(lambda leaf: leaf[0], found.variables)
+    five = np.argsort(-small.model.apply(variables, many.test.x, train=False), axis=1)[:, :5]
+    share = np.mean(np.any(five == many.test.y[:, None], axis=1))
+    assert found.curves["test_top5_accuracy"][-1, 0] == pytest.approx(share)
 
 
 @slow
@@ -549,12 +381,12 @@ def test_images_on_disk_are_trained_on_as_those_in_memory(monkeypatch):
 
 @slow
 def test_images_on_disk_are_shared_by_devices_and_cropped_at_random():
-    one, two = (
-        tasks.run(tasks.make(tasks.images(True), "rsam", count=count), count) for count in (1, 2)
-    )
-    still = tasks.run(tasks.make(tasks.images(True, shift=False), "rsam"))
-    close(one["rsam"].variables, two["rsam"].variables, 1e-4, 1e-5)
-    assert np.any(one["rsam"].curves["train_loss"] != still["rsam"].curves["train_loss"])
+    run = lambda count, shift: tasks.run(
+        tasks.make(tasks.images(True, shift), "rsam", count=count), count
+    )["rsam"]
+    one, two, still = run(1, True), run(2, True), run(1, False)
+    close(one.variables, two.variables, 1e-4, 1e-5)
+    assert np.any(one.curves["train_loss"] != still.curves["train_loss"])
 
 
 @pytest.mark.parametrize("name", ["sam_full", "sam_db", "sam_batches", "sam_noise"])
