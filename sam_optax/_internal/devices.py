@@ -71,11 +71,13 @@ def local(tree: PyTree, axis_name: Axes) -> PyTree:
 
 
 def _vary(leaf: Leaf, axis: str) -> Leaf:
+    if axis not in manual_axes(least=1):  # of vmap, whose types show nothing
+        return leaf
     try:
         if hasattr(lax, "pcast"):
             return lax.pcast(leaf, axis, to="varying")
         return lax.pvary(leaf, axis) if hasattr(lax, "pvary") else leaf
-    except (ValueError, AssertionError):  # already varying; under jit, an axis of vmap
+    except ValueError:  # already varying
         return leaf
 
 
@@ -92,13 +94,13 @@ def shows_variation(axis_name: AxisName) -> bool:
     return is_replicated(jnp.zeros(()), axis_name)
 
 
-def manual_axes() -> tuple[str, ...]:
-    """Axes of several devices around the trace: of ``shard_map``, and of ``pmap`` with a name."""
+def manual_axes(least: int = 2) -> tuple[str, ...]:
+    """Axes of ``least`` devices or more around the trace: of ``shard_map``, of a named ``pmap``."""
     if not hasattr(jax.sharding, "get_abstract_mesh"):
         return ()
     mesh = jax.sharding.get_abstract_mesh()
     axes = getattr(mesh, "manual_axes", ())
-    return tuple(a for a in axes if mesh.shape[a] > 1 and a != "_internal_pmap_axis_name")
+    return tuple(a for a in axes if mesh.shape[a] >= least and a != "_internal_pmap_axis_name")
 
 
 def require_bound(name: str, axis_name: Axes) -> None:

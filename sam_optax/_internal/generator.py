@@ -31,8 +31,6 @@ from jax import lax
 # of the normal one, the kurtosis is 2.9997.
 _QUANTILE = (1.09911499, -0.0170216267, 0.0170709122, 0.00441047238, -0.00233205256, 0.000283106587)
 _MEAN_SUM = 2047 / 2 + 2047 / 2 + 1023 / 2
-
-
 Words: TypeAlias = Array | tuple[Array, Array]
 """Two uint32 words, as an array or as two scalars."""
 

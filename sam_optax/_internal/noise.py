@@ -97,8 +97,7 @@ def of_shards(
 
 def bits_tree(key: Array, tree: PyTree, one_per_leaf: bool = False) -> PyTree:
     """32 random bits for each element of each array of a tree, or one scalar per leaf."""
-    words: Words = key
-    one = _one(key)
+    words, one = (key[0], key[1]), _one(key)
 
     def draw(leaf: Leaf) -> jax.Array | None:
         nonlocal words
@@ -127,8 +126,7 @@ def normal_tree(key: Array, params: PyTree, scale: Numeric, draw: Draw | None = 
     shapes = [_draw_shape(leaf) for leaf in leaves]
     sizes = [0 if shape is None else math.prod(shape) for shape in shapes]
     shared = hold(sample(key, (sum(size for size in sizes if size <= SMALL),)) * scale)
-    words: Words = key
-    one = _one(key)
+    words, one = (key[0], key[1]), _one(key)
     offset = jnp.minimum(key[0], 0)  # unsigned: no code for negative offsets is compiled
     noise: list[jax.Array | None] = []
     for leaf, shape, size in zip(leaves, shapes, sizes, strict=True):
@@ -147,12 +145,10 @@ def normal_tree(key: Array, params: PyTree, scale: Numeric, draw: Draw | None = 
     return jax.tree.unflatten(structure, noise)
 
 
-def _of_next_leaf(words: Words, one: jax.Array) -> Words:
+def _of_next_leaf(words: tuple[Array, Array], one: jax.Array) -> tuple[Array, Array]:
     # As two scalars: compilers for TPUs give each array of two words 16 KiB of memory.
-    first, second = (
-        (word + np.uint32(stride)) // one for word, stride in zip(words, _LEAF_STRIDE, strict=True)
-    )
-    return first, second
+    first, second = map(np.uint32, _LEAF_STRIDE)
+    return (words[0] + first) // one, (words[1] + second) // one
 
 
 def _checked(draw: Draw) -> Callable[[Words, tuple[int, ...]], jax.Array]:

@@ -185,15 +185,6 @@ def merge(inexact: PyTree, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: b if a is None else a, inexact, tree, is_leaf=is_none)
 
 
-def spread_none(tree: PyTree, like: PyTree) -> PyTree:
-    """``tree`` with the structure of ``like``: ``None`` for each leaf below a ``None``."""
-
-    def below(leaf: Leaf, part: PyTree) -> PyTree:
-        return jax.tree.map(lambda _: None, part) if leaf is None else leaf
-
-    return jax.tree.map(below, tree, like, is_leaf=is_none)
-
-
 def cast_tree_like(tree: PyTree, inexact: PyTree) -> PyTree:
     """``tree`` with the structure and dtypes of ``inexact``, which supplies missing leaves."""
 

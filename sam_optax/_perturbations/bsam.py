@@ -111,15 +111,14 @@ def bsam(
         def ascend(g: jax.Array, s: jax.Array) -> jax.Array:
             return g * (jnp.asarray(rho).astype(s.dtype) / s).astype(g.dtype)
 
-        def learn(s: Leaf, g: Leaf) -> Leaf:
+        def learn(g: Leaf, s: Leaf) -> Leaf:
             if s is None or not trees.is_inexact(g):
                 return s
             seen = jnp.sqrt(s) * jnp.abs(g).astype(s.dtype) + damping + weight_decay
             return decay * s + (1 - decay) * seen
 
         eps = trees.map_wide(ascend, updates, state.precision)
-        seen = trees.spread_none(updates, state.precision)
-        precision = jax.tree.map(learn, state.precision, seen, is_leaf=trees.is_none)
+        precision = jax.tree.map(learn, updates, state.precision, is_leaf=trees.is_none)
         return eps, BsamState(noise.next_key(state.key), precision)
 
     return Perturbation(

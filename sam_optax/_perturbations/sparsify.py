@@ -131,17 +131,18 @@ def sparsify(
             checks.require_like("fisher", fisher, updates, remedy)
         squares = choice == "fisher" and fisher is not None
 
-        def score(m: Leaf, leaf: Leaf) -> Array | None:
+        def score(leaf: Leaf, m: Leaf) -> PyTree:
+            if leaf is None:  # of a frozen part
+                return jax.tree.map(lambda kept: jnp.zeros(kept.shape), m)
             if m is None:
                 return None
-            x = jnp.zeros(m.shape) if leaf is None else jnp.abs(trees.widen(leaf))
+            x = jnp.abs(trees.widen(leaf))
             # Squares of gradients would leave the range of float32; their means do not.
             return devices.pmean(jnp.sqrt(x) if squares else x, extra["state_axis_name"])
 
         def chosen() -> PyTree:
             source = fisher if squares else extra["ascent_grads"]
-            source = trees.spread_none(source, state.mask)
-            scores = jax.tree.map(score, state.mask, source, is_leaf=trees.is_none)
+            scores = jax.tree.map(score, source, state.mask, is_leaf=trees.is_none)
             return choose(state, scores, drop)
 
         due = state.count % every == 0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from optax import EmptyState, Params, Updates
 
 from sam_optax._internal import hyperparameters as hp
-from sam_optax._internal import largest_elements, trees
+from sam_optax._internal import largest_elements, noise, trees
 from sam_optax._perturbations.perturbation import Perturbation, refuse_shards
 
 
@@ -55,7 +55,8 @@ def zscore_filter(quantile: float = 0.95) -> Perturbation:
         filtered = [trees.is_inexact(x) and jnp.ndim(x) > 1 and jnp.size(x) > 0 for x in leaves]
         chosen = [i for i, is_filtered in enumerate(filtered) if is_filtered]
         wide = [trees.widen(leaves[i]) for i in chosen]
-        ranks = [largest_elements.rank(x - jnp.mean(x)) for x in wide]
+        # Held, since a threshold is one of them: recomputed, it may be rounded in another way.
+        ranks = [noise.hold(largest_elements.rank(x - jnp.mean(x))) for x in wide]
         # z-scores are ordered as distances to the mean: the deviation is not needed, nor a sort.
         # At least this many elements are as far from the mean as the quantile's lower neighbour.
         counts = [r.size - int(quantile * (r.size - 1)) for r in ranks]

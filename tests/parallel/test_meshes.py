@@ -91,10 +91,7 @@ def check(tx_of, groups=1):
 
 
 @pytest.mark.parametrize("name", often(NAMES, "sam"))
-def test_every_method(name, request):
-    if name in ("zscore_filter", "zsharp"):
-        reason = "its threshold is one of the elements, which XLA may round in two ways"
-        request.applymarker(pytest.mark.xfail(reason=reason))
+def test_every_method(name):
     check(lambda: sam_optax.sharpness_aware(BASE, make(name)))
 
 
