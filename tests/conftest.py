@@ -56,7 +56,7 @@ def _compiled_programs_do_not_pile_up() -> Iterator[None]:
     yield
     statm = pathlib.Path("/proc/self/statm")  # of Linux
     pages = int(statm.read_text().split()[1]) if statm.exists() else 0
-    if pages * 4096 > 3 * 2**30:
+    if pages and pages * os.sysconf("SC_PAGE_SIZE") > 3 * 2**30:
         import jax
 
         jax.clear_caches()

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from helpers import leaves, precision, vector
+from helpers import precision, vector
 from jax.flatten_util import ravel_pytree
 
 LR, MOMENTUM = 0.05, 0.9
@@ -77,8 +77,3 @@ def gap(points, expected):
     """The largest distance between two trajectories."""
     pairs = zip(points, expected, strict=True)
     return max(float(np.max(np.abs(a - b))) for a, b in pairs)
-
-
-def flat_leaves(tree):
-    """All leaves, each as one vector."""
-    return [leaf.ravel() for leaf in leaves(tree)]

@@ -36,10 +36,6 @@ def project(a: Vector, b: Vector) -> Vector:
     return np.dot(a, b) / np.dot(b, b) * b
 
 
-def sgd() -> GradientOf:
-    return lambda t, w, grad: grad(w)
-
-
 def sam(rho: float) -> GradientOf:
     return lambda t, w, grad: grad(w + rho * unit(grad(w)))
 
@@ -143,11 +139,6 @@ def sam_noise(rho: float, full: Sequence[Vector]) -> GradientOf:
         return grad(w + rho * unit(g - project(g, full[t])))
 
     return gradient_of
-
-
-def masked(rho: float, masks: Sequence[Vector]) -> GradientOf:
-    """SAM with ε ⊙ m_t."""
-    return lambda t, w, grad: grad(w + rho * unit(grad(w)) * masks[t])
 
 
 def top(scores: Vector, count: int) -> Vector:

@@ -24,7 +24,8 @@ def plot_spectrum(
     """Plots densities of the Hessian's eigenvalues one below the other, on a logarithmic scale.
 
     Args:
-      densities: a :class:`SpectralDensity` per name.
+      densities: a :class:`SpectralDensity` per name. The name of a method, such as "SAM" or
+        "ASAM, ρ = 1", has this method's colour of all figures.
       unit: label of the horizontal axis.
 
     Returns:

@@ -24,7 +24,8 @@ def plot_lines(
     """Plots the loss along a line for several networks in one frame.
 
     Args:
-      lines: a :class:`LossLine` per name.
+      lines: a :class:`LossLine` per name. The name of a method, such as "SAM" or "ASAM, ρ = 1",
+        has this method's colour, and line, of all figures.
       xlabel: label of α; the default is for filter-normalized directions. For the gradient
         direction α is ρ in units of the weights; between checkpoints it is the fraction of the way.
       ylabel: label of the loss, with its unit.

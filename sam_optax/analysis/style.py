@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only where something is drawn
     from matplotlib.axes import Axes
@@ -61,8 +61,8 @@ def marker(i: int) -> str:
     return MARKERS[i % len(MARKERS)]
 
 
-def tidy(axes: Axes) -> None:
+def tidy(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
     """Removes the frame and draws a light grid in the background."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    axes.grid(axis=axis, alpha=0.25)
     axes.set_axisbelow(True)

@@ -251,8 +251,8 @@ class Stopping(tasks.Silent):
 
     stop_at = 0
 
-    def done(self, kind, seconds, share=1.0):
-        super().done(kind, seconds, share)
+    def done(self, kind, share=1.0):
+        super().done(kind, share)
         if kind == "checkpoint" and self.pieces[kind] == self.stop_at:
             raise InterruptedError
 

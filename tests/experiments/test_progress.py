@@ -52,7 +52,7 @@ def run(monkeypatch):
                 shown.compiling("sgd", 1, 1)
             for kind, share in pieces:
                 now[0] += seconds * share
-                shown.done(kind, seconds * share, share)
+                shown.done(kind, share)
         return file.getvalue()
 
     return run

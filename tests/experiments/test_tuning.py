@@ -178,7 +178,7 @@ def test_a_traced_value_trains_as_the_same_value_given(small):
     run = training.Training(small, devices.choose(1))
     (runner,) = (runner for runner in run.runners if runner.name == "gsam")
     each = [{k: np.full(3, v, np.float32) for k, v in of.items()} for of in (*values, values[0])]
-    first, second, again = (run.trial(runner, of, lambda seconds, share: None) for of in each)
+    first, second, again = (run.trial(runner, of, lambda share: None) for of in each)
     jax.tree.map(np.testing.assert_array_equal, first, again)
     for found, of in zip((first, second), values, strict=True):
         entries = {"gsam": small.entries["gsam"].at(of)}  # constants of its program
@@ -258,7 +258,7 @@ class Search:
             raise KeyboardInterrupt
         one = {name: float(of[0]) for name, of in values.items()}
         self.trials.append((runner.name, one))
-        tick(1.0, 1.0)
+        tick(1.0)
         best = {"weight_decay": 5e-4, "rho": 0.5, **self.best.get(runner.name, {})}
         far = sum(abs(np.log2(value / best.get(name, value))) for name, value in one.items())
         last = np.full(len(self.task.seeds), 0.9 - 0.05 * far)

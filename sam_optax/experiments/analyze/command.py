@@ -4,7 +4,6 @@
 import dataclasses
 import functools
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,26 +117,29 @@ def _measured(networks: Sequence[Network], options: Analyze) -> dict[Network, li
     found, work = {}, {"networks": (1.0, len(networks))}
     with Progress(Console(stderr=True), work, "measuring") as progress:
         for of in networks:
-            start, variables = time.perf_counter(), of.load()
-            if np.isfinite(of.loss(variables)(variables["params"])):
+            variables = of.load()
+            loss = of.loss(variables)
+            if np.isfinite(loss(variables["params"])):
                 who = {"run": str(of.run.directory), "method": of.method, "seed": of.seed}
                 who |= {"epoch": of.epoch, "last": of.last}
-                found[of] = [{**who, **number} for number in _numbers(of, variables, options)]
+                found[of] = [{**who, **number} for number in _numbers(of, variables, loss, options)]
             else:
                 say(f"{of.path}: {of.method}, seed {of.seed}, has diverged, and is not measured.")
-            progress.done("networks", time.perf_counter() - start)
+            progress.done("networks")
     if not found:
         raise UserError("RUN_DIR: all networks have diverged; there is nothing to measure.")
     return found
 
 
-def _numbers(network: Network, variables: PyTree, options: Analyze) -> Iterator[Record]:
+def _numbers(
+    network: Network, variables: PyTree, loss: analysis.DatasetLoss, options: Analyze
+) -> Iterator[Record]:
     score = words.Score.of(network.run.results)
     yield _record(score.label, score.factor * np.asarray(network.score, float))
-    yield from _rises(network, variables, options)
+    groups = loss if options.m is None else network.loss(variables, size=options.m)
+    yield from _rises(groups, variables["params"], options)
     if "eigenvalues" in options.measures:
-        loss, params = network.loss(variables), variables["params"]
-        largest = analysis.hessian_eigenvalues(loss, params, k=5, steps=40)
+        largest = analysis.hessian_eigenvalues(loss, variables["params"], k=5, steps=40)
         yield _record("lambda_1", largest.values[0])
         yield _record("lambda_ratio", largest.ratio(5))
         yield _record("residual", jnp.max(largest.residuals) / jnp.abs(largest.values[0]))
@@ -151,13 +153,12 @@ def _record(measure: str, value: Any, p: Any = None, rho: Any = None, gamma: Any
     return {"measure": measure, "p": p, "rho": rho, "gamma": gamma, "value": value}
 
 
-def _rises(network: Network, variables: PyTree, options: Analyze) -> Iterator[Record]:
-    loss = network.loss(variables, size=options.m)
+def _rises(loss: analysis.DatasetLoss, params: optax.Params, options: Analyze) -> Iterator[Record]:
     radii = {"sharpness": options.rho, "adaptive_sharpness": options.adaptive_rho}
     for name in (name for name in radii if name in options.measures):
         for p, rho in itertools.product(options.p, radii[name]):
             how = {"name": name, "p": p, "grouped": options.m is not None}
-            yield _record(name, _rise(loss, variables["params"], rho, **how), p, rho)
+            yield _record(name, _rise(loss, params, rho, **how), p, rho)
 
 
 @functools.partial(jax.jit, static_argnames=("name", "p", "grouped"))

@@ -108,7 +108,7 @@ def _model(name: str, options: Cost, placement: Placement) -> Record:
         for row, (step, known) in rows.items():
             builds[row] = measure.Build(step, params, problem.batch, placement)
             builds[row].record.update(known)
-            progress.done("compiling", builds[row].record["compile seconds"])
+            progress.done("compiling")
         if options.time:
             done = functools.partial(progress.done, "running")
             measure.take_times([*builds.values()], problem.init, ROUNDS, done)

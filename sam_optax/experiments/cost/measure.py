@@ -112,8 +112,8 @@ class Build:
         start = time.perf_counter()
         self._init, self.compiled = step.init, lowered.compile()
         seconds, state = time.perf_counter() - start, jax.tree.leaves(self._arguments[1])
-        bytes = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in state)
-        self.record = {"compile seconds": seconds, "state": bytes, **costs(self.compiled)}
+        size = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in state)
+        self.record = {"compile seconds": seconds, "state": size, **costs(self.compiled)}
 
     def start(self, params: PyTree) -> None:
         """Goes to the first step, on a batch of ones."""
@@ -165,4 +165,4 @@ def take_times(builds: Sequence[Build], init: Function, rounds: int, done: Funct
             built.run(1)  # fills the caches
             seconds = built.run(steps)
             built.record.setdefault("seconds", []).append(seconds / steps)
-            done(seconds)
+            done()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sam_optax.analysis.style import COLOURS, LINES, MARKERS, positions
+from sam_optax.analysis import style as look
 from sam_optax.experiments.types import Json
 
 
@@ -23,14 +23,14 @@ class Style(NamedTuple):
 
 def style(method: int, setting: int = 0) -> Style:
     """That of a method by position; its other settings keep its colour."""
-    line, marker = LINES[(method + setting) % 5], MARKERS[(method + setting) % 8]
-    return Style(COLOURS[method % 9], line, marker)
+    other = method + setting
+    return Style(look.colour(method), look.line(other)["linestyle"], look.marker(other))
 
 
 def placed(methods: Iterable[str]) -> dict[str, int]:
     """The position of each method, which for the best known is the same in every figure."""
     names = [*dict.fromkeys(methods)]
-    return dict(zip(names, positions(names), strict=True))
+    return dict(zip(names, look.positions(names), strict=True))
 
 
 def styles(methods: Sequence[str]) -> list[Style]:
@@ -52,9 +52,7 @@ def column(panels: int, height: float, **shared: Any) -> tuple[Figure, Sequence[
 
 def tidy(axes: Axes, axis: Any = "y", absent: Sequence[str] = ()) -> None:
     """Draws a grid behind the data, no top and right frame lines, and says what is not drawn."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis=axis, alpha=0.3)
-    axes.set_axisbelow(True)
+    look.tidy(axes, axis)
     if absent:
         text = textwrap.fill(f"not drawn: {', '.join(absent)}", 80)
         axes.set_title(text, fontsize="small", loc="left", color="0.4", parse_math=False)

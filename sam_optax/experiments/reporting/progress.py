@@ -64,7 +64,7 @@ class Progress:
         self._before = self._task.completed
         self._show("resuming", f" after {self._position()}")
 
-    def done(self, kind: str, seconds: float, share: float = 1.0) -> None:
+    def done(self, kind: str, share: float = 1.0) -> None:
         """Records a finished piece of the work, or a share of one."""
         self._add(kind, share)
         if self._epochs is None:

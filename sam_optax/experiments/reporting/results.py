@@ -74,8 +74,8 @@ def differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
     for base in ("sgd", "sam"):
         rows = [row for row in methods if row["method"] == base != method["method"]]
         if rows:
-            best = max(rows, key=score.rank)
-            keys = [of for of in method["summary"] if of.endswith(score.key)]
+            best, key = max(rows, key=score.rank), score.key
+            keys = (of for of in (key, f"best_{key}", f"tuned_{key}") if of in method["summary"])
             found[base] = {"to": best["name"], **{of: gain(method, best, of) for of in keys}}
     return found
 

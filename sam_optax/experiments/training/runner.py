@@ -76,10 +76,10 @@ class Runner:
         if watch:
             self._look_program = jit(self._look).lower(x, zero, *given).compile()
 
-    def run_epoch(self, epoch: int, tick: Callable[[float, float], None]) -> None:
+    def run_epoch(self, epoch: int, tick: Callable[[float], None]) -> None:
         """Trains for one epoch (counted from 0) and measures the time.
 
-        ``tick`` is called with ``(seconds, share)`` of each finished part of the epoch.
+        ``tick`` is called with the share of each finished part of the epoch.
         """
         if self._program is None:
             self.compile()
@@ -96,7 +96,7 @@ class Runner:
                     state = self._program(next(calls), i, j, np.int32(epoch), state, *per_seed)
                 jax.block_until_ready(state)
                 seconds = time.perf_counter() - start
-                tick(seconds, (stop - done) / total)
+                tick((stop - done) / total)
                 self.seconds[-1] += seconds
                 if jax.process_count() == 1 and self._source.resident:
                     self._stretch = max(1, int(STRETCH * (stop - done) / seconds))

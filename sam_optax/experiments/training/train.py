@@ -6,7 +6,6 @@ machine affects all of them equally, and the remaining time is known after the f
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -86,13 +85,12 @@ class Training:
             if snapshots and going and (epoch + 1) % snapshots.every == 0:
                 snapshots.save(epoch + 1, {r.name: _variables(r) for r in going})
             if checkpoints and every and (epoch + 1) % every == 0:
-                start = time.perf_counter()
                 self._save(checkpoints, epoch + 1)
-                progress.done("checkpoint", time.perf_counter() - start)
+                progress.done("checkpoint")
         return {runner.name: self._outcome(runner, progress) for runner in self.runners}
 
     def trial(
-        self, runner: Runner, values: Mapping[str, np.ndarray], tick: Callable[[float, float], None]
+        self, runner: Runner, values: Mapping[str, np.ndarray], tick: Callable[[float], None]
     ) -> dict[str, np.ndarray]:
         """Trains a method anew, with values (see ``Entry.at``) for each seed.
 
@@ -104,7 +102,7 @@ class Training:
         runner.start(self._initial_variables(), groups)
         epochs = runner.entry.recipe.epochs
         for epoch in range(epochs):
-            self._run_epoch(runner, epoch, lambda s, share: tick(s, share / epochs))
+            self._run_epoch(runner, epoch, lambda share: tick(share / epochs))
         return self._curves(runner)
 
     def _initial_variables(self) -> list[PyTree]:
@@ -122,11 +120,7 @@ class Training:
         self._evaluation.after_epoch(self.runners[0].variables[:1])
 
     def _run_epoch(
-        self,
-        runner: Runner,
-        epoch: int,
-        tick: Callable[[float, float], None],
-        live: "Live | None" = None,
+        self, runner: Runner, epoch: int, tick: Callable[[float], None], live: "Live | None" = None
     ) -> None:
         if epoch >= runner.entry.recipe.epochs or runner.diverged:
             return
@@ -140,9 +134,8 @@ class Training:
                 live.add(runner.name, seed, epoch + 1, {name: of[i] for name, of in point.items()})
 
     def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
-        start = time.perf_counter()
         sharpness = self._evaluation.sharpness(runner.variables)
-        progress.done("sharpness", time.perf_counter() - start)
+        progress.done("sharpness")
         references = [other for other in self.runners if other.entry.method == REFERENCE]
         return Outcome(
             variables=_variables(runner),

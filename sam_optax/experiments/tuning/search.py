@@ -164,7 +164,7 @@ def _curves(
     curves = training.trial(
         runner,
         {k: np.repeat([np.float32(of[k]) for of in padded], SEEDS) for k in given[0]},
-        lambda seconds, share: progress.done(runner.name, seconds, share * len(given)),
+        lambda share: progress.done(runner.name, share * len(given)),
     )
     parts = (slice(SEEDS * i, SEEDS * (i + 1)) for i in range(len(given)))
     return [{name: of[:, part] for name, of in curves.items()} for part in parts]
