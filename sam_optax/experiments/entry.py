@@ -22,7 +22,7 @@ _EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX"}
 # the command, such as `Compare`.
 _COMMANDS = {
     "compare": ("comparison", "train SGD and sharpness-aware methods on the same data"),
-    "analyze": ("analyze.command", "measure the sharpness of the networks that a run has trained"),
+    "analyze": ("analyze", "measure the sharpness of the networks that a run has trained"),
     "cost": ("cost.command", "count what a step of each method costs, also on a TPU not there"),
 }
 

@@ -60,17 +60,26 @@ class Network(NamedTuple):
         return jax.tree.map(jnp.asarray, found)
 
     def loss(
-        self, variables: PyTree, part: str = "train", size: int | None = None, train: bool = False
+        self,
+        variables: PyTree,
+        part: str = "train",
+        size: int = measures.BLOCK,
+        train: bool = False,
     ) -> analysis.DatasetLoss:
         """Its mean loss on at most 10,000 examples, as a function of the params.
 
         Training labels are those that the seed was trained on; as many test labels are wrong, so
-        that both follow one distribution. Batches are of ``size`` random examples; by default they
-        only bound the memory. With ``train``, BatchNorm uses their statistics, and dropout is on.
+        that both follow one distribution. Batches are of ``size`` random examples, the same in
+        every run. With ``train``, BatchNorm uses their statistics, and dropout is on.
         """
         task, (examples, chosen) = self.run.task, self.run.examples(part)
         n = len(examples)
-        index, weight = measures.in_groups(n, min(size, n)) if size else measures.in_blocks(n)
+        # Examples of others, of weight 0, fill the last batch, so that the statistics of BatchNorm
+        # are those of as many examples everywhere.
+        size = min(size, n)
+        place = np.arange(-(-n // size) * size).reshape(-1, size)
+        index = np.random.default_rng(0).permutation(n)[place % n]
+        weight = (place < n).astype(np.float32)
         if part == "test":
             clean, rng = task.dataset.test.y, np.random.default_rng(0)
             labels = corrupt(clean, task.label_noise, task.dataset.classes, rng)
@@ -146,11 +155,6 @@ def open_run(directory: str | Path) -> Run:
 
 def _check_code(directory: Path, settings: Json) -> None:
     """Raises :class:`UserError` unless the run's network, data and loss are those of the names."""
-    if settings.get("scale", 1) != 1:
-        raise UserError(
-            f"{directory}: was trained on a share of its examples (--scale) by an earlier version; "
-            "use that version, or train again."
-        )
     if objects := settings.get("from_python"):
         raise UserError(
             f"{directory}: has its {' and '.join(objects)} from Python, in no file of the run; "
@@ -167,8 +171,8 @@ def _check_code(directory: Path, settings: Json) -> None:
 def _networks(run: Run) -> Iterator[Network]:
     """Those of each method, by epoch and seed; says which snapshots are not the run's."""
     of_last, left_out = run.directory / "params.npz", dict[Path, str]()
-    mark, ours = snapshots.mark_of(of_last), snapshots.mark(identity.of(run.results))
-    if mark not in ("", ours):  # files of earlier versions have none
+    mark = snapshots.mark(identity.of(run.results))
+    if snapshots.mark_of(of_last) != mark:
         raise UserError(f"{of_last}: is of another run than results.json; train again with --out.")
     variables = jax.eval_shape(lambda: tasks.initial_variables(run.task, 0))
     arrays = flax.traverse_util.flatten_dict(variables, sep="/")

@@ -7,6 +7,7 @@ import operator
 import re
 import shutil
 import zipfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -62,14 +63,13 @@ def loss_and_params(archive, run_dir, name, seed, noise=0.25, file="params.npz")
 
 
 def numbers(out, **chosen):
-    """The numbers of a network, by measure, norm, radius and noise."""
+    """The numbers of a network, by measure, norm and radius."""
     rows = json.loads((out / "analysis.json").read_text())["numbers"]
     rows = [row for row in rows if chosen.items() <= row.items()]
-    return {(r["measure"], r["p"], r["rho"], r["gamma"]): r["value"] for r in rows}
+    return {(row["measure"], row["p"], row["rho"]): row["value"] for row in rows}
 
 
-SHARPNESS, LAMBDA = ("sharpness", 2.0, 0.5, None), ("lambda_1", None, None, None)
-SLICES = {"slices", "planes"}
+SHARPNESS, LAMBDA = ("sharpness", 2.0, 0.5), ("lambda_1", None, None)
 
 
 def test_numbers_over_epochs_are_the_library_s(kept, archive, capsys):
@@ -87,9 +87,9 @@ def test_numbers_over_epochs_are_the_library_s(kept, archive, capsys):
         name, epoch = network.method, network.epoch
         found = numbers(kept, method=name, seed=0, epoch=epoch)
         assert network.score == curves[name]["test_accuracy"][epoch - 1]
-        assert found["test accuracy (%)", None, None, None] == pytest.approx(100 * network.score)
+        assert found["test accuracy (%)", None, None] == pytest.approx(100 * network.score)
         value = found[SHARPNESS]
-        assert re.search(rf"^sharpness +0.5 +{name} +{epoch} +{value:.3f}", printed, re.M)
+        assert re.search(rf"^sharpness +2 +0.5 +{name} +{epoch} +{value:.3f}", printed, re.M)
         file = "params.npz" if epoch == 5 else f"params_epoch_{epoch}.npz"
         loss, params = loss_and_params(archive, kept, name, 0, 0.4, file)
         assert float(loss(params)) == pytest.approx(curves[name]["train_loss"][epoch - 1], rel=1e-5)
@@ -102,46 +102,72 @@ def test_numbers_over_epochs_are_the_library_s(kept, archive, capsys):
     assert float(network.loss(network.load(), "test")(params)) == pytest.approx(expected, rel=1e-5)
     expected = analysis.hessian_eigenvalues(loss, params, 1).values[0]
     assert found[LAMBDA] == pytest.approx(float(expected), rel=2e-2)
-    drawn, measures = {path.stem for path in kept.glob("*.png")}, ("sharpness", "lambda_ratio")
-    assert {f"{name}_over_epoch" for name in measures} | SLICES <= drawn
-    assert not drawn & {"stability", "sharpness_over_rho"}
 
 
-def test_studies_of_several_runs(run_dir, kept, archive, tmp_path, capsys, monkeypatch):
-    """Grids, groups and stability of two runs together, of one seed."""
+def test_several_runs_norms_and_radii(run_dir, kept, archive, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(run_dir.parents[1])
     run, other = (str(of.relative_to(run_dir.parents[1])) for of in (run_dir, kept))
-    arguments = ["analyze", run, other, "--out", str(tmp_path), "--seeds", "1"]
-    arguments += ["--measures", "sharpness", "adaptive_sharpness", "stability", "slices"]
-    arguments += ["--rho", "0.1", "0.4", "--p", "2", "inf", "--m", "16"]
-    assert main([*arguments, "--gamma", "0", "0.3", "--noise-scale", "relative"]) == 0
-    found = numbers(tmp_path, run=run, method="sam")
-    of_examples, params = loss_and_params(archive, run_dir, "sam", 0)
-    order = jnp.asarray(np.random.default_rng(0).permutation(40))
-    loss = analysis.DatasetLoss.from_examples(of_examples, order, 40)
+    arguments = ["analyze", run, other, "--out", str(tmp_path), "--rho", "0.1", "0.4"]
+    measures = ["--measures", "sharpness", "adaptive_sharpness"]
+    assert main([*arguments, *measures, "--p", "2", "inf"]) == 0
+    found = numbers(tmp_path, run=run, method="sam", seed=1)
+    loss, params = loss_and_params(archive, run_dir, "sam", 1)
     for p in (2.0, math.inf):
         for rho, measure in {0.1: analysis.sharpness, 1.0: analysis.adaptive_sharpness}.items():
-            expected = measure(loss, params, rho, p=p, group_size=16).value
-            value = found[measure.__name__, "inf" if p == math.inf else p, rho, None]
-            assert value == pytest.approx(float(expected), rel=1e-3)
-    assert found["sharpness", 2.0, 0.1, None] > 1.01 * analysis.sharpness(loss, params, 0.1).value
-    rhos = sorted({rho for name, _, rho, _ in found if name == "cosine"})
-    assert rhos == [0.0, 0.04, 0.08, 0.1, 0.12, 0.16, 0.2, 0.24, 0.28, 0.32, 0.36, 0.4]
-    for i, gamma in enumerate((0.0, 0.3)):
-        curves = analysis.gradient_stability(loss, params, [0.1, 0.4], [0.0, 0.3])
-        cosine, after = (x[i].mean(0) for x in (curves.cosine, curves.loss))
-        start = found["start_loss", None, None, gamma]
-        assert start == pytest.approx(float(curves.start_loss[i].mean()), rel=1e-4)
-        for j, rho in enumerate((0.1, 0.4)):
-            assert found["cosine", None, rho, gamma] == pytest.approx(float(cosine[j]), abs=1e-4)
-            value = found["perturbed_loss", None, rho, gamma]
-            assert value == pytest.approx(float(after[j]), rel=1e-4)
-    printed, value = capsys.readouterr().out, found["cosine", None, 0.1, 0.3]
-    line = rf"^cosine +– +0\.1 +0\.3 +{run} +sam +2 +{value:.3f} *$"
-    assert re.search(line, printed, re.M)
-    assert not re.search("^cosine .* 0.04 ", printed, re.M)
-    drawn = {"sharpness_over_epoch", "adaptive_sharpness_over_epoch", "sharpness_over_rho"}
-    assert {path.stem for path in tmp_path.glob("*.png")} == drawn | {"stability", *SLICES}
+            value = found[measure.__name__, "inf" if p == math.inf else p, rho]
+            expected = float(measure(loss, params, rho, p=p).value)
+            assert value == pytest.approx(expected, rel=1e-3)
+    assert LAMBDA not in found
+    of_seeds = [numbers(tmp_path, run=run, method="sam", seed=seed) for seed in (0, 1)]
+    values = np.array([of["sharpness", "inf", 0.4] for of in of_seeds])
+    mean, width = values.mean(), values.std(ddof=1)
+    line = rf"^sharpness +inf +0\.4 +{run} +sam +2 +{mean:.3f} ± {width:.3f} *$"
+    assert re.search(line, capsys.readouterr().out, re.M)
+    assert [path.name for path in tmp_path.iterdir()] == ["analysis.json"]
+
+
+def test_examples_of_the_docs_measure_a_run(kept, archive, tmp_path, monkeypatch):
+    """In the order of the page: each block goes on from those before it."""
+    shutil.copytree(kept, tmp_path / "runs" / "mlp")
+    monkeypatch.chdir(tmp_path)
+    pages = Path(__file__).parents[2] / "docs"
+    of_page = [
+        re.findall(r"```python\n((?!>>>).*?)```", (pages / name).read_text(), re.DOTALL)
+        for name in ("experiments.md", "sharpness.md")
+    ]
+    blocks = [block for part in of_page for block in part if "analysis" in block]
+    assert len(blocks) == 6
+    found = {}
+    for block in blocks:
+        exec(compile(block.replace("(-1, 1, 21)", "(-1, 1, 3)"), "docs", "exec"), found)
+    loss, params = loss_and_params(archive, kept, "sam", 0, 0.4)
+    for method in ("sgd", "sam"):
+        epochs, rises = found["lines"][method].positions, found["lines"][method].values
+        assert epochs.tolist() == [2, 4, 5]
+    assert float(rises[-1]) == pytest.approx(
+        float(analysis.sharpness(loss, params, 0.5).value), 1e-3
+    )
+    assert found["planes"]["sam"].values.shape == (3, 3)
+    assert found["planes"]["sam"].values[1, 1] == pytest.approx(float(loss(params)), rel=1e-5)
+    stable = analysis.gradient_stability(loss, params, [0.0, 0.5, 1.0], [0.0, 0.1])
+    np.testing.assert_allclose(found["stability"]["sam"].cosine, stable.cosine, atol=1e-4)
+    loss, params = loss_and_params(archive, kept, "sgd", 0, 0.4)
+    whole = float(analysis.sharpness(loss, params, 0.5).value)
+    assert float(found["m_sharpness"]) == pytest.approx(whole, rel=1e-3)  # 40 examples: one group
+
+
+def test_batches_of_m_random_examples(kept, archive):
+    (network,) = (of for of in open_run(kept).networks if of.last and of.method == "sam")
+    of_examples, params = loss_and_params(archive, kept, "sam", 0, 0.4)
+    order = np.random.default_rng(0).permutation(40)
+    loss = network.loss(network.load(), size=16)
+    found = [
+        float(loss.loss_fn(params, jax.tree.map(lambda x, i=i: x[i], loss.batches)))
+        for i in range(3)
+    ]
+    expected = [float(of_examples(params, order[i : i + 16])) for i in (0, 16, 32)]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert loss.weights.tolist() == [16, 16, 8]
 
 
 @pytest.fixture
@@ -253,7 +279,7 @@ def test_what_cannot_be_measured(run_dir, copy, arrays, tmp_path, capsys):
         (): "RUN_DIR: none is given",
         (copy.parent,): "holds no results.json and params.npz",
         (copy,): "contents have changed since the run",
-        (run_dir, copy): "RUN_DIR: there are several; give --out DIR for the files",
+        (run_dir, copy): "RUN_DIR: there are several; give --out DIR for the file",
         (run_dir, other, "--out", copy): f"{other}: was trained on other data than {run_dir}",
         (run_dir, "--rho", "0.1", "0"): "--rho 0: use a number above 0",
         (run_dir, "--p", "0.5"): "--p 0.5: use at least 1, or inf",
@@ -281,7 +307,7 @@ def test_batch_norm_is_measured_with_its_running_statistics(tmp_path):
 
     mean = float(losses(np.arange(24), train=False).mean())
     assert float(network.loss(variables)(variables["params"])) == pytest.approx(mean, rel=1e-5)
-    # For stability: as in training, but each example once.
+    # As in training, but each example once.
     order = np.random.default_rng(0).permutation(24)
     groups = order[:9], order[9:18], np.r_[order[18:], order[:3]]
     each = [losses(i, train=True, mutable=["batch_stats"]) for i in groups]

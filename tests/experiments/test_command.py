@@ -110,8 +110,9 @@ def test_without_a_command_it_lists_the_commands(capsys, arguments):
     ("arguments", "message"),
     [
         ("tune", "tune: unknown command; use one of com"),
-        ("analyze --seeds 1", "RUN_DIR: none is given"),
-        ("analyze one --seeds 1 two", "RUN_DIR: there are several; give --out DIR"),
+        ("analyze --rho 1", "RUN_DIR: none is given"),
+        ("analyze one two", "RUN_DIR: there are several; give --out DIR"),
+        ("analyze one --out three two", "one: holds no results.json"),
     ],
 )
 def test_mistakes_of_other_commands(capsys, arguments, message):

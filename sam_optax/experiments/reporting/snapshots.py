@@ -75,7 +75,7 @@ def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, PyTree
 
 
 def mark_of(path: Path) -> str | None:
-    """The mark of a file; "" if a version without marks has written it, ``None`` without a file."""
+    """The mark of a file, ``None`` if there is no file."""
     if not path.is_file():
         return None
     with _opened(path) as archive:

@@ -4,9 +4,6 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.training.task import values
 from sam_optax.experiments.types import Json, Record
 
-_FORMER = [("scale", 1)]
-"""Settings of earlier versions, with the values that are the only ones now."""
-
 
 def of(description: Json) -> Record:
     """The identity of a run, from its description or results; of ``--tune``, what it starts at."""
@@ -41,7 +38,7 @@ def check(theirs: Json, ours: Json, what: str) -> None:
         text += [
             f"--{option.replace('_', '-')} {a.get(option)} (now {b.get(option)})"
             for option in {**a, **b}
-            if a.get(option) != b.get(option) and (option, a.get(option)) not in _FORMER
+            if a.get(option) != b.get(option)
         ]
     if text:
         found = f"{', '.join(dict.fromkeys(text))}. Give the same ones, or choose another --out."

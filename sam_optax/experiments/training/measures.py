@@ -37,16 +37,6 @@ def in_blocks(n: int, devices: int = 1) -> tuple[np.ndarray, np.ndarray]:
     return np.minimum(index, n - 1), (index < n).astype(np.float32)
 
 
-def in_groups(n: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same for groups of ``size`` random examples, drawn alike in every run.
-
-    The last one is filled with examples of others, of weight 0, so that the statistics of BatchNorm
-    are those of as many examples everywhere.
-    """
-    index = np.arange(-(-n // size) * size).reshape(-1, size)
-    return np.random.default_rng(0).permutation(n)[index % n], (index < n).astype(np.float32)
-
-
 def measured(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
     """The measured examples of a set, (n, …), and their indices in it.
 

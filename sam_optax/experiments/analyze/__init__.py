@@ -1,1 +1,0 @@
-"""The command ``analyze``, which measures the networks of finished runs."""
