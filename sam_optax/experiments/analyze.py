@@ -86,10 +86,8 @@ def run(options: Analyze) -> None:
             "options": {name: words.plain(value) for name, value in vars(options).items()},
             **{"versions": results.versions(), "numbers": rows},
         }
-        try:
-            out.write({"analysis.json": results.to_json(content)})
-        finally:  # where the disk is full, there is still the table
-            _print_table(rows)
+        _print_table(rows)  # first, so that it is there where the disk is full
+        out.write({"analysis.json": results.to_json(content)})
     say(f"\nThe numbers are in {out.path / 'analysis.json'}.", stderr=False)
 
 
