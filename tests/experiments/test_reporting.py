@@ -290,45 +290,36 @@ def test_the_headline_names_a_winner_only_where_the_difference_is_certain():
     )
 
 
-def lines_of(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_metrics_are_appended_and_rewound(tmp_path):
-    with Live(tmp_path) as live:
-        for epoch in (1, 2, 3):
-            live.add("sam 0.5", 7, epoch, {"train_loss": np.float32(0.1), "x": float("nan")})
-            assert len(lines_of(tmp_path)) == epoch
-    point = {"method": "sam 0.5", "seed": 7, "epoch": 1, "train_loss": 0.1, "x": None}
-    assert lines_of(tmp_path)[0] == point
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"method": "sam')  # killed meanwhile
-    with Live(tmp_path, epochs=2) as live:
-        live.add("sam 0.5", 7, 3, {"train_loss": 0.5})
-    assert [of["train_loss"] for of in lines_of(tmp_path)] == [0.1, 0.1, 0.5]
-    with Live(tmp_path):
-        assert lines_of(tmp_path) == []
-    assert not (tmp_path / "metrics.jsonl").exists()  # as if it had not begun
-    (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written"), Live(tmp_path):
-        pytest.fail("entered")
-
-
-def test_tensorboard_has_the_same_points(tmp_path):
+def test_tensorboard_is_told_what_a_later_process_repeats(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
-    for epochs in (0, 1):  # the second continues after the first epoch
-        with Live(tmp_path, tensorboard=True, epochs=epochs) as live:
-            for epoch in range(epochs + 1, 4):
-                live.add("sam", 7, epoch, {"train_loss": epoch + epochs, "x": float("nan")})
-    [path] = (tmp_path / "tensorboard" / "sam" / "seed_7").iterdir()
-    content, events = path.read_bytes(), []
-    while content:
-        length = int.from_bytes(content[:8], "little")
-        events.append(Event.FromString(content[12 : 12 + length]))
-        content = content[16 + length :]
-    points = [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value]
-    assert points == [(1, "train_loss", 1.0), (2, "train_loss", 3.0), (3, "train_loss", 4.0)]
+    (tmp_path / "of" / "another").mkdir(parents=True)
+    (tmp_path / "of" / "another" / "events.out.tfevents.1").touch()
+    with Live(tmp_path, 0) as live:
+        for epoch in (1, 2, 3):
+            live.add("sam", 7, epoch, {"train_loss": epoch, "x": float("nan")})
+    first = (tmp_path / "sam").rename(tmp_path / "first")  # names have the second as time
+    with Live(tmp_path, 1) as live:  # it goes on from a checkpoint after the first epoch
+        live.add("sam", 7, 2, {"train_loss": 2.5})
+    events = []
+    for path in (*first.rglob("events*"), *(tmp_path / "sam").rglob("events*")):
+        content = path.read_bytes()
+        while content:
+            length = int.from_bytes(content[:8], "little")
+            events.append(Event.FromString(content[12 : 12 + length]))
+            content = content[16 + length :]
+    assert not [*(tmp_path / "of").rglob("events*")]  # of an earlier run
+    # TensorBoard leaves out what is in earlier files from the step of a start on.
+    starts = [e.step for e in events if e.session_log.status == e.session_log.START]
+    points = [(v.tag, e.step, v.simple_value) for e in events for v in e.summary.value]
+    assert starts == [1, 2]
+    assert points == [("train_loss", *of) for of in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 2.5))]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_option(tmp_path):
+    (tmp_path / "sam").touch()
+    with pytest.raises(UserError, match="cannot be written"), Live(tmp_path, 0) as live:
+        live.add("sam", 7, 1, {"train_loss": 1.0})
 
 
 @pytest.mark.parametrize("name", ["loss", "top5_accuracy"])
