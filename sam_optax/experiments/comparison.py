@@ -38,7 +38,7 @@ CHECKPOINT = "checkpoint"
 """Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
-_FILES = ("results.*", "params*.npz", REPORT, "tensorboard", search.FILE)
+_FILES = ("results.json", "params*.npz", REPORT, "tensorboard", search.FILE)
 """Besides the figures."""
 
 
@@ -222,7 +222,6 @@ class _Run:
 def _files(found: Result) -> dict[str, bytes]:
     return {
         "params.npz": to_npz(found.params, identity.of(found.results)),
-        "results.csv": results.to_csv(found.results),
         "results.json": results.to_json(found.results),
     }
 

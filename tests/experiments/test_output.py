@@ -78,7 +78,7 @@ def test_what_killed_processes_left_is_taken_away(tmp_path, monkeypatch, failure
 
     if failure:
         monkeypatch.setattr(filelock.FileLock, "acquire", fail)
-    for name in (".results.csv.17.partial", ".probe.42.partial", ".mine.partial", ".lock", "a"):
+    for name in (".results.json.17.partial", ".probe.42.partial", ".mine.partial", ".lock", "a"):
         (tmp_path / name).write_text("")
     with OutputDirectory(tmp_path) as out:
         out.write({"a": b"new", "b": b"more"})

@@ -1,9 +1,9 @@
 """What a run leaves behind, from given results: files, table, figures, page, metrics."""
 
-import csv
 import io
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,14 +129,17 @@ def test_summaries_and_differences_are_those_of_scipy():
     assert results.summary(np.array([])) == {"mean": None, "std": None, "interval": None}
 
 
-def test_csv_has_a_line_for_every_run(found):
-    lines = list(csv.DictReader(io.StringIO(results.to_csv(found).decode())))
-    names = [(line["method"], line["seed"]) for line in lines]
-    assert names == [(name, str(seed)) for name in ("sgd", "sam", "asam") for seed in SEEDS]
-    columns = "method seed test_accuracy best_test_accuracy train_loss sharpness best_epoch"
-    assert [*lines[0]] == [*columns.split(), "diverged", "step_cost"]
-    assert [*lines[0].values()] == ["sgd", "5", "0.5", "0.5", "1.0", "0.1", "1", "0", "1.875"]
-    assert (lines[4]["train_loss"], lines[4]["diverged"]) == ("", "1")
+def test_the_documented_line_makes_a_table_of_every_run(found, tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    [line] = re.findall(r"`(pandas\.json_normalize\(.*?)`", page)
+    monkeypatch.chdir(tmp_path)
+    Path("results.json").write_bytes(results.to_json(found))
+    rows = eval(line, {"pandas": pandas, "json": json}).to_dict("records")
+    names = [(row["name"], row["seed"]) for row in rows]
+    assert names == [(name, seed) for name in ("sgd", "sam", "asam") for seed in SEEDS]
+    assert (rows[0]["test_accuracy"], rows[0]["curves.train_loss"]) == (0.5, [1.0] * EPOCHS)
+    assert rows[4]["diverged"]
 
 
 def test_the_table_says_what_was_trained_on_and_what_came_out(found):

@@ -160,8 +160,8 @@ class Compare:
     out: Path | None = option(
         None,
         "Directory for the results, the trained params, report.html and its figures. The files are "
-        "results.json, results.csv and params.npz. The directory is created if needed; existing "
-        "files of these names are replaced.",
+        "results.json and params.npz. The directory is created if needed; existing files of these "
+        "names are replaced.",
         NOT_EMPTY,
         "DIR",
         basic=True,
