@@ -354,16 +354,6 @@ def test_sampa_has_the_batch_of_the_previous_step_as_it_was_seen():
         close(state.previous[0], seen)
 
 
-def test_of_many_classes_the_five_likeliest_are_counted_too(arrays):
-    many = dataclasses.replace(tasks.vectors(arrays), classes=12)
-    small = tasks.make(many, "sgd", model=tasks.Flat(12, norm=False))
-    found = tasks.run(small)["sgd"]
-    variables = jax.tree.map(lambda leaf: leaf[0], found.variables)
-    five = np.argsort(-small.model.apply(variables, many.test.x, train=False), axis=1)[:, :5]
-    share = np.mean(np.any(five == many.test.y[:, None], axis=1))
-    assert found.curves["test_top5_accuracy"][-1, 0] == pytest.approx(share)
-
-
 @slow
 def test_images_on_disk_are_trained_on_as_those_in_memory(monkeypatch):
     """The same order, and the same last block of a test, which is filled up."""

@@ -99,9 +99,7 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
 def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score) -> Record:
     curves, key, higher = outcome.curves, score.key, score.higher_is_better
     best, where = (np.nanmax, np.nanargmax) if higher else (np.nanmin, np.nanargmin)
-    names = [name for name in (key, "test_top5_accuracy") if name in curves]
-    final = {name: curves[name][-1] for name in names}
-    final |= {f"best_{name}": best(curves[name], axis=0) for name in names}
+    final = {key: curves[key][-1], f"best_{key}": best(curves[key], axis=0)}
     final |= {"train_loss": curves["train_loss"][-1], "sharpness": outcome.sharpness}
     if "tune" in method:
         final[f"tuned_{key}"] = curves[key][method["tune"]["epoch"] - 1]
