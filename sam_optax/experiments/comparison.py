@@ -206,7 +206,7 @@ class _Run:
             live = Live(out.path / "tensorboard", checkpoints.epoch if checkpoints else 0)
         try:
             with live as writer, Progress(_console(stderr=True), pieces, epochs=epochs) as progress:
-                training = Training(task, self.place, watch=options.out is not None)
+                training = Training(task, self.place)
                 return training.run(progress, checkpoints, writer, snapshots)
         except KeyboardInterrupt:
             if checkpoints and checkpoints.epoch:

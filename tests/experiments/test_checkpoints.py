@@ -269,12 +269,12 @@ TASKS = {
 @slow
 @pytest.mark.parametrize("name", TASKS)
 def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path):
-    watch, (methods, settings) = name == "vectors", TASKS[name]
-    data = tasks.vectors(arrays) if watch else tasks.images(name == "images on disk")
+    simple, (methods, settings) = name == "vectors", TASKS[name]
+    data = tasks.vectors(arrays) if simple else tasks.images(name == "images on disk")
     task = tasks.make(data, *methods, **settings)
-    options = {"count": settings.get("count", 1), "watch": watch}
+    options = {"count": settings.get("count", 1)}
     straight = tasks.run(task, **options)
-    for last in (1, settings["epochs"]) if watch else (2,):
+    for last in (1, settings["epochs"]) if simple else (2,):
         store, Stopping.stop_at = checkpoints(tmp_path), last
         assert store.find() == []
         with pytest.raises(InterruptedError):

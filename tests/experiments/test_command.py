@@ -17,7 +17,7 @@ from sam_optax.experiments import comparison
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting import results
 
-PICTURES = {"curves.png", "cost.png", "steps.png", "report.html"}
+PICTURES = {"curves.png", "cost.png", "report.html"}
 RESULTS = {"results.json", "params.npz"}
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
 
@@ -243,7 +243,7 @@ def test_each_method_of_a_preset_is_trained_at_its_row_and_swept(capsys, trainer
     more += ("--asam.normalization", "filterwise", "--seed-offset", "7")
     assert main(preset("asam-cifar10", tmp_path, *more)) == 0
     out = tmp_path / "out"
-    assert names(out) == RESULTS | PICTURES - {"steps.png"} | {"sweep.png"}
+    assert names(out) == RESULTS | PICTURES | {"sweep.png"}
     found = results.from_json(out / "results.json")
     assert found["seeds"] == [7, 8]
     assert found["settings"]["weight_decay"] == {"value": 0.0005, "source": "ASAM, section 5.2"}
@@ -318,7 +318,7 @@ def test_paths_of_any_kind_are_no_markup(capsys, trainer, archive, tmp_path, mon
     shutil.copy(archive, data)
     out = tmp_path / "sweep[rho=0.1] $x \udcfe"
     assert main(small(data.name, "--methods", "sgd", "sam", "--out", str(out))) == 0
-    assert names(out) == RESULTS | PICTURES - {"steps.png"}  # no step was watched
+    assert names(out) == RESULTS | PICTURES
     printed = capsys.readouterr().out
     assert "npz:sales_$2020_$2021 [red]ünï ? <b>.npz: train 40, test 13" in printed
     assert "sweep[rho=0.1] $x ?." in printed

@@ -28,8 +28,6 @@ def of_method(name, loss=(1.0,) * 3, values=None, accuracy=(0.5, 0.75, 1.0), cos
     method |= {"hyperparameters": values, "sources": dict.fromkeys(values, "default")}
     method |= {"epochs": EPOCHS, "steps_per_epoch": 4, "batch_size": 10, "gradients": 2.0}
     curves = {"test_accuracy": accuracy, "train_loss": loss}
-    if values:
-        curves |= {"cosine": [1] * 3, "loss_rise": [None] * 3, "sharp_norm": [0.6] * 3}
     curves = {key: np.array([of[: len(loss)]] * EPOCHS, float) for key, of in curves.items()}
     sharpness = np.array((0.1, 0.2, 0.3)[: len(loss)])
     return method | more, Outcome(None, curves, sharpness, [2.0], 1.0, cost)
@@ -202,13 +200,12 @@ def test_accuracy_is_drawn_over_cost_also_where_runs_diverged(lost, drawn):
 
 
 def test_figures_suit_the_run_and_say_what_they_do_not_show(found, drawn):
-    assert list(figures.all_figures(found)) == ["curves.png", "cost.png", "steps.png"]
-    curves, _, steps = drawn
-    assert steps.axes[0].get_title("left") == "not drawn: sgd (has none)"
+    assert list(figures.all_figures(found)) == ["curves.png", "cost.png"]
+    curves = drawn[0]
     assert "asam (not known)" in curves.axes[1].get_title("left")
     assert curves.axes[0].collections  # bands
     figures.all_figures(of_run(of_method("sgd", [1.0])))
-    assert [of.axes[0].get_ylabel() for of in drawn[3:]] == ["test accuracy (%)"]  # no cost, steps
+    assert [of.axes[0].get_ylabel() for of in drawn[2:]] == ["test accuracy (%)"]  # no cost
     assert not drawn[-1].axes[0].collections
 
 
