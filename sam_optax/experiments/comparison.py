@@ -1,7 +1,7 @@
 """The command ``compare``: trains methods on the same data and compares them."""
 
 import dataclasses
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import jax
@@ -38,7 +38,7 @@ CHECKPOINT = "checkpoint"
 """Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
-_FILES = ("results.*", "params*.npz", REPORT, "metrics.jsonl", "tensorboard", search.FILE)
+_FILES = ("results.json", "params*.npz", REPORT, "tensorboard", search.FILE)
 """Besides the figures."""
 
 
@@ -197,17 +197,17 @@ class _Run:
         options, task, out = self.options, self.task, self.out
         pieces = work(task, None, options.checkpoint_every if checkpoints else 0)
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
-        snapshots, done = None, checkpoints.epoch if checkpoints else 0
+        live: AbstractContextManager[Live | None] = nullcontext()
+        snapshots = None
         if out and options.save_every:
             of_run = identity.of(self.description)
             snapshots = Snapshots(out, options.save_every, task.seeds, of_run)
+        if out and options.tensorboard:
+            live = Live(out.path / "tensorboard", checkpoints.epoch if checkpoints else 0)
         try:
-            with (
-                Live(out.path, options.tensorboard, done) if out else nullcontext() as live,
-                Progress(_console(stderr=True), pieces, epochs=epochs) as progress,
-            ):
-                training = Training(task, self.place, watch=options.out is not None)
-                return training.run(progress, checkpoints, live, snapshots)
+            with live as writer, Progress(_console(stderr=True), pieces, epochs=epochs) as progress:
+                training = Training(task, self.place)
+                return training.run(progress, checkpoints, writer, snapshots)
         except KeyboardInterrupt:
             if checkpoints and checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
@@ -222,7 +222,6 @@ class _Run:
 def _files(found: Result) -> dict[str, bytes]:
     return {
         "params.npz": to_npz(found.params, identity.of(found.results)),
-        "results.csv": results.to_csv(found.results),
         "results.json": results.to_json(found.results),
     }
 

@@ -112,10 +112,9 @@ class Silent:
         self.pieces[kind] = self.pieces.get(kind, 0) + share
 
 
-def run(task, count=1, listener=None, checkpoints=None, watch=False):
+def run(task, count=1, listener=None, checkpoints=None):
     """What becomes of each method."""
-    training = Training(task, devices.choose(count), watch)
-    return training.run(listener or Silent(), checkpoints)
+    return Training(task, devices.choose(count)).run(listener or Silent(), checkpoints)
 
 
 def begin(task, name, seed=0):

@@ -1,6 +1,5 @@
 """Files that appear complete or not at all."""
 
-import json
 import os
 
 import filelock
@@ -8,7 +7,6 @@ import pytest
 
 from sam_optax.__main__ import main
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory
 
 
@@ -80,7 +78,7 @@ def test_what_killed_processes_left_is_taken_away(tmp_path, monkeypatch, failure
 
     if failure:
         monkeypatch.setattr(filelock.FileLock, "acquire", fail)
-    for name in (".results.csv.17.partial", ".probe.42.partial", ".mine.partial", ".lock", "a"):
+    for name in (".results.json.17.partial", ".probe.42.partial", ".mine.partial", ".lock", "a"):
         (tmp_path / name).write_text("")
     with OutputDirectory(tmp_path) as out:
         out.write({"a": b"new", "b": b"more"})
@@ -98,7 +96,7 @@ def test_files_of_others_are_not_replaced_and_links_not_followed(
         return code, capsys.readouterr().err
 
     (tmp_path / "elsewhere").write_text("mine")
-    for name in ("results.json", "params.npz", "metrics.jsonl", "cost.png", "params_epoch_5.npz"):
+    for name in ("results.json", "params.npz", "tensorboard", "cost.png", "params_epoch_5.npz"):
         out = tmp_path / f"theirs {name}"
         out.mkdir()
         (out / name).write_text("mine")
@@ -116,12 +114,3 @@ def test_files_of_others_are_not_replaced_and_links_not_followed(
         assert run(out)[0] == 0
     (out / ".sam_optax").unlink()
     assert run(out)[0] == 0  # results of a run say whose they are
-
-
-def test_lines_of_another_tool_among_the_metrics_are_left_out(tmp_path):
-    theirs = '{"loss": 1}\n[1]\nnull\n{"epoch": "one"}\n{"epoch": 1, "loss": 2}\n'
-    (tmp_path / "metrics.jsonl").write_text(theirs)
-    with Live(tmp_path, epochs=9) as live:
-        live.add("sam", 0, 1, {"train_loss": 0.5})
-    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["train_loss"] == 0.5

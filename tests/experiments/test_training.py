@@ -92,17 +92,14 @@ def test_a_seed_of_a_method_is_a_straightforward_loop(small, outcomes):
 
 @slow
 def test_the_same_command_gives_the_same_numbers(small, outcomes):
-    """Also where steps are looked at, which adds measures, and in other company."""
+    """Also in other company."""
     assert outcomes["sgd"].cost == 1
-    watched = tasks.run(some(small, "sam", "rsam"), watch=True)
-    for name, again in watched.items():
+    for name, again in tasks.run(some(small, "sam", "rsam")).items():
+        before = outcomes[name]
         assert np.isnan(again.cost)  # SGD is not trained
-        before, added = outcomes[name], set(sam_optax.StepInfo._fields) - {"loss_known"}
-        assert set(again.curves) == set(before.curves) | added
-        equal({k: again.curves[k] for k in before.curves}, before.curves)
+        assert again.curves.keys() == before.curves.keys()
+        equal(again.curves, before.curves)
         equal((again.sharpness, again.variables), (before.sharpness, before.variables))
-    assert np.all(np.isfinite(watched["sam"].curves["loss_rise"]))
-    assert np.all(np.isnan(watched["rsam"].curves["loss_rise"]))  # its ascent starts elsewhere
 
 
 @slow
@@ -352,16 +349,6 @@ def test_sampa_has_the_batch_of_the_previous_step_as_it_was_seen():
         state = jax.jit(step)(key, state, batch, jax.random.key(i), None)
         close(state.params, params)
         close(state.previous[0], seen)
-
-
-def test_of_many_classes_the_five_likeliest_are_counted_too(arrays):
-    many = dataclasses.replace(tasks.vectors(arrays), classes=12)
-    small = tasks.make(many, "sgd", model=tasks.Flat(12, norm=False))
-    found = tasks.run(small)["sgd"]
-    variables = jax.tree.map(lambda leaf: leaf[0], found.variables)
-    five = np.argsort(-small.model.apply(variables, many.test.x, train=False), axis=1)[:, :5]
-    share = np.mean(np.any(five == many.test.y[:, None], axis=1))
-    assert found.curves["test_top5_accuracy"][-1, 0] == pytest.approx(share)
 
 
 @slow

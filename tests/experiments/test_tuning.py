@@ -210,7 +210,7 @@ def searches(small, count=5):
 
 
 @slow
-def test_values_and_seeds_that_an_accelerator_trains_together(small, monkeypatch):
+def test_seeds_that_an_accelerator_trains_together(small, monkeypatch):
     """Are those that a CPU trains one after the other, with one program per method."""
     one, listener = searches(small)
     assert len(listener.programs) == 3

@@ -37,11 +37,10 @@ class Option(NamedTuple):
 
 
 class Base(NamedTuple):
-    """Common to all methods: the base optimizer, diagnostics and groups of the batch."""
+    """Common to all methods: the base optimizer, and groups of the batch."""
 
     make: Callable[[optax.Schedule], Optimizer]  # from its learning rate
     learning_rate: optax.Schedule
-    info: bool = False  # whether states keep diagnostics of the last step
     groups: int | None = None  # of the batch, each with a separate perturbation
     weight_decay: float = 0.0
     examples: int = 1  # to train on
@@ -66,7 +65,7 @@ class Base(NamedTuple):
         self, perturbation: Optimizer, descent: Optimizer | None = None, **options: Any
     ) -> Optimizer:
         """The base optimizer (behind ``descent``, if given), driven by the sharp gradient."""
-        options |= {"descent": descent, "info": self.info, "groups": self.groups, **self.options}
+        options |= {"descent": descent, "groups": self.groups, **self.options}
         return sam_optax.sharpness_aware(self.tx, perturbation, **options)
 
 
@@ -191,29 +190,14 @@ class Variant(NamedTuple):
         Loss and aux are those of the first pass, or ``None`` if a method computes its own
         gradients.
         """
-        if self.method.radius:
-            updates, state, first = self._passes(tx, state, step)
-        else:  # the base optimizer by itself
+        if not self.method.radius:  # the base optimizer by itself
             first, grads = step.value_and_grad_fn(step.params)
             updates, state = tx.update(grads, state, step.params)
-        return optax.apply_updates(step.params, updates), state, first
-
-    def look(self, base: Base, key: jax.Array, state: optax.OptState, step: Step) -> Any:
-        """The :class:`sam_optax.StepInfo` of a step whose update is discarded, or ``None``."""
-        if not isinstance(state, sam_optax.SharpnessAwareState):
-            return None
-        tx = self.transformation(base._replace(info=True), key)
-        state = state._replace(info=tx.init(step.params).info)
-        return self._passes(tx, state, step, watched=True)[1].info
-
-    def _passes(
-        self, tx: Optimizer, state: optax.OptState, step: Step, watched: bool = False
-    ) -> tuple[Any, Any, tuple[Any, Any] | None]:
+            return optax.apply_updates(step.params, updates), state, first
         of = self.method.arguments
         arguments = of(step, **self.hyperparameters) if of else {}
         if not arguments.keys() & {"grad_fn", "value_and_grad_fn"}:
-            # A step along another ascent gradient needs no loss, but its rise does.
-            if "ascent_grad_fn" in arguments and not watched:
+            if "ascent_grad_fn" in arguments:  # a step along another ascent gradient needs no loss
                 arguments["grad_fn"] = step.grad_fn(step.batch)
             else:
                 arguments["value_and_grad_fn"] = step.value_and_grad_fn
@@ -221,7 +205,8 @@ class Variant(NamedTuple):
         given, first = arguments.get("value_and_grad_fn"), None
         if given:
             state, first = sam_optax.pop_first_pass(state)
-        return updates, state, first if given is step.value_and_grad_fn else None
+        params = optax.apply_updates(step.params, updates)
+        return params, state, first if given is step.value_and_grad_fn else None
 
 
 def check(name: str, variant: Variant) -> None:

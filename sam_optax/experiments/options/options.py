@@ -160,13 +160,15 @@ class Compare:
     out: Path | None = option(
         None,
         "Directory for the results, the trained params, report.html and its figures. The files are "
-        "results.json, results.csv, params.npz, and metrics.jsonl, which grows with each epoch. "
-        "The directory is created if needed; existing files of these names are replaced.",
+        "results.json and params.npz. The directory is created if needed; existing files of these "
+        "names are replaced.",
         NOT_EMPTY,
         "DIR",
         basic=True,
     )
-    tensorboard: bool = option(False, "Also write the metrics for TensorBoard, into --out.")
+    tensorboard: bool = option(
+        False, "Write loss and scores after each epoch for TensorBoard, into --out."
+    )
     checkpoint_every: int = option(
         0,
         "Write a checkpoint of the whole run every N epochs, for --resume. It is in the directory "

@@ -27,45 +27,35 @@ CAPTIONS = {
     "Points of equal settings are shifted sideways, so that none hides another.",
     "curves.png": "After each epoch; bands are ± one standard deviation of several seeds.",
     "cost.png": "Each method at its best setting here, with 95 % intervals. Left is cheap.",
-    "steps.png": "One training step after each epoch: both gradients, and the rise of its loss. "
-    "SGD takes one gradient, so that it is not here.",
-}
-_STEPS = {
-    "cosine": "cosine of both gradients",
-    "loss_rise": "rise of the loss (nats)",
-    "ascent_norm": "norm, ascent gradient",
-    "sharp_norm": "norm, sharp gradient",
 }
 
 
 def all_figures(results: Json) -> dict[str, bytes]:
     """The figures applicable to a run, by file name."""
-    methods, score, found = results["methods"], words.Score.of(results), {}
+    methods, found = results["methods"], dict[str, bytes]()
     if words.setting(results, "tune"):
         found["tune.png"] = tune(results)
     if swept(results):
         found["sweep.png"] = sweep(results)
-    curves = {score.key: score.label, "train_loss": "training loss"}
-    found["curves.png"] = over_epochs(results, curves)
+    found["curves.png"] = over_epochs(results)
     if len(methods) > 1 and any(method["step_cost"] for method in methods):
         found["cost.png"] = cost(results)
-    if any("cosine" in method["seeds"][0]["curves"] for method in methods):
-        found["steps.png"] = over_epochs(results, _STEPS)
     return found
 
 
-def over_epochs(results: Json, labels: Mapping[str, str]) -> bytes:
-    """A panel for each label: the mean of the seeds of each method, and their deviation."""
+def over_epochs(results: Json) -> bytes:
+    """Score and training loss: the mean of the seeds of each method, and their deviation."""
     score = words.Score.of(results)
+    labels = {score.key: score.label, "train_loss": "training loss"}
     figure, panels = column(len(labels), 2.8)
     for axes, (key, label) in zip(panels, labels.items(), strict=True):
         absent = []
         for i, (method, look) in enumerate(styled(results["methods"])):
-            curves = [run["curves"].get(key, []) for run in method["seeds"]]
+            curves = [run["curves"][key] for run in method["seeds"]]
             finite = np.ma.masked_invalid(np.array(curves, float))
             finite *= score.factor if key == score.key else 1
             if not finite.count():
-                absent.append(f"{method['name']} ({'not known' if curves[0] else 'has none'})")
+                absent.append(f"{method['name']} (not known)")
             epochs, mean = 1 + np.arange(finite.shape[1]), finite.mean(0)
             every = max(1, len(epochs) // 8)
             where = (i * every // 5 % every, every)  # markers of equal curves alternate

@@ -6,7 +6,7 @@ from typing import Any
 
 import jinja2
 
-from sam_optax.experiments.reporting import figures, results, table, words
+from sam_optax.experiments.reporting import figures, table, words
 from sam_optax.experiments.types import Json
 
 _COST = ["name", "epochs", "steps_per_epoch", "batch_size", "gradients"]
@@ -40,7 +40,6 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
     template = environment.get_template("report.html")
     return template.render(
         title=f"{what}: {words.setting(found, 'model')} on {words.data_name(found)}",
-        headline=headline(found),
         heading=[*words.heading(found), f"{found['parameters']:,} params"],
         notes=found["notes"],
         table=(header, rows, 2),
@@ -48,27 +47,6 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
         figures=[(figures.CAPTIONS[n], base64.b64encode(p).decode()) for n, p in drawn.items()],
         sections=sections,
     ).encode()
-
-
-def headline(found: Json) -> str:
-    """The outcome in a sentence, which names a winner only where the difference is certain."""
-    score, seeds = words.Score.of(found), words.counted(len(found["seeds"]), "seed")
-    known = [m for m in found["methods"] if m["summary"][score.key]["mean"] is not None]
-    if not known:
-        return "Every run diverged."
-    ranked = sorted(known, key=score.rank, reverse=True)
-    texts = [f"{m['name']} {score.text(m['summary'][score.key])} {score.unit}" for m in ranked]
-    first, second = [*(text.rstrip() for text in texts), ""][:2]
-    line = f"Test {score.name} after the last epoch: {first}"
-    if not second:
-        return f"{line} ({seeds})."
-    gain = results.gain(ranked[0], ranked[1], score.key)
-    if gain["mean"] is None or gain["interval"] is None:
-        return f"{line} and {second} are not told apart (too few seeds to tell)."
-    points = f"{score.text(gain, 'interval', '+')}{' points' * bool(score.unit)}, seed by seed"
-    if abs(gain["mean"]) > gain["interval"]:
-        return f"{line}, better than {second} by {points} (95 % interval)."
-    return f"{line} and {second} are not told apart ({points}; 95 % interval)."
 
 
 def _unused(found: Json, name: str, value: Any, source: str) -> bool:

@@ -1,10 +1,5 @@
-"""The results of an experiment as plain data, and their files.
+"""The results of an experiment as plain data, and ``results.json``, which has them all."""
 
-``results.json`` has everything except the params, ``results.csv`` one line per method and seed.
-"""
-
-import csv
-import io
 import json
 import math
 import platform
@@ -104,9 +99,7 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
 def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score) -> Record:
     curves, key, higher = outcome.curves, score.key, score.higher_is_better
     best, where = (np.nanmax, np.nanargmax) if higher else (np.nanmin, np.nanargmin)
-    names = [name for name in (key, "test_top5_accuracy") if name in curves]
-    final = {name: curves[name][-1] for name in names}
-    final |= {f"best_{name}": best(curves[name], axis=0) for name in names}
+    final = {key: curves[key][-1], f"best_{key}": best(curves[key], axis=0)}
     final |= {"train_loss": curves["train_loss"][-1], "sharpness": outcome.sharpness}
     if "tune" in method:
         final[f"tuned_{key}"] = curves[key][method["tune"]["epoch"] - 1]
@@ -164,17 +157,3 @@ def from_json(path: Path) -> Record | None:
         raise UserError(f"{path}: {error}; restore the file, or train again.") from error
     pairs = zip(known["methods"], found["methods"], strict=True)
     return {**known, **found, "methods": [{**ours, **theirs} for ours, theirs in pairs]}
-
-
-def to_csv(results: Json) -> bytes:
-    """One line per method and seed; fields of non-finite numbers are empty."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    measures = [*results["methods"][0]["summary"], "best_epoch"]
-    writer.writerow(["method", "seed", *measures, "diverged", "step_cost"])
-    for method in results["methods"]:
-        for run in method["seeds"]:
-            numbers = [run.get(key) for key in measures]
-            diverged = int(run["diverged"])
-            writer.writerow([method["name"], run["seed"], *numbers, diverged, method["step_cost"]])
-    return file.getvalue().encode()

@@ -5,20 +5,13 @@ from typing import Annotated, Any
 import msgspec
 
 UNITS = {
-    "test_top5_accuracy": "share of them whose label is among the five likeliest (> 10 classes)",
     "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
     "held_out": "score on the held-out examples, with labels as trained on, by seed",
     "best_test_accuracy": "the best after an epoch, chosen on the test examples: optimistic",
-    "best_test_top5_accuracy": "the highest top-5 accuracy after an epoch",
     "interval": "half the width of a mean's 95 % confidence interval, Student's t",
     "differences": "to sgd, and to the sam with the best mean score, seed by seed",
     "train_loss": "mean over the training set, on the labels trained on; cross entropy in nats",
     "sharpness": "nats, L(w + eps) - L(w) on training examples, eps of SAM at sharpness_rho",
-    "ascent_norm": "norm of the ascent gradient in a step after each epoch",
-    "sharp_norm": "norm of the sharp gradient in that step",
-    "eps_norm": "norm of the perturbation in that step",
-    "cosine": "cosine of both gradients in that step",
-    "loss_rise": "nats, L(w + eps) - L(w) on the batch of that step, null where not known",
     "gradients": "gradients on a batch per step",
     "step_cost": "time of a training step relative to SGD, median over interleaved epochs",
     "epoch_seconds": "seconds, training steps of one epoch of all seeds, median",

@@ -17,7 +17,6 @@ from sam_optax.experiments.types import Json
 
 PAGE = 9
 """The place of what only the page has room for."""
-_TOP5 = "test_top5_accuracy"
 _CHOSEN = "the epoch that --tune chose on held-out examples, and the score after it"
 _OVER_SGD = "score minus SGD's, seed by seed; mean ± 95 % confidence interval"
 _OVER_SAM = "score minus SAM's, likewise; of several radii, that of the best one"
@@ -56,7 +55,6 @@ def columns(results: Json) -> list[Column]:
         if "tune" in m:
             chosen[i] = f"{m['tune']['epoch']}: {chosen[i]}"
     best = [] if tuned else scores(f"best_{key}")  # chosen on test examples, which --tune avoids
-    top5 = [] if key == _TOP5 else scores(_TOP5)  # a user's metric may have that name
     halves = [_number(of[key], "interval", score.digits, score.factor, "± ") for of in summaries]
     losses = [_number(of.get("train_loss"), digits=3) for of in summaries]
     rises = [_number(of.get("sharpness"), digits=4) for of in summaries]
@@ -70,7 +68,6 @@ def columns(results: Json) -> list[Column]:
         Column("± 95 %", halves, "confidence interval of the mean, by Student's t", unit, 6),
         Column("chosen epoch", chosen, _CHOSEN, unit, 4),
         Column("best epoch", best, UNITS["best_test_accuracy"], unit, 5),
-        Column("top-5", top5, UNITS[_TOP5], unit, PAGE),
         Column("over SGD", gains("sgd"), _OVER_SGD, unit, 1),
         Column("over SAM", gains("sam"), _OVER_SAM, unit, 3),
         Column("train loss", losses, UNITS["train_loss"], place=PAGE),

@@ -1,12 +1,10 @@
 """Checkpoints of unfinished runs, written by Orbax, with checks of the run they belong to."""
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,22 +30,21 @@ sys.unraisablehook = lambda of: None if "loop is closed" in str(of.exc_value) el
 
 
 class Checkpoints:
-    """The last two checkpoints of a run; the older one is for when the newer one is damaged.
+    """The last checkpoint of a run.
 
-    They are written synchronously: writing in the background would disturb the timing. ``epoch`` is
-    the epoch of the newest, 0 without one, and ``every`` the number of epochs between two.
+    It is written synchronously: writing in the background would disturb the timing. ``epoch`` is
+    its epoch, 0 without one, and ``every`` the number of epochs between two.
     """
 
     def __init__(self, path: Path, every: int, run: Json, versions: Mapping[str, str]) -> None:
         self.path, self.every, self.epoch = path.absolute(), every, 0
         self._run, self._versions = run, versions
-        self._damaged: dict[int, str] = {}
         self._found: tuple[Record, list[np.ndarray]] = {}, []
 
     @functools.cached_property
     def _manager(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, step_prefix=_NAME, enable_async_checkpointing=False
+            max_to_keep=1, step_prefix=_NAME, enable_async_checkpointing=False
         )
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)  # that cannot read below "[a]"
         return ocp.CheckpointManager(self.path, options=options, item_handlers=handler)
@@ -72,27 +69,23 @@ class Checkpoints:
             raise UserError(f"--out: {self.path} is {kind}; move it, or choose another --out.")
 
     def find(self) -> list[str]:
-        """Reads the newest checkpoint that is not damaged; returns notes for the user.
+        """Reads the checkpoint, if there is one; returns notes for the user.
 
-        It raises :class:`UserError` if all are damaged, or of another run.
+        It raises :class:`UserError` if the checkpoint is damaged, or of another run.
         """
-        for epoch in self._epochs():
-            try:
-                run, arrays = self._read(epoch)
-            except Exception as error:  # damaged files raise many types
-                self._damaged[epoch] = f"the checkpoint of epoch {epoch} is damaged: {_line(error)}"
-                continue
-            identity.check(run["identity"], self._run, f"{self.path} is of")
-            self.epoch, self._found = epoch, (run, arrays)
-            notes = [f"{self.path}: {why}; using epoch {epoch}." for why in self._damaged.values()]
-            was, now = run["versions"], self._versions
-            if new := [f"{k} {was.get(k)} (now {v})" for k, v in now.items() if v != was.get(k)]:
-                numbers = "the numbers may differ a little from those of an uninterrupted run."
-                notes.append(f"The checkpoint was written with {', '.join(new)}: {numbers}")
-            return notes
-        if self._damaged:
-            raise self._unusable("; ".join(self._damaged.values()))
-        return []
+        epochs = self._epochs()
+        if not epochs:
+            return []
+        try:
+            run, arrays = self._read(epochs[0])
+        except Exception as error:  # damaged files raise many types
+            raise self._unusable(f"the checkpoint is damaged: {_line(error)}") from error
+        identity.check(run["identity"], self._run, f"{self.path} is of")
+        self.epoch, self._found = epochs[0], (run, arrays)
+        was, now = run["versions"], self._versions
+        new = [f"{k} {was.get(k)} (now {v})" for k, v in now.items() if v != was.get(k)]
+        numbers = "the numbers may differ a little from those of an uninterrupted run."
+        return [f"The checkpoint was written with {', '.join(new)}: {numbers}"] if new else []
 
     def _read(self, epoch: int) -> tuple[Record, list[np.ndarray]]:
         """Reads a checkpoint; any error is raised if it has changed since it was written."""
@@ -120,14 +113,12 @@ class Checkpoints:
         return run["record"], jax.tree.unflatten(structure, flat)
 
     def save(self, epoch: int, record: Record, arrays: PyTree) -> None:
-        """Writes a checkpoint, then removes the last but one; a failure is a UserError."""
+        """Writes a checkpoint, then removes the one before; a failure is a UserError."""
         state = [_plain(leaf) for leaf in jax.tree.leaves(arrays)]
         run: Record = {"identity": self._run, "versions": self._versions, "record": record}
         run["arrays"] = len(state)
         run["sha256"] = _sha256(run, state)
         try:
-            while self._damaged:  # Orbax writes none that is older than the newest
-                self._manager.delete(self._damaged.popitem()[0])
             self._manager.save(epoch, args=ocp.args.PyTreeSave(state), custom_metadata=run)
         except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
             then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
@@ -138,7 +129,7 @@ class Checkpoints:
         self.epoch = epoch
 
     def finish(self) -> None:
-        """Removes the checkpoints, and no other file, after the results have been written."""
+        """Removes what is ours, and no other file, after the results have been written."""
         if jax.process_index():
             return
         for epoch in self._epochs():
@@ -169,7 +160,5 @@ def _plain(leaf: jax.Array) -> jax.Array:
 
 
 def _line(error: Exception) -> str:
-    """The reason, in a few words; the messages of Orbax's libraries are long."""
-    text = str(error)
-    reasons = [reason for code in errno.errorcode if (reason := os.strerror(code)) in text]
-    return max(reasons, key=len).lower() if reasons else text.partition("\n")[0][:100].rstrip(".")
+    """The begin of a message; those of Orbax's libraries are long."""
+    return str(error).partition("\n")[0][:100].rstrip(".")

@@ -22,6 +22,7 @@ class Evaluation:
     def __init__(self, source: feed.Source) -> None:
         task, self._place = source.task, source.place
         self._count, self._test_set = len(source.groups[0]), task.dataset.test
+        self._key = task.metric.key
         x, examples = measures.measured(task.dataset.train)
         labels = [noisy_labels(task, seeds)[:, examples] for seeds in source.groups]
         self._trained, self._train = len(examples), self._blocks(x, labels)
@@ -45,21 +46,20 @@ class Evaluation:
             return {**variables, "params": moved}
 
         self._loss = self._program(functools.partial(measures.total_loss, task))
-        self._scores = self._program(functools.partial(measures.scores, task))
+        self._score = self._program(functools.partial(measures.total_score, task))
         self._gradient = self._program(gradient)
         self._perturbed = jax.jit(over_seeds(perturbed, self._count))
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
 
     def after_epoch(self, variables: Sequence[PyTree]) -> dict[str, np.ndarray]:
-        """Mean training loss and mean scores of the test examples, (seeds,) each."""
+        """Mean training loss and mean score of the test examples, (seeds,) each."""
         found, train = [], np.float32(self._trained)
         test = np.float32(len(self._test_set.y))
         for group, of in enumerate(variables):
             tested = self._test[group] if self._test is not None else self._from_disk()
             loss = self._total(self._loss, of, self._train[group])
-            loss, scores = jax.device_get((loss, self._total(self._scores, of, tested)))
-            means = {name: total / test for name, total in scores.items()}
-            found.append({"train_loss": loss / train, **means})
+            loss, score = jax.device_get((loss, self._total(self._score, of, tested)))
+            found.append({"train_loss": loss / train, self._key: score / test})
         return joined(found)
 
     def sharpness(self, variables: Sequence[PyTree]) -> np.ndarray:

@@ -109,17 +109,10 @@ def total_loss(task: Task, variables: PyTree, block: Blocks) -> jax.Array:
     return jnp.sum(block.weight * losses(task, variables, (block.x, block.y))[0])
 
 
-def scores(task: Task, variables: PyTree, block: Blocks) -> dict[str, jax.Array]:
-    """The weighted sums of a block's scores: of the task's metric, or of correct predictions.
-
-    An example is also correct by the first five of many classes.
-    """
+def total_score(task: Task, variables: PyTree, block: Blocks) -> jax.Array:
+    """The weighted sum of a block's scores: by the task's metric, or of correct predictions."""
     outputs, _ = _outputs(task, variables, block.x)
-    if task.metric.of is not None:
-        found = _one_each("metric", task.metric.of(outputs, block.y), len(block.y))
-        return {task.metric.key: jnp.sum(block.weight * found)}
-    hits = {task.metric.key: jnp.argmax(outputs, -1) == block.y}
-    if task.dataset.classes > 10:
-        five = jax.lax.top_k(outputs, 5)[1]
-        hits["test_top5_accuracy"] = jnp.any(five == block.y[..., None], -1)
-    return {name: jnp.sum(block.weight * hit) for name, hit in hits.items()}
+    if task.metric.of is None:
+        return jnp.sum(block.weight * (jnp.argmax(outputs, -1) == block.y))
+    found = _one_each("metric", task.metric.of(outputs, block.y), len(block.y))
+    return jnp.sum(block.weight * found)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sam_optax.experiments.training.devices import joined, over_seeds
+from sam_optax.experiments.training.devices import over_seeds
 from sam_optax.experiments.training.feed import Source
 from sam_optax.experiments.training.step import MethodStep, State
 from sam_optax.experiments.training.task import EPOCHS, METHOD, Entry, key
@@ -32,7 +32,6 @@ class Runner:
         self.seconds: list[float] = []  # of the training steps per epoch, all seeds
         self.compile_seconds = 0.0
         self._program: Any = None
-        self._look_program: Any = None
         self._stretch = STEPS if jax.process_count() > 1 or not source.resident else 1
         self._seeds = source.place.put([np.array(seeds, np.int32) for seeds in source.groups])
         self._values: list[Record] = [{} for _ in source.groups]
@@ -65,16 +64,14 @@ class Runner:
         self.states = [self._init(*pair) for pair in zip(self._seeds, variables, strict=True)]
         self.curve, self.seconds = [], []
 
-    def compile(self, watch: bool = False) -> None:
-        """Compiles the steps, and with ``watch`` the diagnostics of a step."""
+    def compile(self) -> None:
+        """Compiles the steps."""
         begin, jit = time.perf_counter(), self._source.place.jit
         calls, *per_seed = self._arguments(0, 0)
         x, zero, given = next(calls), np.int32(0), (self.states[0], *per_seed)
         steps = jit(self._steps, donate_argnums=4).lower(x, zero, zero, zero, *given)
         self._program = steps.compile()
         self.compile_seconds = time.perf_counter() - begin
-        if watch:
-            self._look_program = jit(self._look).lower(x, zero, *given).compile()
 
     def run_epoch(self, epoch: int, tick: Callable[[float], None]) -> None:
         """Trains for one epoch (counted from 0) and measures the time.
@@ -103,14 +100,6 @@ class Runner:
                 done = stop
             self.states[group] = state
 
-    def look(self, epoch: int) -> dict[str, np.ndarray]:
-        """Diagnostics of a step on the epoch's first batch, (seeds,) each; needs ``watch``."""
-        found = []
-        for group, state in enumerate(self.states):
-            calls, *per_seed = self._arguments(group, epoch)
-            found.append(self._look_program(next(calls), np.int32(epoch), state, *per_seed))
-        return joined(jax.device_get(found))
-
     def _arguments(self, group: int, epoch: int) -> tuple[Any, ...]:
         """The input of each call; seeds, values, labels and indices: see :meth:`Source.epoch`."""
         calls, per_seed = self._source.epoch(group, self.entry.recipe.batch_size, epoch)
@@ -130,13 +119,6 @@ class Runner:
             if not self._source.looped:
                 return body(start, state)
             return jax.lax.fori_loop(start, stop, body, state)
-
-        return over_seeds(one, self._count)(*per_seed)
-
-    def _look(self, x: PyTree, epoch: jax.Array, *per_seed: PyTree) -> dict[str, jax.Array]:
-        def one(state: State, *of_seed: PyTree) -> dict[str, jax.Array]:
-            step, batch, epoch_key = self._of_seed(x, epoch, *of_seed)
-            return step.look(state, batch(0), epoch_key)
 
         return over_seeds(one, self._count)(*per_seed)
 

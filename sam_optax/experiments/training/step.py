@@ -1,4 +1,4 @@
-"""The training step of one seed, ``(state, batch) -> state``, and its diagnostics."""
+"""The training step of one seed, ``(state, batch) -> state``."""
 
 from typing import NamedTuple
 
@@ -30,8 +30,8 @@ class MethodStep:
 
     def __init__(self, task: Task, entry: Entry, key: jax.Array, data: PyTree = None) -> None:
         self._task, self._recipe, self._variant = task, entry.recipe, entry.variant
-        self._base, self._key, self._data = task.base(entry.recipe), key, data
-        self._tx = entry.variant.transformation(self._base, key)
+        self._key, self._data = key, data
+        self._tx = entry.variant.transformation(task.base(entry.recipe), key)
 
     def init(self, variables: PyTree) -> State:
         """The state before the first step, given the network's initial variables."""
@@ -55,19 +55,6 @@ class MethodStep:
         else:
             rest = state.rest if first is None else first[1]
         return State(params, opt_state, rest, self._kept(step.batch))
-
-    def look(self, state: State, batch: PyTree, step_key: jax.Array) -> dict[str, jax.Array]:
-        """The fields of :class:`sam_optax.StepInfo` for a step whose update is discarded.
-
-        An unknown rise of the loss is NaN. Empty for the base optimizer.
-        """
-        step = self._step(state, batch, step_key)
-        seen = self._variant.look(self._base, self._key, state.opt_state, step)
-        if seen is None:
-            return {}
-        found = seen._asdict()
-        known = found.pop("loss_known")
-        return {**found, "loss_rise": jnp.where(known, seen.loss_rise, jnp.nan)}
 
     def _step(self, state: State, batch: PyTree, step_key: jax.Array) -> Step:
         """With several groups, ``value_and_grad_fn(params, i)`` is that of one of them.

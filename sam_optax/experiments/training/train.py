@@ -34,8 +34,7 @@ REFERENCE = "sgd"
 class Outcome:
     """The outcome of one method.
 
-    The curves are ``train_loss`` in nats, test accuracies in [0, 1], and with ``watch`` the fields
-    of :class:`sam_optax.StepInfo` (NaN if not known).
+    The curves are ``train_loss`` in nats, and the test accuracy in [0, 1] or the user's metric.
     """
 
     variables: PyTree  # of the trained networks, a leading seed axis on every leaf
@@ -47,14 +46,10 @@ class Outcome:
 
 
 class Training:
-    """The runners of all methods, and the evaluation of their networks.
+    """The runners of all methods, and the evaluation of their networks."""
 
-    With ``watch``, diagnostics of a step are recorded after every epoch.
-    """
-
-    def __init__(self, task: Task, place: Devices, watch: bool = False) -> None:
+    def __init__(self, task: Task, place: Devices) -> None:
         self.task, self._source = task, Source(task, place)
-        self._watch = watch and self._source.resident
         self.runners = [Runner(name, e, self._source) for name, e in task.entries.items()]
         self._evaluation = Evaluation(self._source)
         count = len(self._source.groups[0])
@@ -115,7 +110,7 @@ class Training:
         count = len(self.runners) + 1
         for number, runner in enumerate(self.runners, 1):
             progress.compiling(runner.name, number, count)
-            runner.compile(self._watch)
+            runner.compile()
         progress.compiling("evaluation", count, count)
         self._evaluation.after_epoch(self.runners[0].variables[:1])
 
@@ -126,7 +121,6 @@ class Training:
             return
         runner.run_epoch(epoch, tick)
         found = self._evaluation.after_epoch(runner.variables)
-        found |= runner.look(epoch) if self._watch else {}
         point = {name: values.tolist() for name, values in found.items()}
         runner.curve.append(point)
         if live:

@@ -1,11 +1,11 @@
 """Trains every method at several values on part of the training set, and tests it on the rest."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import msgspec
 import numpy as np
 
@@ -18,8 +18,6 @@ from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import identity
 from sam_optax.experiments.training.devices import Devices
-from sam_optax.experiments.training.feed import in_one_call
-from sam_optax.experiments.training.runner import Runner
 from sam_optax.experiments.training.task import Entry, Task, noisy_labels
 from sam_optax.experiments.training.train import Training, work
 from sam_optax.experiments.tuning import choice
@@ -31,8 +29,6 @@ FILE = "tune.json"
 SEEDS = 2
 TRIALS, TRIALS_WITH_LR = 17, 40
 """How many trials each method gets by default: the coarse points, and a round around the best."""
-LANES = 9
-"""How many values an accelerator trains together."""
 RADIUS, DECAY, RATE = 2.0, 3.0, 2.0
 """Ratios of neighbouring radii, weight decays and learning rates."""
 _FAR = 2**30
@@ -120,23 +116,20 @@ class Search:
 
     def train(self, keep: Callable[[], None], progress: Progress) -> None:
         """Makes the trials that are missing."""
-        task = self.task
-        wide = dataclasses.replace(task, seeds=task.seeds * LANES)
-        # Small networks do not fill an accelerator: it trains several values together. A CPU would
-        # gain nothing.
-        if jax.default_backend() != "cpu" and in_one_call(wide)[1]:
-            task = wide
-        training, lanes = Training(task, self._place), len(task.seeds) // SEEDS
-        chance = _chance(self.task)
+        training, chance = Training(self.task, self._place), _chance(self.task)
         for number, runner in enumerate(training.runners, 1):
             name = runner.name
             if self._missing(name):
                 progress.compiling(name, number, len(training.runners))
-            while points := self._missing(name)[:lanes]:
-                given = [choice.values(self._axes[name], point) for point in points]
-                curves = _curves(training, runner, given, lanes, progress)
-                for point, own, of in zip(points, given, curves, strict=True):
-                    self.trials[name].append(choice.trial(point, own, of, task.metric, chance))
+            while points := self._missing(name):
+                values = choice.values(self._axes[name], points[0])
+                curves = training.trial(
+                    runner,
+                    {k: np.full(SEEDS, value, np.float32) for k, value in values.items()},
+                    functools.partial(progress.done, name),
+                )
+                made = choice.trial(points[0], values, curves, self.task.metric, chance)
+                self.trials[name].append(made)
                 keep()
 
     def _missing(self, name: str) -> list[Point]:
@@ -150,24 +143,6 @@ def _chance(task: Task) -> float:
         return 0.0
     labels = noisy_labels(task, task.seeds, held_out=True)
     return float(np.mean([np.bincount(y := of[of >= 0]).max() / len(y) for of in labels]))
-
-
-def _curves(
-    training: Training,
-    runner: Runner,
-    given: list[dict[str, float]],
-    lanes: int,
-    progress: Progress,
-) -> list[dict[str, np.ndarray]]:
-    """The curves of trainings with each of the given values; lanes left over repeat the last."""
-    padded = [*given, *given[-1:] * (lanes - len(given))]
-    curves = training.trial(
-        runner,
-        {k: np.repeat([np.float32(of[k]) for of in padded], SEEDS) for k in given[0]},
-        lambda share: progress.done(runner.name, share * len(given)),
-    )
-    parts = (slice(SEEDS * i, SEEDS * (i + 1)) for i in range(len(given)))
-    return [{name: of[:, part] for name, of in curves.items()} for part in parts]
 
 
 class _Kept(msgspec.Struct):
