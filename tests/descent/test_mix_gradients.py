@@ -1,4 +1,4 @@
-"""Weighted sums of both gradients (gradient-norm penalty, WSAM): limits. (Runs: ``test_catalogue``.)"""
+"""Weighted sums of both gradients: limits and numerics. (Whole runs: ``test_catalogue``.)"""
 
 import functools
 

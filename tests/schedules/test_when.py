@@ -76,16 +76,6 @@ def test_when_may_answer_with_any_boolean(answer, jit):
     assert steps[0].shape == ()
 
 
-def test_schedules_count_the_steps_that_did_not_perturb():
-    method, points = sam_optax.sam(lambda t: 0.1 * (t + 1)), []
-    tx = sam_optax.sharpness_aware(optax.sgd(0.0), method, when=sam_optax.every(3))
-    w = jnp.array([3.0, 4.0])
-    state = tx.init(w)
-    for t in range(7):
-        _, state = tx.update(None, state, w, grad_fn=lambda p: points.append(p) or p)
-        assert norm(points[-1] - w) == pytest.approx(0.1 * (t + 1) * (t % 3 == 0), rel=1e-5)
-
-
 def test_a_descent_gets_the_gradient_as_ascent_gradient_at_plain_steps():
     def update(updates, state, params=None, *, ascent_grads, **extra):
         return jax.tree.map(jnp.subtract, updates, ascent_grads), state
