@@ -17,7 +17,7 @@ import sam_optax
 settings = hypothesis.settings(
     derandomize=True,
     deadline=None,
-    max_examples=15,
+    max_examples=10,
     database=None,
     suppress_health_check=list(hypothesis.HealthCheck),
 )

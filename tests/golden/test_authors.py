@@ -44,18 +44,12 @@ def sampa_adamw(h, base):
     return tx, lambda b, params: {"grad_fn": b.grad, "previous_grad_fn": b.before().grad}
 
 
-def low_pass(h, base):
-    method = sam_optax.low_pass(h.std, key=0, noise_scale="norm")
-    return sharpness_aware(base, method), lambda b, params: {"grad_fn": b.grad}
-
-
 def backwards(h):
     return optax.chain(sam(h.rho), optax.scale(-1.0))
 
 
 FOLLOWED = {
     ("gsamjax", "sched_momentum"): gsam_scheduled,
-    ("lpfsgd_m1", "momentum"): low_pass,
     ("msam", "sgd"): lambda h, base: sharpness_aware(  # whose buffer is the last gradient
         base, sam_optax.momentum_start(backwards(h), decay=0.0)
     ),
