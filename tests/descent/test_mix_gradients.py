@@ -16,12 +16,6 @@ RHO = 0.3
 G, G_S = jnp.array([1.0, -0.3, 0.1]), jnp.array([0.7, 0.2, -1e-9])
 
 
-def decoupled(weight, learning_rate=LR, base=BASE, **options):
-    descent = sam_optax.decoupled_sharpness(base, learning_rate, weight)
-    sam = sam_optax.sam(RHO)
-    return sam_optax.sharpness_aware(optax.identity(), sam, descent=descent, **options)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def apply(weight, g, g_s, perturbed=True):
     """What it makes of an ascent gradient and a sharp one."""
@@ -51,7 +45,8 @@ def test_a_step_that_does_not_perturb_is_the_base_optimizers():
 def test_weight_decay_and_adam_of_the_decoupled_form():
     """Adam's moments see the plain gradient alone."""
     base = optax.adamw(LR, weight_decay=0.1)
-    tx = decoupled(2.0, base=base)
+    descent = sam_optax.decoupled_sharpness(base, LR, 2.0)
+    tx = sam_optax.sharpness_aware(optax.identity(), sam_optax.sam(RHO), descent=descent)
     w = jnp.array([3.0, -4.0])
     updates, state = tx.update(None, tx.init(w), w, grad_fn=lambda w: w**3)
     alone, alone_state = base.update(w**3, base.init(w), w)

@@ -16,11 +16,6 @@ import sam_optax
 RHO = 0.3
 
 
-def tx(alpha, perturbation=None, **options):
-    descent, sam = sam_optax.surrogate_gap(alpha), sam_optax.sam(RHO)
-    return sam_optax.sharpness_aware(BASE, perturbation or sam, descent=descent, **options)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def apply(alpha, g, g_s, perturbed=True):
     """What it makes of an ascent gradient and a sharp one."""
@@ -29,8 +24,9 @@ def apply(alpha, g, g_s, perturbed=True):
 
 
 def test_alpha_0_is_sam_to_the_bit():
-    points, states = run(tx(0.0), 4)
-    plain, plain_states = run(sam_optax.sharpness_aware(BASE, sam_optax.sam(RHO)), 4)
+    sharp = functools.partial(sam_optax.sharpness_aware, BASE, sam_optax.sam(RHO))
+    points, states = run(sharp(descent=sam_optax.surrogate_gap(0.0)), 4)
+    plain, plain_states = run(sharp(), 4)
     assert gap(points, plain) == 0
     assert_same(states[-1].base_state[1], plain_states[-1].base_state)
 
