@@ -12,12 +12,11 @@ from references_family import Grad, GradientOf, Vector, project, sam, unit
 Leaves = Sequence[Vector]
 
 
-def asam(rho: float, eta: float, biases: slice = slice(0)) -> GradientOf:
-    """ASAM, elementwise: ε = ρ T² g/‖T g‖ with T = |w| + η, 1 for biases."""
+def asam(rho: float, eta: float) -> GradientOf:
+    """ASAM, elementwise: ε = ρ T² g/‖T g‖ with T = |w| + η for every leaf."""
 
     def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
         scale = np.abs(w) + eta
-        scale[biases] = 1
         return grad(w + rho * scale * unit(scale * grad(w)))
 
     return gradient_of

@@ -40,60 +40,19 @@ def sam(rho: float) -> GradientOf:
     return lambda t, w, grad: grad(w + rho * unit(grad(w)))
 
 
-def gsam(rho: float | Callable[[int], float], alpha: float) -> GradientOf:
-    """GSAM, algorithm 1: ∇f_p − α ∇f_⊥, with ∇f = ∇f_∥ + ∇f_⊥ along and across ∇f_p."""
-
-    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
-        radius = rho(t) if callable(rho) else rho
-        f = grad(w)
-        f_p = grad(w + radius * unit(f))
-        across = f - project(f, f_p)
-        return f_p - alpha * across
-
-    return gradient_of
-
-
-def gsam_radius(lr: float, rho_min: float, rho_max: float, lr_min: float, lr_max: float) -> float:
-    """GSAM, algorithm 1, line 3, within [ρ_min, ρ_max]."""
-    rho = rho_min + (rho_max - rho_min) * (lr - lr_min) / (lr_max - lr_min)
-    return min(max(rho, rho_min), rho_max)
-
-
-def looksam(rho: float, k: int, alpha: float) -> GradientOf:
-    """LookSAM, algorithm 1."""
-    g_v = np.zeros(0)
-
-    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
-        nonlocal g_v
-        g = grad(w)
-        if t % k == 0:
-            g_s = grad(w + rho * unit(g))
-            g_v = g_s - project(g_s, g)
-            return g_s
-        return g + alpha * np.linalg.norm(g) / np.linalg.norm(g_v) * g_v
-
-    return gradient_of
-
-
 def fisher_step(g: Vector, f: Vector, rho: float, eta: float) -> Vector:
     """Fisher SAM: γ F⁻¹g/√(gᵀF⁻¹g) with F = I + η diag(f)."""
     inverse = 1 / (1 + eta * f)
     return rho * inverse * g / np.sqrt(np.sum(g * inverse * g))
 
 
-def fisher_sam(rho: float, eta: float) -> GradientOf:
-    return lambda t, w, grad: grad(w + fisher_step(grad(w), grad(w) ** 2, rho, eta))
-
-
-def vasso(rho: float, theta: float, *, from_zero: bool = False) -> GradientOf:
-    """VaSSO: d_t = (1 − θ) d_{t−1} + θ g_t from d_1 = g_1 or from d_0 = 0, ε = ρ d/‖d‖."""
+def vasso(rho: float, theta: float) -> GradientOf:
+    """VaSSO: d_t = (1 − θ) d_{t−1} + θ g_t from d_0 = 0, ε = ρ d/‖d‖."""
     past: list[Vector] = []
 
     def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
         past.append(grad(w))
         weights = theta * (1 - theta) ** np.arange(len(past))[::-1]
-        if not from_zero:
-            weights[0] /= theta
         return grad(w + rho * unit(weights @ np.stack(past)))
 
     return gradient_of
@@ -113,24 +72,6 @@ def momentum_ascent(rho: float, decay: float, sign: float = 1.0) -> GradientOf:
     return gradient_of
 
 
-def mixed(rho: float, alpha: float) -> GradientOf:
-    """(1 − α) ∇L(w) + α ∇L(w + ε)."""
-    return lambda t, w, grad: (1 - alpha) * grad(w) + alpha * sam(rho)(t, w, grad)
-
-
-def wsam_decoupled(
-    w: Vector, gradients: Sequence[Grad], rho: float, gamma: float, lr: float, momentum: float
-) -> list[Vector]:
-    """WSAM, decoupled: momentum of the plain gradient, and −η γ/(1−γ) (g_s − g) beside it."""
-    velocity, points = np.zeros_like(w), []
-    for t, grad in enumerate(gradients):
-        g, g_s = grad(w), sam(rho)(t, w, grad)
-        velocity = momentum * velocity + g
-        w = w - lr * (velocity + gamma / (1 - gamma) * (g_s - g))
-        points.append(w)
-    return points
-
-
 def sam_noise(rho: float, full: Sequence[Vector]) -> GradientOf:
     """F-SAM supplement A5: ascent along Proj⊥ of the gradient on the full one."""
 
@@ -146,15 +87,3 @@ def top(scores: Vector, count: int) -> Vector:
     marked = np.zeros(scores.shape, bool)
     marked[np.argsort(scores)[::-1][:count]] = True
     return marked
-
-
-def ssam_fisher(rho: float, sparsity: float, every: int, mask_log: list[Vector]) -> GradientOf:
-    """SSAM-F: the mask of the largest squared gradients, anew every so many steps."""
-
-    def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
-        g = grad(w)
-        if t % every == 0:
-            mask_log.append(top(g**2, round((1 - sparsity) * g.size)))
-        return grad(w + rho * unit(g) * mask_log[-1])
-
-    return gradient_of

@@ -83,6 +83,12 @@ CASES = {
         {"gamma": 0.03, "noise_scale": "norm"},
         {"when": sam_optax.after(2)},
     ),
+    "at random": ("sam", {}, {"when": sam_optax.bernoulli(0.5, key=jax.random.key(6))}),
+    "precision": (
+        "bsam",
+        {"initial_precision": 100.0},
+        {"base": optax.scale(-0.1), "descent": sam_optax.scale_by_precision()},
+    ),
     "descent": ("sam", {}, {"descent": difference_of_gradients(), "when": sam_optax.every(2)}),
 }
 

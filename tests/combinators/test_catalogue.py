@@ -276,11 +276,8 @@ SECOND = lambda w: OTHER @ w - 1
 AE_LOG = []
 PAPERS = {
     "SAM": lambda: momentum(family.sam(RHO)),
-    "ASAM": lambda: momentum(paper.asam(RHO, N["eta"], biases=slice(6, 9))),
     "ASAM, every leaf": lambda: momentum(paper.asam(RHO, N["eta"])),
     "F-SAM, paper's order": lambda: momentum(paper.f_sam(RHO, N["sigma"], LMBDA)),
-    "LookSAM": lambda: momentum(family.looksam(RHO, N["k"], ALPHA)),
-    "WSAM": lambda: family.wsam_decoupled(START, GRADIENTS, RHO, N["gamma"], LR, MOMENTUM),
     "Momentum-SAM": lambda: momentum(family.momentum_ascent(RHO, MOMENTUM, -1.0)),
     "LE-SAM": lambda: momentum(paper.le_sam(RHO, N["tau"])),
     "ZSharp": lambda: momentum(paper.zsharp(RHO, N["quantile"], layers)),
@@ -316,7 +313,7 @@ PAPERS = {
     "FGSAM, its code's weights": lambda: two_losses(
         lambda grad: lambda w: LMBDA * grad(w), lambda grad: lambda w: (1 - LMBDA) * SECOND(w)
     ),
-    "VaSSO, from zero": lambda: momentum(family.vasso(RHO, N["theta"], from_zero=True)),
+    "VaSSO, from zero": lambda: momentum(family.vasso(RHO, N["theta"])),
     "LayerSAM": lambda: momentum(paper.layer_sam(RHO, layers)),
     "Look-LayerSAM": lambda: momentum(paper.layer_sam(RHO, layers, N["k"], ALPHA)),
     "Eigen-SAM": lambda: momentum(paper.eigen_sam(RHO, ALPHA, eigenvector)),

@@ -53,18 +53,6 @@ def test_a_hand_written_step_is_the_combinators_to_the_bit(name):
     assert norm(jax.tree.map(jnp.subtract, params, PARAMS)) > 1e-2
 
 
-@pytest.mark.parametrize("name", ["sam", "asam", "fsam", "rsam"])
-def test_perturb_fn_adds_what_update_returns(name):
-    method = make(name)
-    state = method.init(PARAMS)
-    grads = grad(method.start_fn(PARAMS, state))
-    eps, expected_state = method.update(grads, state, PARAMS)
-    expected = jax.tree.map(jnp.add, PARAMS, eps), expected_state
-    assert_close(method.perturb_fn(PARAMS, grads, state), expected, 1e-6)
-    if not method.has_start:
-        assert_same(method.start_fn(PARAMS, state), PARAMS)
-
-
 # ---------------------------------------------------------------- gradients of a step
 
 

@@ -34,16 +34,20 @@ def test_radius_0_is_the_base_optimizer(name):
         assert_same(x, y)
 
 
-@pytest.mark.parametrize("name", ["sam", "fsam", "rsam"])
-def test_schedule_of_the_radius(name):
-    """Case 11: four steps advance the schedules of the radius and the learning rate by four."""
-    learning_rates = []
+@pytest.mark.parametrize(("name", "k"), [("sam", 1), ("fsam", 1), ("rsam", 1), ("sam", 3)])
+def test_schedule_of_the_radius(name, k):
+    """Case 11: four steps advance the schedules of the radius and the learning rate by four.
+
+    Whether they perturb or not, as with k = 3.
+    """
+    learning_rates, when = [], sam_optax.every(k)
 
     def learning_rate(count):
         learning_rates.append(int(count))
         return 0.1
 
-    tx = sam_optax.sharpness_aware(optax.sgd(learning_rate), make(name, lambda t: 0.1 * (t + 1)))
+    method = make(name, lambda t: 0.1 * (t + 1))
+    tx = sam_optax.sharpness_aware(optax.sgd(learning_rate), method, when=when)
     params = jnp.array([1.0, 2.0])
     state = tx.init(params)
     learning_rates.clear()
@@ -55,7 +59,8 @@ def test_schedule_of_the_radius(name):
             return p + t  # not constant, so that F-SAM has a direction
 
         updates, state = tx.update(None, state, params, grad_fn=grad_fn)
-        assert norm(points[-1] - params) == pytest.approx(0.1 * (t + 1), rel=1e-5)
+        radius = 0.1 * (t + 1) if when(t) else 0.0
+        assert norm(points[-1] - params) == pytest.approx(radius, rel=1e-5)
         params = optax.apply_updates(params, updates)
     assert learning_rates == [0, 1, 2, 3]
     assert int(state.step) == 4

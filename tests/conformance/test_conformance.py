@@ -155,7 +155,10 @@ def test_zero_gradient(name, base):
 @every_method
 @in_both_places
 def test_the_state_is_plain_data(name, base):
-    """It goes through what copies, maps and stores pytrees, and training goes on from there."""
+    """It goes through what copies, maps and stores pytrees, and training goes on to the bit.
+
+    Case 27.
+    """
     tx, (saved, later) = subject(name, base), reference(name, base)
     target = PARAMS, tx.init(PARAMS)
     assert signature(jax.eval_shape(tx.init, SHAPES)) == signature(tx.init(SHAPES))
@@ -203,7 +206,7 @@ def test_tree_map_params(name, base):
 
 @our_methods
 def test_dtypes(name):
-    """Of every kind, mixed, and of gradients that differ; also without implicit promotion."""
+    """Of every kind, mixed, weak, and of gradients that differ; without implicit promotion, too."""
     for dtype in DTYPES:
         with precision(dtype), jax.numpy_dtype_promotion("strict"):
             wide = name in WIDEN and dtype == jnp.float16
@@ -211,6 +214,8 @@ def test_dtypes(name):
     with x64():
         mixed = {str(dtype): jnp.ones(2, dtype) for dtype in (*DTYPES, jnp.int32)}
         check_kept(make(name), mixed, mixed, name in WIDEN)
+    weak = {"kernel": jnp.asarray(1.0), "bias": jnp.full((), 2.0)}  # of Python's numbers
+    check_kept(make(name), weak, gradient(weak))
     low, wide = of_dtype(jnp.bfloat16), of_dtype(jnp.float32)
     for params, grads in ((low, wide), (wide, low), (of_dtype(jnp.float16), low)):
         check_kept(make(name), params, grads)
@@ -232,14 +237,6 @@ def test_updates_have_the_dtypes_of_the_params(name):
     first = jax.eval_shape(one, params, tx.init(params))
     assert signature(jax.eval_shape(one, *first)) == signature(first)
     assert signature(first[0]) == signature(params)
-
-
-@our_methods
-def test_weak_types_are_kept(name):
-    """Params made of Python numbers are weakly typed, and stay so."""
-    weak = {"kernel": jnp.asarray(1.0), "bias": jnp.full((), 2.0)}
-    assert weak["kernel"].weak_type
-    check_kept(make(name), weak, gradient(weak))
 
 
 # A list has no names, so that asam warns that it has found no biases.

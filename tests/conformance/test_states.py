@@ -11,13 +11,12 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from helpers import assert_same
-from methods import KINDS, make, often, subject
+from methods import KINDS, make, subject
 
 import sam_optax
 
 PARAMS = {"bias": jnp.array([0.5, -1.0]), "kernel": jnp.array([[1.0, 0.2], [-0.3, 2.0]])}
 BASE = optax.sgd(0.1, momentum=0.9)
-every_kind = pytest.mark.parametrize("name", often(KINDS, "fsam"))
 COMBINATORS = ["sharpness_aware", "alternating"]
 
 
@@ -34,13 +33,6 @@ def step(name, params, state):
 def trained(name):
     """Params and state after a step."""
     return step(name, PARAMS, subject(name, "sgd").init(PARAMS))
-
-
-@every_kind
-def test_replicate(name):
-    replicated = flax.jax_utils.replicate(trained(name), jax.devices()[:2])
-    assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(replicated))
-    assert_same(flax.jax_utils.unreplicate(replicated), trained(name))
 
 
 @pytest.mark.parametrize("name", ["asam", "fsam", "rsam", "sam_scheduled"])
@@ -92,14 +84,6 @@ def test_a_state_restored_without_a_target(name, kind):
     if isinstance(state.perturbation_state, tuple) and name != "by_hand":
         with pytest.raises(TypeError, match="restored without a target"):
             update(state._replace(perturbation_state=plain["perturbation_state"]))
-
-
-def test_a_base_optimizer_restored_without_a_target():
-    tx = combined("fsam", "sharpness_aware")
-    state = tx.init(PARAMS)
-    plain = flax.serialization.to_state_dict(state.base_state)
-    with pytest.raises((TypeError, ValueError, AttributeError, KeyError)):
-        tx.update(None, state._replace(base_state=plain), PARAMS, grad_fn=gradient)
 
 
 @pytest.mark.parametrize("kind", COMBINATORS)

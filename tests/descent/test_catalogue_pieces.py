@@ -46,11 +46,6 @@ def test_at_radius_0_nothing_changes(name):
     )
 
 
-def test_the_norm_is_that_of_the_ascent_gradient():
-    found = vector(update("match_ascent_norm")[0])
-    assert np.linalg.norm(found) == pytest.approx(np.linalg.norm(vector(gradient(W))), rel=1e-6)
-
-
 def test_the_search_is_made_every_so_many_steps():
     counted = RuntimeCounted(loss)
     tx = sharp(sam_optax.toward_maximum(1.0, 2, candidates=5))

@@ -1,4 +1,4 @@
-"""Weighted sums of both gradients (gradient-norm penalty, WSAM) against their formulas."""
+"""Weighted sums of both gradients: limits and numerics. (Whole runs: ``test_catalogue``.)"""
 
 import functools
 
@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import references_family as ref
-from family import BASE, LR, MOMENTUM, START, gap, numpy_gradients, run
+from family import BASE, LR
 from helpers import assert_close, assert_same, vector
 
 import sam_optax
@@ -17,43 +16,11 @@ RHO = 0.3
 G, G_S = jnp.array([1.0, -0.3, 0.1]), jnp.array([0.7, 0.2, -1e-9])
 
 
-def coupled(weight, base=BASE, **options):
-    descent = sam_optax.mix_gradients(weight)
-    return sam_optax.sharpness_aware(base, sam_optax.sam(RHO), descent=descent, **options)
-
-
-def decoupled(weight, learning_rate=LR, base=BASE, **options):
-    descent = sam_optax.decoupled_sharpness(base, learning_rate, weight)
-    sam = sam_optax.sam(RHO)
-    return sam_optax.sharpness_aware(optax.identity(), sam, descent=descent, **options)
-
-
-def reference(gradient_of):
-    return ref.train(START, numpy_gradients(), gradient_of, LR, MOMENTUM)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def apply(weight, g, g_s, perturbed=True):
     """What it makes of an ascent gradient and a sharp one."""
     tx = sam_optax.mix_gradients(weight)
     return tx.update(g_s, (), ascent_grads=g, perturbed=perturbed)[0]
-
-
-def test_coupled_is_the_formula():
-    points, _ = run(coupled(0.3))
-    assert gap(points, reference(ref.mixed(RHO, 0.3))) < 1e-13
-    for wrong in (
-        ref.mixed(RHO, 0.7),  # the weights exchanged
-        ref.mixed(RHO, 0.3 / 0.7),  # WSAM's γ taken as the weight
-    ):
-        assert gap(points, reference(wrong)) > 1e-3
-
-
-def test_decoupled_is_the_formula():
-    points, _ = run(decoupled(4.0))  # γ/(1 − γ)
-    expected = ref.wsam_decoupled(START, numpy_gradients(), RHO, 0.8, LR, MOMENTUM)
-    assert gap(points, expected) < 1e-12
-    assert gap(points, reference(ref.mixed(RHO, 4.0))) > 1e-2  # the other form
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(0.0, G), (1.0, G_S)])
@@ -78,7 +45,8 @@ def test_a_step_that_does_not_perturb_is_the_base_optimizers():
 def test_weight_decay_and_adam_of_the_decoupled_form():
     """Adam's moments see the plain gradient alone."""
     base = optax.adamw(LR, weight_decay=0.1)
-    tx = decoupled(2.0, base=base)
+    descent = sam_optax.decoupled_sharpness(base, LR, 2.0)
+    tx = sam_optax.sharpness_aware(optax.identity(), sam_optax.sam(RHO), descent=descent)
     w = jnp.array([3.0, -4.0])
     updates, state = tx.update(None, tx.init(w), w, grad_fn=lambda w: w**3)
     alone, alone_state = base.update(w**3, base.init(w), w)

@@ -1,4 +1,4 @@
-"""GSAM against its formula, its limits and its numerics."""
+"""GSAM: its limits, known values and numerics. (Whole runs: ``test_catalogue``.)"""
 
 import functools
 
@@ -8,21 +8,12 @@ import numpy as np
 import optax
 import pytest
 import references_family as ref
-from family import BASE, LR, MOMENTUM, START, gap, numpy_gradients, run
+from family import BASE, gap, run
 from helpers import assert_same, vector
 
 import sam_optax
 
 RHO = 0.3
-
-
-def tx(alpha, perturbation=None, **options):
-    descent, sam = sam_optax.surrogate_gap(alpha), sam_optax.sam(RHO)
-    return sam_optax.sharpness_aware(BASE, perturbation or sam, descent=descent, **options)
-
-
-def reference(gradient_of):
-    return ref.train(START, numpy_gradients(), gradient_of, LR, MOMENTUM)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
@@ -32,35 +23,10 @@ def apply(alpha, g, g_s, perturbed=True):
     return gap_tx.update(g_s, (), ascent_grads=g, perturbed=perturbed)[0]
 
 
-def wrong(change):
-    """GSAM with another direction than the right one."""
-
-    def gradient_of(t, w, grad):
-        g = grad(w)
-        return change(g, grad(w + RHO * ref.unit(g)))
-
-    return gradient_of
-
-
-def leaf_by_leaf(g, g_s):
-    across = [a - ref.project(a, b) for a, b in ((g[:6], g_s[:6]), (g[6:], g_s[6:]))]
-    return g_s - 0.4 * np.concatenate(across)
-
-
-def test_is_the_papers_formula():
-    points, _ = run(tx(0.4))
-    assert gap(points, reference(ref.gsam(RHO, 0.4))) < 1e-13
-    for change in (
-        leaf_by_leaf,
-        lambda g, g_s: g_s - 0.4 * (g_s - ref.project(g_s, g)),  # the other way round
-        lambda g, g_s: g - 0.4 * (g - ref.project(g, g_s)),
-    ):
-        assert gap(points[:3], reference(wrong(change))[:3]) > 1e-3
-
-
 def test_alpha_0_is_sam_to_the_bit():
-    points, states = run(tx(0.0), 4)
-    plain, plain_states = run(sam_optax.sharpness_aware(BASE, sam_optax.sam(RHO)), 4)
+    sharp = functools.partial(sam_optax.sharpness_aware, BASE, sam_optax.sam(RHO))
+    points, states = run(sharp(descent=sam_optax.surrogate_gap(0.0)), 4)
+    plain, plain_states = run(sharp(), 4)
     assert gap(points, plain) == 0
     assert_same(states[-1].base_state[1], plain_states[-1].base_state)
 

@@ -178,10 +178,7 @@ TOLERANCE = {
     "esam": 3e-7,  # 1e-7 to ‖g‖
     "sparsesam": 1e-7,  # 1e-7 to ‖g‖
     "looksam": 1e-6,  # 1e-8 to the ‖g_v‖ of each leaf, the smallest of which is about 1e-2
-    "fgsamplus": 1e-5,  # the same, and 1e-3
-    # Here the schedule of ρ, and γ, are float32 numbers, which are off by up to 6e-8 of their size.
-    "gsam": 2e-9,
-    "lpfsgd_m1": 2e-9,
+    # Here γ is a float32 number, which is off by up to 6e-8 of its size.
     "lpfsgd_m4": 2e-9,
     "rwp": 2e-9,
     "tsam": 1e-9,  # the length of a uniform draw is r U^1e-8 in the code

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 from bits import SIZE, WORDS, planes
 
-from sam_optax._internal import generator, noise
+from sam_optax._internal import generator
 
 # ---------------------------------------------------------------- distribution
 
@@ -40,19 +40,6 @@ def test_exact_distribution_is_normal(monkeypatch):
     assert np.abs(upper - normal).max() < 4e-4
     assert np.abs(upper - pmf - normal).max() < 4e-4
     assert 4.5 < values[-1] < 5
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.slow
-def test_a_million_draws(seed):
-    """Kolmogorov–Smirnov, moments, and the frequency of each sum against its probability."""
-    count = 1_000_000
-    z = np.float64(generator.normal(noise.first_key(jax.random.key(seed)), (count,)))
-    assert scipy.stats.kstest(z, "norm").statistic < 4e-4 + 1.9 / np.sqrt(count)
-    assert z.mean() == pytest.approx(0, abs=4.5 / np.sqrt(count))
-    assert z.var() == pytest.approx(1, abs=4.5 * np.sqrt(2 / count))
-    assert scipy.stats.skew(z) == pytest.approx(0, abs=4.5 * np.sqrt(6 / count))
-    assert scipy.stats.kurtosis(z, fisher=False) == pytest.approx(3, abs=4.5 * np.sqrt(24 / count))
 
 
 # ---------------------------------------------------------------- bits

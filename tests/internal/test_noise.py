@@ -66,14 +66,6 @@ def test_elements_kernels_and_leaves_are_uncorrelated(samples):
     assert np.abs(magnitude).max() < 5 / np.sqrt(DRAWS)
 
 
-@pytest.mark.parametrize("lag", [1, 2, 3])
-@pytest.mark.slow
-def test_successive_steps_are_uncorrelated(samples, lag):
-    z = (samples - samples.mean(0)) / samples.std(0)
-    for a in (z, np.abs(z) - np.abs(z).mean(0)):
-        assert np.abs(a[:-lag].T @ a[lag:]).max() / (DRAWS - lag) < 5 / np.sqrt(DRAWS)
-
-
 def test_large_leaves():
     """More than 2^16 elements: drawn on their own, with the same properties."""
     params = {"a": jnp.full((300, 300), 0.1), "b": jnp.full((300, 300), 0.1), "c": jnp.ones(50)}

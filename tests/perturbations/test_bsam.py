@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, vector
+from helpers import vector
 
 import sam_optax
 
@@ -48,25 +48,3 @@ def test_without_bsam_there_is_no_precision():
     tx = sam_optax.sharpness_aware(inside, sam_optax.bsam(**OPTIONS))
     with pytest.raises(ValueError, match=r"needs perturbation_state.*pass it as descent="):
         tx.update(None, tx.init(W), W, grad_fn=gradient)
-
-
-@pytest.mark.parametrize("skip_nonfinite", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_alternating_takes_the_same_steps(skip_nonfinite):
-    """With the precision from before the step, in its second call too."""
-    method = sam_optax.bsam(0.3, decay=0.5, initial_precision=10.0, **OPTIONS)
-    direct = sharp(method)
-    both = sharp(method, sam_optax.alternating, skip_nonfinite=skip_nonfinite)
-    w = v = W
-    state, expected = both.init(w), direct.init(v)
-    call = jax.jit(lambda w, state: both.update(gradient(w), state, w))
-    step = jax.jit(lambda v, state: direct.update(None, state, v, grad_fn=gradient))
-    updates, state = call(w, state)  # moves to the first start
-    w = optax.apply_updates(w, updates)
-    for _ in range(3):
-        for _ in range(2):
-            updates, state = call(w, state)
-            w = optax.apply_updates(w, updates)
-        updates, expected = step(v, expected)
-        v = optax.apply_updates(v, updates)
-        assert_close(sam_optax.eval_params(w, state), v, 1e-6)
-        assert_close(state.perturbation_state, expected.perturbation_state, 1e-6)

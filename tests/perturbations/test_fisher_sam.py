@@ -1,4 +1,4 @@
-"""Fisher SAM against its formula, its limits and its numerics."""
+"""Fisher SAM: its limits and its numerics. (Whole runs: ``test_catalogue``.)"""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,6 @@ import optax
 import pytest
 import references
 import references_family as ref
-from family import BASE, LR, MOMENTUM, START, gap, numpy_gradients, run
 from helpers import assert_same, vector
 
 import sam_optax
@@ -22,22 +21,6 @@ def step(method, g, **extra):
 def tree(scale=1.0, dtype=jnp.float32):
     rng = np.random.default_rng(0)
     return {k: jnp.asarray(scale * rng.normal(size=n), dtype) for k, n in (("a", 5), ("b", 2))}
-
-
-def test_is_the_formula():
-    gradients = numpy_gradients()
-    points, _ = run(sam_optax.sharpness_aware(BASE, sam_optax.fisher_sam(RHO, ETA)))
-    assert gap(points, ref.train(START, gradients, ref.fisher_sam(RHO, ETA), LR, MOMENTUM)) < 1e-12
-
-    def wrong(eps):
-        direction = lambda t, w, grad: grad(w + eps(grad(w)))
-        return ref.train(START, gradients, direction, LR, MOMENTUM)
-
-    for eps in (
-        lambda g: ref.fisher_step(g, np.abs(g), RHO, ETA),  # f is not |g|
-        lambda g: RHO * ref.unit(g / (1 + ETA * g**2)),  # ‖ε‖ in place of ‖T⁻¹ε‖
-    ):
-        assert gap(points, wrong(eps)) > 1e-3
 
 
 def test_given_fisher_information():

@@ -52,14 +52,6 @@ def test_standard_deviation(options, std):
     np.testing.assert_allclose((delta / std(w)).std(0), 0.01, rtol=0.06)
 
 
-def test_the_start_is_the_perturbed_point():
-    method = sam_optax.low_pass(0.3, key=KEY)
-    state = method.init(W)
-    point, _ = method.perturb_fn(W, None, state)
-    assert_close(point, method.start_fn(W, state), 1e-6)
-    assert not np.array_equal(point, W)
-
-
 def test_gamma_0_is_the_base_optimizer():
     tx = sam_optax.sharpness_aware(BASE, sam_optax.low_pass(0.0, key=KEY))
     assert gap(run(tx, 3, jnp.float32)[0], plain(steps=3, dtype=jnp.float32)) == 0

@@ -146,16 +146,6 @@ def test_leaves_without_momentum_are_not_perturbed():
     assert_same(start["b"], params["b"])
 
 
-def test_first_step_is_the_base_optimizers_to_the_bit():
-    tx = sam_optax.sharpness_aware(BASE, METHOD)
-    params = as_tree(START, jnp.float32)
-    grad_fn = lambda p: gradient(p, 0)
-    updates, state = tx.update(None, tx.init(params), params, grad_fn=grad_fn)
-    expected, base_state = BASE.update(grad_fn(params), BASE.init(params))
-    assert_same(updates, expected)
-    assert_same(state.base_state, base_state)
-
-
 def test_given_gradients_are_not_used():
     tx = sam_optax.sharpness_aware(BASE, METHOD)
     params = as_tree(START, jnp.float32)

@@ -46,7 +46,7 @@ def test_small_case():
         ("sam", jnp.bfloat16, None),
         ("only_sam", jnp.float32, jnp.bfloat16),
         ("fsam_asam", jnp.bfloat16, None),
-        ("rsam", jnp.float16, jnp.bfloat16),
+        pytest.param("rsam", jnp.float16, jnp.bfloat16, marks=pytest.mark.slow),
         ("scale", jnp.float32, jnp.bfloat16),
     ],
 )

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 import references_family as ref
-from family import BASE, LR, MOMENTUM, START, gap, numpy_gradients, run
 from helpers import assert_same, norm, vector
 
 import sam_optax
@@ -45,21 +44,6 @@ def masks(method, gs, **extra):
         np.testing.assert_array_equal(vector(eps), np.where(mask, vector(g), 0))
         found.append(mask)
     return found
-
-
-def test_is_the_formula():
-    ssam = optax.chain(sam_optax.sam(RHO), sam_optax.sparsify(0.6, key=KEY, every=2))
-    points, _ = run(sam_optax.sharpness_aware(BASE, ssam))
-    train = lambda gradient_of: ref.train(START, numpy_gradients(), gradient_of, LR, MOMENTUM)
-    log = []
-    assert gap(points, train(ref.ssam_fisher(RHO, 0.6, 2, log))) < 1e-12
-    assert any(np.any(a != b) for a, b in itertools.pairwise(log))
-
-    def renormalized(t, w, grad):
-        return grad(w + RHO * ref.unit(grad(w) * log[t // 2]))
-
-    for wrong in (renormalized, ref.ssam_fisher(RHO, 0.6, 1, [])):  # anew at every step
-        assert gap(points, train(wrong)) > 1e-4
 
 
 def test_the_largest_of_the_whole_tree():

@@ -27,21 +27,6 @@ def test_it_is_the_quantile_of_the_z_scores(shape, quantile):
         np.testing.assert_array_equal(kept(jnp.asarray(g), quantile), by_sorting(g, quantile))
 
 
-def test_layers_are_filtered_alone():
-    rng = np.random.default_rng(1)
-    small, large = rng.normal(size=(4, 4)), 1e3 * rng.normal(size=(3, 5))
-    found = kept({"a": jnp.asarray(small), "b": jnp.asarray(large)}, 0.8)
-    assert np.count_nonzero(found["a"]) == 3
-    assert np.count_nonzero(found["b"]) == 3
-
-
-def test_leaves_with_fewer_than_two_axes_stay():
-    tree = {"bias": jnp.array([1.0, 2.0, 9.0]), "scale": jnp.array(3.0), "kernel": jnp.eye(4)}
-    found = kept(tree, 0.9)
-    assert_same(found["bias"], tree["bias"])
-    assert_same(found["scale"], tree["scale"])
-
-
 @pytest.mark.parametrize("g", [jnp.full((3, 3), 2.0), jnp.ones((1, 1)), jnp.array([[0.0, 1.0]])])
 def test_a_leaf_of_which_nothing_would_be_left_stays(g):
     """Equal elements, one element, and two that are as far from their mean."""
