@@ -10,7 +10,7 @@ import optax
 import pytest
 from helpers import Counted, RuntimeCounted, assert_close, assert_same, same
 from methods import FOUR, often
-from training_steps import Batches, batch, create, loss, params, perturbation_of, sgd_with
+from training_steps import Batches, batch, create, loss, perturbation_of, sgd_with
 
 import sam_optax
 from sam_optax.training import TrainState
@@ -133,17 +133,3 @@ def test_both_passes_have_the_same_dropout_mask(method, same_key):
     tx = sam_optax.sharpness_aware(optax.sgd(1.0), perturbation_of(method))
     state, _ = TrainState.create(apply_fn=None, params=w, tx=tx).apply_loss(loss_fn)
     assert same(state.params, w - clean) == same_key
-
-
-@pytest.mark.parametrize("method", ["sam", "rsam"])
-def test_the_float32_point_of_low_precision_params(method):
-    w = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params())
-    tx, seen = sgd_with(method, perturb_dtype=jnp.float32), []
-
-    def loss_fn(w: Any) -> jax.Array:
-        seen.append(w["kernel"].dtype)
-        return loss(w, batch(0))
-
-    state, _ = TrainState.create(apply_fn=None, params=w, tx=tx).apply_loss(loss_fn)
-    assert state.params["kernel"].dtype == jnp.bfloat16
-    assert seen[-1] == jnp.float32
