@@ -304,10 +304,6 @@ def link(path):
     (path / "emu").symlink_to(path.parent / "far" / "emu")
 
 
-def nothing(path):
-    (path / "emu").symlink_to("no")
-
-
 def another_format(path):
     Image.new("RGB", (4, 5)).save(path / "dog/x.png", "PCX")
 
@@ -323,7 +319,6 @@ REFUSED = {
     "a file": (lambda path: path.touch(), "a file, not a folder"),
     "an empty folder": (lambda path: path.mkdir(), "cannot be loaded .*; give a name from hugg"),
     "a linked folder": (folders(*TWO, change=link), "emu is not read: datasets .* links to fold"),
-    "a class of nothing": (folders(*TWO, change=nothing), "emu is not read"),
     "a class named train": (folders("train", "ship"), "ship/0.png is not read: datasets .* splits"),
     "an image in two splits": (
         folders("train/a", "train/b", "test/train", "test/b"),
@@ -332,10 +327,6 @@ REFUSED = {
     "no UTF-8": (folders("\udcff/cat", "\udcff/dog"), "cannot be loaded .*encode"),
     "another format": (folders(*TWO, change=another_format), "not one of BMP, "),
     "two columns of a name": (csv, "train.csv has 2 columns of the name label; rename"),
-    "two escapes of a name": (
-        parquet(train=[(RED, [1]), (RED, [1])]),
-        r"train.parquet has 2 columns of the name \?\[31mred",
-    ),
     "no rows": (parquet(train=[("a", pyarrow.array([], "int64"))]), "has no rows"),
     "nested labels": (parquet(train=[("a", [1]), ("label", [{"b": 1}])]), "the type struct"),
     "escapes in one split": (

@@ -197,6 +197,24 @@ def test_dropout_around_a_network_drops_outputs_of_the_named_layers():
     assert np.any(kept != (found(1, True) != 0))
 
 
+class Same(nn.Module):
+    def __call__(self, x, *, train):
+        return x
+
+
+@pytest.mark.slow
+def test_random_augmentation_is_of_training_and_undoes_the_normalization():
+    augment = own.find(f"{FILE.with_name('randaugment.py')}:RandAugment")
+    x, rngs = jax.random.uniform(jax.random.key(0), (40, 8, 8, 3)), {"dropout": jax.random.key(1)}
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+    plain, normal = augment(Same()), augment(Same(), mean=mean, std=std)
+    np.testing.assert_array_equal(plain.apply({}, x, train=False), x)
+    found = plain.apply({}, x, train=True, rngs=rngs)
+    assert (np.abs(found - x).max((1, 2, 3)) > 0.02).sum() > 30  # not the identity twice
+    of_normal = normal.apply({}, (x - np.array(mean)) / np.array(std), train=True, rngs=rngs)
+    assert np.mean(np.abs(of_normal * np.array(std) + np.array(mean) - found)) < 0.005
+
+
 @pytest.mark.slow
 def test_random_augmentations_are_those_of_pillow():
     """Of operations whose direction is not drawn, at full strength and half of it."""

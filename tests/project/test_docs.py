@@ -83,14 +83,6 @@ def test_every_notebook_is_a_page_with_its_outputs(site):
         assert f'id="{section}"' in (site / "notebooks" / f"{name}.html").read_text()
 
 
-@pytest.mark.slow
-def test_code_breaks_between_its_parts_alone(site):
-    page = (site / "methods.html").read_text()
-    assert '<span class="pre">sharpness_aware(</span><wbr>' in page
-    style = (site / "_static" / "site.css").read_text()
-    assert re.search(r"code\.literal \.pre {\s*white-space: nowrap;", style)
-
-
 # The skeleton of a method has its own test below.
 WITH_EXAMPLES = [
     page for page in PAGES if page != "CONTRIBUTING.md" and ">>> " in (DOCS / page).read_text()
