@@ -110,6 +110,14 @@ def test_errors():
         analysis.plot_regions(rho=1.5)
 
 
+def test_a_spectrum_that_is_not_finite_leaves_the_others_their_scale():
+    broken, found = spectra().values()
+    broken = broken._replace(density=np.full_like(broken.density, np.inf))
+    figure = analysis.plot_spectrum({"a": broken, "b": found})
+    assert figure._repr_png_()
+    assert figure.axes[0].get_ylim() == analysis.plot_spectrum({"b": found}).axes[0].get_ylim()
+
+
 def test_a_method_looks_the_same_in_every_figure():
     assert style.positions(["ASAM", "SGD", "SAM, ρ = 0.05"]) == [2, 0, 1]
     assert style.positions(["mine", "R-SAM", "sam", "SAM, ρ = 0.5"]) == [0, 3, 1, 2]

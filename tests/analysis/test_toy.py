@@ -8,7 +8,6 @@ import sam_optax
 from sam_optax import analysis
 
 FIRST, SECOND = (0.2, 0.05), (0.3, 0.033)
-both_starts = pytest.mark.parametrize("start", [FIRST, SECOND])
 
 
 def end(method, start, **options):
@@ -34,20 +33,8 @@ def test_sam_converges_to_the_balanced_point_from_one_start_only():
     assert loss(end(sam_optax.sam(0.02), SECOND)) < 0.003
 
 
-@both_starts
+@pytest.mark.parametrize("start", [FIRST, SECOND])
 def test_asam_reaches_the_valley_near_its_start(start):
     w = end(sam_optax.asam(0.5, eta=0.0), start)
     assert loss(w) < 0.003
     assert np.linalg.norm(w - end(sam_optax.sam(0.0), start)) < 0.02  # gradient descent's place
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"learning_rate": -1.0}, "learning_rate must be in"),
-        ({"steps": 0}, "steps must be at least 1"),
-    ],
-)
-def test_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        analysis.toy_trajectory(sam_optax.sam(), **options)

@@ -304,6 +304,10 @@ def link(path):
     (path / "emu").symlink_to(path.parent / "far" / "emu")
 
 
+def nothing(path):
+    (path / "emu").symlink_to("no")
+
+
 def another_format(path):
     Image.new("RGB", (4, 5)).save(path / "dog/x.png", "PCX")
 
@@ -319,6 +323,7 @@ REFUSED = {
     "a file": (lambda path: path.touch(), "a file, not a folder"),
     "an empty folder": (lambda path: path.mkdir(), "cannot be loaded .*; give a name from hugg"),
     "a linked folder": (folders(*TWO, change=link), "emu is not read: datasets .* links to fold"),
+    "a class of nothing": (folders(*TWO, change=nothing), "emu is not read"),
     "a class named train": (folders("train", "ship"), "ship/0.png is not read: datasets .* splits"),
     "an image in two splits": (
         folders("train/a", "train/b", "test/train", "test/b"),

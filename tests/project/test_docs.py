@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 
-import nbformat
 import pytest
 
 import sam_optax
@@ -269,16 +268,6 @@ def test_the_figure_on_the_front_page_is_drawn_from_results(tmp_path):
     assert figure.read_bytes().startswith(b"\x89PNG")
     for path in (DOCS / "images").glob("*.png"):
         assert path.stat().st_size < 100_000
-
-
-def test_examples_name_sections_that_exist():
-    link = r"\[([^\]]+)\]\(\.\./notebooks/(\w+\.ipynb)\)"
-    named = re.findall(link, (DOCS / "notebooks.md").read_text().split("## By task")[1])
-    assert named
-    for heading, name in named:
-        cells = nbformat.read(ROOT / "notebooks" / name, as_version=4).cells
-        markdown = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-        assert re.search(rf"^#+ {re.escape(heading)}$", markdown, flags=re.MULTILINE), heading
 
 
 def test_the_citation_has_this_version():
