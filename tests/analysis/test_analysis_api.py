@@ -41,6 +41,7 @@ def test_docstrings_are_complete(name):
     assert inspect.Signature.empty not in [*annotations, signature.return_annotation]
 
 
+@pytest.mark.slow
 def test_what_takes_long_to_import_is_imported_when_it_is_used():
     """Neither the analysis by the core, nor what draws and ranks before something is drawn."""
     program = """

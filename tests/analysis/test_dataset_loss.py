@@ -2,12 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from helpers import RuntimeCounted, assert_close
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from nets import cross_entropy, dataset, example_losses, examples, relu_net, tanh_losses
+from nets import dataset, example_losses, examples, relu_net, tanh_losses
 
 from sam_optax import analysis
 
@@ -67,24 +64,6 @@ def test_each_batch_is_evaluated_once_and_traced_once():
     calls = counted.calls
     loss(relu_net(1))  # other params and the same shapes: no retrace
     assert counted.calls == calls
-
-
-@pytest.mark.slow
-def test_sharded_data_and_params():
-    mesh = jax.make_mesh((8,), ("data",))
-    rng = np.random.default_rng(0)
-    params = {"kernel": jnp.asarray(rng.normal(size=(8, 3)), jnp.float32)}
-    x = jnp.asarray(rng.normal(size=(2, 16, 8)), jnp.float32)
-    batches = x, jnp.asarray(rng.integers(3, size=(2, 16)))
-    losses = lambda params, batch: cross_entropy(batch[0] @ params["kernel"], batch[1])
-    values = []
-    for spec, rows in ((P(), P()), (P(None, "data"), P()), (P(None, "data"), P("data"))):
-        loss = analysis.DatasetLoss(losses, jax.device_put(batches, NamedSharding(mesh, spec)))
-        placed = jax.device_put(params, NamedSharding(mesh, rows))
-        rise = jax.jit(lambda f, p: analysis.adaptive_sharpness(f, p, 0.3, steps=4).value)
-        values.append((loss.value_and_grad(placed), loss.hvp(placed, placed), rise(loss, placed)))
-    for found in values[1:]:
-        assert_close(found, values[0], rtol=1e-4)
 
 
 def test_low_precision_sums():

@@ -18,20 +18,6 @@ def test_weights_of_a_known_spectrum():
         np.testing.assert_allclose(np.sum(found.weights * near, axis=1), share, rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_moments_of_a_rotated_spectrum():
-    """In another basis they are right on average over probes."""
-    rng = np.random.default_rng(0)
-    spectrum = rng.exponential(size=60)
-    basis = np.linalg.qr(rng.normal(size=(60, 60)))[0]
-    hessian = jnp.asarray(basis * spectrum @ basis.T, jnp.float32)
-    loss = lambda w: w @ hessian @ w / 2
-    found = analysis.spectral_density(loss, jnp.ones(60), steps=20, probes=200)
-    for k in range(4):
-        moment = np.mean(np.sum(found.weights * found.nodes**k, axis=1))
-        assert moment == pytest.approx(np.mean(spectrum**k), rel=0.05)
-
-
 def test_small_hessians_are_exact():
     found = analysis.spectral_density(quadratic([1.0, 2.0, 2.0]), jnp.ones(3), sigma=0.1)
     assert found.exact

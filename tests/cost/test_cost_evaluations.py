@@ -1,11 +1,8 @@
-"""How many gradients a step evaluates, and how often the loss is traced."""
+"""How many gradients a compiled step evaluates."""
 
 import jax
-import jax.numpy as jnp
-import optax
 import pytest
 from cost_programs import METHODS, PROBLEMS, base_step, cost, handwritten, library, program
-from helpers import Counted, init_mlp, mlp_loss
 from methods import often
 
 import sam_optax
@@ -50,39 +47,3 @@ def test_several_ascent_steps_are_one_loop():
     assert program(eight).count("while") == 1
     assert cost(three)["instructions"] == cost(eight)["instructions"]
     assert cost(three)["temporaries"] == cost(eight)["temporaries"]
-
-
-# Traces: Python calls of the loss while a step is traced.
-
-
-def traces(method, *, pass_gradient, **options):
-    loss = Counted(lambda params: mlp_loss(params, jnp.ones((5, 3)), jnp.ones((5, 2))))
-    tx = sam_optax.sharpness_aware(optax.sgd(0.1), method, **options)
-
-    @jax.jit
-    def step(params, state):
-        grads = jax.value_and_grad(loss)(params)[1] if pass_gradient else None
-        return tx.update(grads, state, params, grad_fn=jax.grad(loss))
-
-    params = init_mlp()
-    step.lower(params, tx.init(params))
-    return loss.calls
-
-
-OPTIONS = {
-    "plain": {},
-    "when": {"when": EVERY_2},
-    "two ascent steps": {"ascent_steps": 2},
-    "five ascent steps": {"ascent_steps": 5},
-    "skip nonfinite": {"skip_nonfinite": True},
-}
-
-
-@pytest.mark.parametrize("pass_gradient", [False, True])
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("method", often(METHODS, "sam"))
-def test_the_loss_is_traced_once_and_once_more_for_a_gradient_of_the_callers(
-    method, options, pass_gradient
-):
-    found = traces(METHODS[method](), pass_gradient=pass_gradient, **OPTIONS[options])
-    assert found == 1 + pass_gradient

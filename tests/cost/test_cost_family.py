@@ -55,7 +55,3 @@ def test_handwritten_steps_take_the_same_step(name):
     assert_close(ours, theirs, rtol=1e-5)
     with pytest.raises(AssertionError):
         assert_close(ours, three_steps(handwritten("sgd")(loss))[0], rtol=1e-6)
-
-
-def test_every_handwritten_step_is_of_a_method():
-    assert {*HANDWRITTEN} <= {"sgd", *METHODS}

@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from cost_programs import METHODS, cost, handwritten, library, mean, perturbation, ratios
+from cost_programs import METHODS, handwritten, library, mean, perturbation, ratios
 from helpers import assert_close, init_mlp, mlp_loss
 from jax.flatten_util import ravel_pytree
 from more_by_hand import contrib
 
 import sam_optax
 from sam_optax.experiments.cost.command import Cost
-from sam_optax.experiments.cost.handwritten import Step, guarded_norm
+from sam_optax.experiments.cost.handwritten import Step
 
 pytestmark = pytest.mark.slow
 
@@ -40,11 +40,7 @@ def test_sam_costs_no_more_than_optax_contrib_sam():
     assert not too_much(library("sam"), contrib)
 
 
-# Negative controls: right formulas, written without care.
-
-
-def stateless(displacement):
-    return sam_optax.as_perturbation(optax.stateless(displacement))
+# Negative controls: what is written without care.
 
 
 def asam_scaling(params):
@@ -59,30 +55,12 @@ def asam_on_a_concatenated_tree():
         t, _ = ravel_pytree(asam_scaling(params))
         return unravel(0.5 * t * t * g / jnp.linalg.norm(t * g))
 
-    return stateless(displacement)
+    return sam_optax.as_perturbation(optax.stateless(displacement))
 
 
-def sam_with_a_scaled_norm():
-    """Squares elements relative to the largest: a second pass over the gradient."""
-
-    def displacement(grads, params):
-        del params
-        largest = jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(grads)]))
-        norm = largest * guarded_norm(jax.tree.map(lambda g: g / largest, grads))
-        return jax.tree.map(lambda g: 0.05 * g / norm, grads)
-
-    return stateless(displacement)
-
-
-@pytest.mark.parametrize(
-    ("careless", "method", "shows_in"),
-    [
-        (asam_on_a_concatenated_tree, "asam", {"bytes accessed", "temporaries"}),
-        (sam_with_a_scaled_norm, "sam", {"bytes accessed"}),
-    ],
-)
-def test_careless_formulas_cost_too_much(careless, method, shows_in):
-    assert shows_in <= too_much(perturbation(careless), handwritten(method)).keys()
+def test_a_careless_formula_costs_too_much():
+    found = too_much(perturbation(asam_on_a_concatenated_tree), handwritten("asam"))
+    assert {"bytes accessed", "temporaries"} <= found.keys()
 
 
 def test_a_further_gradient_costs_too_much():
@@ -134,4 +112,3 @@ def test_handwritten_rsam_without_noise_is_sam():
 def test_every_method_of_the_command_is_compared():
     """A new method needs a place in these tests too."""
     assert set(METHODS) == set(Cost().methods) == {*COMPARED, "rsam"}
-    assert all(cost(library(name))["flops"] > 0 for name in METHODS)

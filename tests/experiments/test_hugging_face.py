@@ -332,10 +332,6 @@ REFUSED = {
     "no UTF-8": (folders("\udcff/cat", "\udcff/dog"), "cannot be loaded .*encode"),
     "another format": (folders(*TWO, change=another_format), "not one of BMP, "),
     "two columns of a name": (csv, "train.csv has 2 columns of the name label; rename"),
-    "two escapes of a name": (
-        parquet(train=[(RED, [1]), (RED, [1])]),
-        r"train.parquet has 2 columns of the name \?\[31mred",
-    ),
     "no rows": (parquet(train=[("a", pyarrow.array([], "int64"))]), "has no rows"),
     "nested labels": (parquet(train=[("a", [1]), ("label", [{"b": 1}])]), "the type struct"),
     "escapes in one split": (

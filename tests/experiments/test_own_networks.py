@@ -160,23 +160,6 @@ def test_dropout_is_the_same_in_both_passes_and_another_in_the_next_step():
     assert np.any(moved(second, "sam") != moved(first, "sam"))
 
 
-@pytest.mark.parametrize("shape", [(6,), (4, 4, 2), (5, 3)], ids=["vectors", "images", "sequences"])
-def test_examples_of_any_shape(shape):
-    class Flat(nn.Module):
-        classes: int
-
-        @nn.compact
-        def __call__(self, x):
-            assert x.shape[1:] == shape
-            return nn.Dense(self.classes)(x.reshape(len(x), -1))
-
-    x = np.random.default_rng(0).normal(size=(20, *shape)).astype(np.float32)
-    found = quick(Flat, train=(x, np.arange(20) % 2), batch_size=8)
-    assert found.results["dataset"]["example_shape"] == list(shape)
-    assert found.results["dataset"]["test_examples"] == 4  # a fifth is held out
-    assert "a fifth" in " ".join(found.results["notes"])
-
-
 def test_from_a_file_with_neighbours_and_from_a_package(tmp_path, monkeypatch, data):
     (tmp_path / "widths_of_mine.py").write_text("WIDTH = 7\n")
     body = "from widths_of_mine import WIDTH\nsmall = lambda classes: Net(WIDTH)\n"
@@ -315,6 +298,7 @@ def test_a_network_whose_file_has_changed_is_another(tmp_path, archive, capsys):
     assert f"--model {path}:Net: its file has changed since" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_was_given_from_python_is_not_taken_for_what_has_its_name(archive, tmp_path, capsys):
     """Neither to go on with it nor to measure it."""
     out, options = tmp_path / "run", {"dataset": f"npz:{archive}"}
@@ -331,6 +315,7 @@ def test_what_was_given_from_python_is_not_taken_for_what_has_its_name(archive, 
     assert f"{out}: has its loss from Python, in no file of the run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_metric_from_python_does_not_hinder_measuring(archive, tmp_path, capsys):
     out, half = tmp_path / "run", lambda outputs, y: jnp.full(len(y), 0.5)
     quick("mlp", dataset=f"npz:{archive}", metric=half, higher_is_better=True, out=out)

@@ -1,9 +1,7 @@
 """``notebooks/text.py``: a transformer on bytes, by ``compare`` from Python."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
-import jax.numpy as jnp
 import pytest
 
 from sam_optax.experiments.networks import own
@@ -20,14 +18,6 @@ def test_only_the_target_of_a_pair_is_labelled(capsys):
     assert "1 pairs of more than 6 bytes" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="line 1 has 1 columns"):
         find("pairs")("ab", 6)
-
-
-def test_translations_take_the_likeliest_byte_until_the_end():
-    """Of a network that says the byte after each, and END after "d"."""
-    after = jnp.arange(256).at[:255].add(1).at[ord("d")].set(0xFF).at[0xFE].set(ord("b"))
-    network = SimpleNamespace(apply=lambda params, x, train: jnp.eye(256)[after[x]])
-    x, _ = find("pairs")("xy\tzz\nx\tzzz\n", 8)
-    assert find("translations")(network, None, x) == ["bcd", "bcd"]
 
 
 def test_it_trains_on_a_text_and_on_pairs(tmp_path, capsys):

@@ -398,38 +398,3 @@ def test_options_that_do_not_suit_a_search_are_refused(command, trials, message,
     code, _, errors = command(*options, tune="--sam.rho" in options)
     assert (code, trials.trials) == (2, [])
     assert message in errors
-
-
-def test_a_preset_is_where_the_search_starts(command, trials, tmp_path):
-    more = ("--preset", "asam-cifar10", "--model", "mlp", "--devices", "1", "--crop", "0")
-    more += ("--flip", "False")
-    assert command(*more, methods=("--methods", "sam"))[0] == 0
-    assert trials.of("sam", "rho")[0] == pytest.approx(0.0125)
-    (sam,) = results.from_json(tmp_path / "out" / "results.json")["methods"]
-    assert sam["sources"]["rho"] == "chosen by --tune, around 0.05"
-
-
-@slow
-def test_a_real_search_that_is_killed_ends_with_the_same_table(archive, tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "_draw", lambda *args: None)
-    options = "--batch-size 8 --epochs 3 --seeds 2 --methods sam --tune --trials 5"
-    record = choice.trial
-
-    def killed(point, *rest):
-        if point == (0, 0):
-            raise KeyboardInterrupt
-        return record(point, *rest)
-
-    def run(name, *more, code=0):
-        command = ["compare", "--dataset", f"npz:{archive}", *options.split(), *more]
-        assert main([*command, "--out", str(tmp_path / name)]) == code
-        return results.from_json(tmp_path / name / "results.json")
-
-    whole = run("whole")["methods"]
-    with monkeypatch.context() as patch:
-        patch.setattr(choice, "trial", killed)
-        run("killed", code=130)
-    for before, after in zip(whole, run("killed", "--resume")["methods"], strict=True):
-        for name in ("tune", "hyperparameters", "seeds"):
-            assert after[name] == before[name]
-        assert np.shape([trial["held_out"] for trial in after["tune"]["trials"]]) == (5, 2, 3)

@@ -128,20 +128,6 @@ def test_accumulate():
     assert_close(parts, whole, rtol=1e-5)
 
 
-def test_random_masks_differ_where_shards_differ():
-    """A mask or noise that each shard drew alike would repeat along the sharded axis."""
-    mesh = jax.make_mesh((2,), ("m",))
-    with jax.set_mesh(mesh):
-        w = jax.device_put(jnp.ones((4, 1000)), NamedSharding(mesh, P("m")))
-        mask = sam_optax.random_mask(0.5, key=KEY)
-        kept = np.asarray(jax.jit(mask.update)(w, mask.init(w))[0])
-        noise = sam_optax.low_pass(0.1, key=KEY)
-        drawn = np.asarray(jax.jit(noise.start_fn)(w, noise.init(w)))
-    for shards in (kept, drawn):
-        assert abs(np.corrcoef(shards[:2].ravel(), shards[2:].ravel())[0, 1]) < 0.1
-    np.testing.assert_allclose(drawn, noise.start_fn(np.ones((4, 1000), np.float32), noise.init(w)))
-
-
 @pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_devices_agree_to_skip(check_vma):
     """A gradient that is not finite on one of two devices that share the params."""

@@ -46,10 +46,6 @@ def outputs(notebook):
     return [output for cell in code_cells(notebook) for output in cell.outputs]
 
 
-def test_there_are_notebooks():
-    assert len(NOTEBOOKS) >= 9
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the notebook machinery
 @every_notebook
 @pytest.mark.slow

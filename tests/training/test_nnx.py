@@ -108,7 +108,7 @@ def test_nnx_equals_linen_over_ten_steps():
 @pytest.mark.parametrize("jitted", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("method", often(["sam", "rsam"], "sam"))
 def test_rngs_passed_to_the_loss_give_one_mask_and_advance_once(method, jitted):
-    """The sharp gradient has the mask of the clean one, and the count is 1 after a step."""
+    """The sharp gradient has the clean one's mask (case 21); after a step the count is 1."""
     tx = sam_optax.sharpness_aware(optax.sgd(1.0), perturbation_of(method))
     model, rngs = Masked(), nnx.Rngs(dropout=1)
     w = jnp.array(model.w[...])

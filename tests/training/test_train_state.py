@@ -61,12 +61,6 @@ def test_apply_gradients_is_the_hand_written_step(method, given):
     assert_same((state.params, state.opt_state), (w, opt_state))
 
 
-def test_the_stock_class_cannot_pass_the_gradient_function():
-    stock = train_state.TrainState.create(apply_fn=loss, params=params(), tx=sgd_with("sam"))
-    with pytest.raises(ValueError, match="grad_fn"):
-        stock.apply_gradients(grads=GRAD(stock.params), grad_fn=GRAD)
-
-
 def test_an_optimizer_without_ascent_ignores_the_gradient_function():
     tx = optax.adamw(0.1)
     stock = train_state.TrainState.create(apply_fn=loss, params=params(), tx=tx)

@@ -10,7 +10,7 @@ import optax
 import pytest
 from helpers import Counted, RuntimeCounted, assert_close, assert_same, same
 from methods import FOUR, often
-from training_steps import Batches, batch, create, loss, params, perturbation_of, sgd_with
+from training_steps import Batches, batch, create, loss, perturbation_of, sgd_with
 
 import sam_optax
 from sam_optax.training import TrainState
@@ -115,35 +115,3 @@ def test_batch_norm_statistics_are_updated_once():
 
     _, (_, stats) = state.apply_loss(loss_fn, has_aux=True)
     np.testing.assert_allclose(stats["mean"], [0.235], rtol=1e-6)
-
-
-@pytest.mark.parametrize("same_key", [True, False])
-@pytest.mark.parametrize("method", often(FOUR, "sam"))
-def test_both_passes_have_the_same_dropout_mask(method, same_key):
-    """The loss is linear, Σ mask·w, so its sharp gradient is the clean one: the mask (case 21)."""
-    keys = iter(jax.random.split(jax.random.key(0), 9))
-    dropout = nn.Dropout(0.5, deterministic=False)
-
-    def loss_fn(w: jax.Array) -> jax.Array:
-        key = jax.random.key(5) if same_key else next(keys)
-        return jnp.sum(dropout.apply({}, w, rngs={"dropout": key}))
-
-    w = jnp.arange(1.0, 33.0)
-    clean = jax.grad(loss_fn)(w)
-    tx = sam_optax.sharpness_aware(optax.sgd(1.0), perturbation_of(method))
-    state, _ = TrainState.create(apply_fn=None, params=w, tx=tx).apply_loss(loss_fn)
-    assert same(state.params, w - clean) == same_key
-
-
-@pytest.mark.parametrize("method", ["sam", "rsam"])
-def test_the_float32_point_of_low_precision_params(method):
-    w = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params())
-    tx, seen = sgd_with(method, perturb_dtype=jnp.float32), []
-
-    def loss_fn(w: Any) -> jax.Array:
-        seen.append(w["kernel"].dtype)
-        return loss(w, batch(0))
-
-    state, _ = TrainState.create(apply_fn=None, params=w, tx=tx).apply_loss(loss_fn)
-    assert state.params["kernel"].dtype == jnp.bfloat16
-    assert seen[-1] == jnp.float32

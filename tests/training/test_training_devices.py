@@ -102,10 +102,3 @@ def test_checkpoints_are_flax_s_and_restore_both_ways(method):
     assert_same(trained(back, range(2, 4)).params, trained(ours, range(2, 4)).params)
     anew = make(Batches, method).replace(params=ours.params)
     assert not same(trained(anew, range(2, 4)).params, trained(back, range(2, 4)).params)
-
-
-def test_the_fields_are_flax_s():
-    stock, ours = train_state.TrainState, TrainState
-    assert ours.__dataclass_fields__.keys() == stock.__dataclass_fields__.keys()
-    for name, field in stock.__dataclass_fields__.items():
-        assert ours.__dataclass_fields__[name].metadata == field.metadata
