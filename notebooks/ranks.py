@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 from sam_optax import analysis
 from sam_optax.experiments import open_run
@@ -142,11 +142,14 @@ def main(run_dirs, out: Path | None = None) -> None:
     if out:
         known = {**columns, "gap": gap.tolist(), "training loss": measures[0].tolist()}
         out.write_text(json.dumps({"networks": known, "measures": rows}, indent=1))
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     shown = Table(
-        *rows[0], box=None, caption=f"{sum(fine)} networks; {sum(~fine)} more diverged"
+        *(Column(name, overflow="fold") for name in names),  # no digit is cut off
+        box=None,
+        caption=f"{sum(fine)} networks; {sum(~fine)} more diverged",
     )
     for row in rows:
-        name, *numbers = row.values()
+        name, *numbers = (row[name] for name in names)
         shown.add_row(name, *("–" if x is None else f"{x:.3g}" for x in numbers))
     Console().print(shown)
 

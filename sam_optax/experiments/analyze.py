@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from rich.text import Text
 
@@ -29,7 +30,7 @@ UNITS = {
     "biases not normalized)",
     "lambda_1": "largest eigenvalue of the Hessian",
     "lambda_ratio": "lambda_1 divided by the fifth largest eigenvalue",
-    "residual": "largest residual of these five, relative to lambda_1",
+    "residual": "largest residual of the first five, relative to lambda_1",
 }
 
 
@@ -66,7 +67,7 @@ class Analyze:
         declare.check(self)
         if not self.run_dirs:
             raise UserError("RUN_DIR: none is given; give the directories of --out of runs.")
-        if len(self.run_dirs) > 1 and self.out is None:
+        if len(set(self.run_dirs)) > 1 and self.out is None:
             raise UserError("RUN_DIR: there are several; give --out DIR for the file.")
 
 
@@ -119,12 +120,14 @@ def _numbers(network: Network, options: Analyze) -> Iterator[Record]:
     yield _record(score.label, score.factor * np.asarray(network.score, float))
     radii = {"sharpness": options.rho, "adaptive_sharpness": options.adaptive_rho}
     for name in (name for name in radii if name in options.measures):
-        for p, rho in itertools.product(options.p, radii[name]):
+        for p, rho in itertools.product(*map(dict.fromkeys, (options.p, radii[name]))):
             yield _record(name, getattr(analysis, name)(loss, params, rho, p=p).value, p, rho)
     if "eigenvalues" in options.measures:
-        largest = analysis.hessian_eigenvalues(loss, params, k=5, steps=40)
+        k = min(5, sum(leaf.size for leaf in jax.tree.leaves(params)))
+        largest = analysis.hessian_eigenvalues(loss, params, k=k, steps=40)
         yield _record("lambda_1", largest.values[0])
-        yield _record("lambda_ratio", largest.ratio(5))
+        if k == 5:
+            yield _record("lambda_ratio", largest.ratio(5))
         yield _record("residual", largest.residuals.max() / abs(largest.values[0]))
 
 
@@ -146,8 +149,10 @@ def _print_table(rows: Sequence[Record]) -> None:
         for network, numbers in networks.items():
             values = np.array(numbers, np.float64)  # None becomes NaN
             width = values.std(ddof=1) if len(values) > 1 else np.nan
+            mean = words.variation(values.mean(), width, 3)
             cells = (Text(words.plain(cell)) for cell in (*measure, *network))
-            table.add_row(*cells, words.variation(values.mean(), width, 3))
+            # Networks that have diverged are not measured; λ₅ may be 0, a rise overflow.
+            table.add_row(*cells, mean if np.isfinite(values).all() else "not finite")
         table.add_section()
     for column in table.columns:
         column.overflow = "fold"  # the ends of long paths tell runs apart

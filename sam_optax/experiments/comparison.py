@@ -13,7 +13,7 @@ from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.reporting import results, table
 from sam_optax.experiments.reporting.console import Console, say
 from sam_optax.experiments.reporting.live import Live
-from sam_optax.experiments.reporting.output import OutputDirectory
+from sam_optax.experiments.reporting.output import OutputDirectory, writable
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.snapshots import Snapshots, by_seed, load_params, to_npz
 from sam_optax.experiments.result import Result
@@ -230,6 +230,9 @@ def _draw(out: OutputDirectory, found: Json) -> None:
     from sam_optax.experiments.reporting import figures, html  # slow to import
 
     drawn = figures.all_figures(found)
+    with writable(out.path):
+        for name in figures.CAPTIONS.keys() - drawn.keys():  # of an earlier run
+            (out.path / name).unlink(missing_ok=True)
     out.write({**drawn, REPORT: html.html_page(found, drawn)})
 
 

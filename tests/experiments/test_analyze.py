@@ -269,6 +269,33 @@ def test_networks_that_diverged_are_said_to_have(archive, tmp_path, capsys):
     assert "RUN_DIR: all networks have diverged" in said
 
 
+def test_runs_and_radii_given_twice_count_once(kept, capsys):
+    """They are not seeds, whose deviation would be 0."""
+    twice = ["--measures", "sharpness", "--rho", "0.5", "0.5", "--p", "2", "2"]
+    assert main(["analyze", str(kept), str(kept), *twice]) == 0
+    rows = json.loads((kept / "analysis.json").read_text())["numbers"]
+    assert sum(row["measure"] == "sharpness" for row in rows) == 6  # methods × epochs
+    assert " ± 0.000" not in capsys.readouterr().out
+
+
+def test_eigenvalues_that_are_not_there(archive, kept, tmp_path, capsys, monkeypatch):
+    """Of networks with three weights, and where the fifth is 0."""
+    code = "import flax.linen as nn\nNet = lambda: nn.Sequential([lambda x: x[:, :1], LAST])"
+    last = "nn.Dense(3, use_bias=False)"
+    (tmp_path / "three_weights.py").write_text(code.replace("LAST", last))
+    more = "--model", f"{tmp_path / 'three_weights.py'}:Net", "--epochs", "1", "--seeds", "1"
+    assert train(archive, tmp_path / "three", *more) == 0
+    assert main(["analyze", str(tmp_path / "three"), "--measures", "eigenvalues"]) == 0
+    found = numbers(tmp_path / "three", method="sgd")
+    assert {measure for measure, *_ in found} == {"test accuracy (%)", "lambda_1", "residual"}
+    monkeypatch.setattr(analysis.HessianEigenvalues, "ratio", lambda *_: np.inf)  # λ₅ = 0
+    capsys.readouterr()
+    assert main(["analyze", str(kept), "--measures", "eigenvalues"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^lambda_ratio .* sam +5 +not finite *$", printed, re.M)
+    assert "diverged" not in printed
+
+
 def test_what_cannot_be_measured(run_dir, copy, arrays, tmp_path, capsys):
     text = (copy / "results.json").read_text()
     (copy / "results.json").write_text(re.sub('"sha256": "[0-9a-f]+"', '"sha256": "0"', text))

@@ -382,6 +382,17 @@ def test_a_missing_dependency_names_the_extra(capsys, monkeypatch):
     )
 
 
+def test_tensorboard_x_is_missed_before_the_training(
+    capsys, monkeypatch, trainer, archive, tmp_path
+):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    out = tmp_path / "new"
+    assert main(small(archive, "--methods", "sgd", "--tensorboard", "--out", str(out))) == 2
+    assert "tensorboardX is not installed; run: pip install" in capsys.readouterr().err
+    assert not trainer.began_at
+    assert not out.exists()
+
+
 def output_of(code):
     """The last line that a process of its own prints."""
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

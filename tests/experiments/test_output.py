@@ -19,7 +19,7 @@ def test_what_was_created_is_taken_away_after_a_failure_and_nothing_else(tmp_pat
 
     def interrupted():
         with OutputDirectory(path, ("a",)):
-            assert contents(path).keys() == {".sam_optax", ".lock"}
+            assert contents(path).keys() == {".sam_optax", ".sam_optax.lock"}
             (path.parent / "notes").write_text("mine")
             raise KeyboardInterrupt
 
@@ -78,11 +78,12 @@ def test_what_killed_processes_left_is_taken_away(tmp_path, monkeypatch, failure
 
     if failure:
         monkeypatch.setattr(filelock.FileLock, "acquire", fail)
-    for name in (".results.json.17.partial", ".probe.42.partial", ".mine.partial", ".lock", "a"):
+    killed = (".results.json.17.partial", ".probe.42.partial", ".sam_optax.lock", "a")
+    for name in (*killed, ".mine.partial", ".lock"):
         (tmp_path / name).write_text("")
     with OutputDirectory(tmp_path) as out:
         out.write({"a": b"new", "b": b"more"})
-    assert contents(tmp_path) == {".mine.partial": "", "a": "new", "b": "more"}
+    assert contents(tmp_path) == {".lock": "", ".mine.partial": "", "a": "new", "b": "more"}
 
 
 def test_files_of_others_are_not_replaced_and_links_not_followed(
@@ -112,5 +113,7 @@ def test_files_of_others_are_not_replaced_and_links_not_followed(
     (out / name).rename(out / "notes")
     for _ in range(2):  # other names, and our own, are no obstacle
         assert run(out)[0] == 0
+        assert not (out / "sweep.png").exists()
+        (out / "sweep.png").write_text("of an earlier run")
     (out / ".sam_optax").unlink()
     assert run(out)[0] == 0  # results of a run say whose they are

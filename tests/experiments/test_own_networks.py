@@ -279,6 +279,7 @@ def test_a_loss_and_a_metric(data, name):
     assert seed[found.results["metric"]["key"]] == pytest.approx(float(expected), rel=1e-5)
     assert re.search(rf"^sgd +{expected:.4f} ", repr(found), re.M)  # not in percent
     assert f"test {name}:" in repr(found)
+    assert "nats" not in repr(found)  # the loss is another
 
 
 def test_a_network_whose_file_has_changed_is_another(tmp_path, archive, capsys):
@@ -293,7 +294,8 @@ def test_a_network_whose_file_has_changed_is_another(tmp_path, archive, capsys):
     arguments += ["--methods", "sgd", "sam", "--epochs", "1", "--batch-size", "20", "--seeds", "1"]
     capsys.readouterr()
     assert main(["compare", *arguments, "--weight-decay", "0", "--resume"]) == 2
-    assert re.search("--resume: .* holds the results .* --model-sha256 ", capsys.readouterr().err)
+    error = capsys.readouterr().err
+    assert re.search("--resume: .* with other settings: the file of --model has changed\\. ", error)
     assert main(["analyze", str(out)]) == 2
     assert f"--model {path}:Net: its file has changed since" in capsys.readouterr().err
 

@@ -31,7 +31,9 @@ def test_table_of_runs(archive, arrays, tmp_path, capsys, monkeypatch):
     kept = train(archive, tmp_path / "kept", "--epochs", "2", "--save-every", "1", "--lr", "0.2")
     hot = train(archive, tmp_path / "hot", "--epochs", "2", "--lr", "1e30")
     main((cold, warm, kept, hot), tmp_path / "ranks.json")
-    assert "12 networks; 2 more diverged" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "12 networks; 2 more diverged" in printed
+    assert "…" not in printed  # no number is cut off
     content = json.loads((tmp_path / "ranks.json").read_text())
     networks, rows = content["networks"], {row["measure"]: row for row in content["measures"]}
     assert networks["method"] == (["sgd"] * 2 + ["sam rho 0.5"] * 2) * 2 + ["sgd"] * 4

@@ -18,6 +18,8 @@ class Live:
         self._writers: dict[tuple[str, int], Any] = {}
 
     def __enter__(self) -> Self:
+        import tensorboardX  # noqa: F401 (missing: before the training)
+
         with writable(self._logs):
             for other in () if self._epochs else self._logs.glob("*/*/events.out.tfevents.*"):
                 other.unlink()  # of an earlier run, maybe with other methods

@@ -11,7 +11,7 @@ import filelock
 
 from sam_optax.experiments.errors import UserError
 
-MARK, _LOCK = ".sam_optax", ".lock"
+MARK, _LOCK = ".sam_optax", ".sam_optax.lock"
 """A file by which a run knows a directory as its own, and that of the process that writes there."""
 
 

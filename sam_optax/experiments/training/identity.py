@@ -36,7 +36,9 @@ def check(theirs: Json, ours: Json, what: str) -> None:
         text.append(f"--methods {' '.join(its)} (now {' '.join(mine)})")
     for a, b in ((its[method], mine[method]) for method in its if method in mine):
         text += [
-            f"--{option.replace('_', '-')} {a.get(option)} (now {b.get(option)})"
+            "the file of --model has changed"
+            if option == "model_sha256"
+            else f"--{option.replace('_', '-')} {a.get(option)} (now {b.get(option)})"
             for option in {**a, **b}
             if a.get(option) != b.get(option)
         ]
