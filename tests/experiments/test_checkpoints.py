@@ -182,9 +182,20 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
 # The checkpoint itself.
 
 
+class Stopping(Checkpoints):
+    """Stops the training after the checkpoint of an epoch."""
+
+    last = 0
+
+    def save(self, epoch, record, arrays):
+        super().save(epoch, record, arrays)
+        if epoch == self.last:
+            raise InterruptedError
+
+
 def checkpoints(path):
     run = {"data": ["digits", "0123"], "methods": {"fsam": {"epochs": 9}}}
-    return Checkpoints(path, 1, run, {"jax": "1"})
+    return Stopping(path, 1, run, {"jax": "1"})
 
 
 def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_path):
@@ -207,17 +218,6 @@ def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_p
 # Trainings that stop and go on.
 
 
-class Stopping(tasks.Silent):
-    """Stops after the checkpoint of an epoch."""
-
-    stop_at = 0
-
-    def done(self, kind, share=1.0):
-        super().done(kind, share)
-        if kind == "checkpoint" and self.pieces[kind] == self.stop_at:
-            raise InterruptedError
-
-
 IMAGES = {"epochs": 3, "crop": 1}
 TASKS = {
     "vectors": (("rsam", "fsam"), {"batch_size": 12, "epochs": 4, "seeds": 2, "label_noise": 0.2}),
@@ -236,16 +236,16 @@ def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path):
     options = {"count": settings.get("count", 1)}
     straight = tasks.run(task, **options)
     for last in (1, settings["epochs"]) if simple else (2,):
-        store, Stopping.stop_at = checkpoints(tmp_path), last
+        store = checkpoints(tmp_path)
+        store.last = last
         assert store.find() == []
         with pytest.raises(InterruptedError):
-            tasks.run(task, listener=Stopping(), checkpoints=store, **options)
+            tasks.run(task, checkpoints=store, **options)
     store, listener = checkpoints(tmp_path), tasks.Silent()
     assert (store.find(), store.epoch) == ([], last)
     resumed = tasks.run(task, listener=listener, checkpoints=store, **options)
-    announced = work(task, None, 1)
-    assert listener.pieces == {k: pytest.approx(n) for k, (_, n) in announced.items()}
-    assert listener.before == {k: n for k, (_, n) in work(task, last, 1).items()}
+    assert listener.pieces == {k: pytest.approx(n) for k, (_, n) in work(task).items()}
+    assert listener.before == dict.fromkeys(methods, last)
     for method, outcome in resumed.items():
         expected = straight[method]
         jax.tree.map(np.testing.assert_array_equal, outcome.variables, expected.variables)
