@@ -15,8 +15,8 @@ from sam_optax.experiments.training import identity
 from sam_optax.experiments.types import Json, PyTree, Record
 
 FILE = "checkpoint.msgpack"
-"""In the directory of --out: a SHA-256, as a flipped bit may else go unnoticed, and what it is of,
-which are the arrays and, as JSON, the epoch, the identity of the run, versions and a record."""
+"""In the directory of --out. It begins with the SHA-256 of the rest, where a flipped bit would
+otherwise go unnoticed: the arrays and, as JSON, epoch, identity of the run, versions and record."""
 
 
 class Checkpoints:
@@ -61,14 +61,15 @@ class Checkpoints:
         (record, arrays), self._found = self._found, ({}, {})
         leaves, structure = jax.tree.flatten(like)
         plain = _plain(leaves)
-        if {k: (of.shape, of.dtype) for k, of in arrays.items()} != {
-            k: (of.shape, of.dtype) for k, of in plain.items()
-        }:
+        found, needed = (
+            {number: (of.shape, of.dtype) for number, of in each.items()}
+            for each in (arrays, plain)
+        )
+        if found != needed:
             raise self._unusable("its arrays are not those of this version's training")
-        for i, (leaf, (k, ours)) in enumerate(zip(leaves, plain.items(), strict=True)):
-            leaves[i] = jax.make_array_from_callback(
-                ours.shape, ours.sharding, arrays[k].__getitem__
-            )
+        for i, (leaf, (number, ours)) in enumerate(zip(leaves, plain.items(), strict=True)):
+            read = arrays[number].__getitem__
+            leaves[i] = jax.make_array_from_callback(ours.shape, ours.sharding, read)
             if ours is not leaf:
                 leaves[i] = jax.random.wrap_key_data(leaves[i], impl=jax.random.key_impl(leaf))
         return record, jax.tree.unflatten(structure, leaves)
