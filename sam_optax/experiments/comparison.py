@@ -2,7 +2,6 @@
 
 import dataclasses
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import jax
 
@@ -10,14 +9,16 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
-from sam_optax.experiments.reporting import results, table
+from sam_optax.experiments.reporting import results
 from sam_optax.experiments.reporting.console import Console, say
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory, writable
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.snapshots import Snapshots, by_seed, load_params, to_npz
+from sam_optax.experiments.reporting.snapshots import Snapshots, load_params, to_npz
+from sam_optax.experiments.reporting.table import ResultsTable, print_settings
 from sam_optax.experiments.result import Result
-from sam_optax.experiments.training import devices, identity, initial
+from sam_optax.experiments.training import checkpoints, devices, identity, initial
+from sam_optax.experiments.training.checkpoints import Checkpoints
 from sam_optax.experiments.training.task import (
     NOTHING,
     Given,
@@ -31,14 +32,9 @@ from sam_optax.experiments.training.train import Outcome, Training, work
 from sam_optax.experiments.tuning import search
 from sam_optax.experiments.types import Json, Record
 
-if TYPE_CHECKING:
-    from sam_optax.experiments.training.checkpoints import Checkpoints
-
-CHECKPOINT = "checkpoint"
-"""Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
-_FILES = ("results.json", "params*.npz", REPORT, "tensorboard", search.FILE)
+_FILES = ("results.json", "params*.npz", REPORT, "tensorboard", search.FILE, checkpoints.FILE)
 """Besides the figures."""
 
 
@@ -61,7 +57,7 @@ def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result |
         devices.connect()
     resolved = resolve(options)
     if options.dry_run:
-        table.print_settings(_console(), resolved)
+        print_settings(_console(), resolved)
         return None
     count = options.devices if options.devices or options.preset or options.distributed else 1
     place = devices.choose(count)
@@ -102,15 +98,15 @@ class _Run:
         if self.options.tune:
             self._tune()
         outcomes = self._train(checkpoints)
-        variables = {name: outcome.variables for name, outcome in outcomes.items()}
-        params = by_seed(variables, self.task.seeds)
-        weights = jax.tree.leaves(next(iter(variables.values()))["params"])
-        parameters = sum(leaf.size for leaf in weights) // len(self.task.seeds)
+        params = {name: outcome.variables for name, outcome in outcomes.items()}
+        network = next(iter(next(iter(params.values())).values()))
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(network["params"]))
         found = Result(results.collect(self.description, parameters, outcomes), params)
         try:
             if self.out:
                 (self.out.path / REPORT).unlink(missing_ok=True)  # that of an earlier run
-                self.out.write(_files(found))
+                npz = to_npz(params, identity.of(found.results))
+                self.out.write({"params.npz": npz, "results.json": results.to_json(found.results)})
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
             self._print_table(found.results)
         if checkpoints:
@@ -119,51 +115,48 @@ class _Run:
             if self.options.tune:
                 (self.out.path / search.FILE).unlink(missing_ok=True)  # it is in the results now
             _draw(self.out, found.results)
-            _print(f"\nThe results are in {self.out.path}. Open {self.out.path / REPORT}.")
+            paths = f"{self.out.path}. Open {self.out.path / REPORT}."
+            _say(f"\nThe results are in {paths}", stderr=False)
         if all(of["diverged"] == len(self.task.seeds) for of in found.results["methods"]):
             raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
         return found
 
-    def _checkpoints(self) -> "Checkpoints | None":
-        """The run's checkpoints, if requested or if there are any."""
-        options = self.options
+    def _checkpoints(self) -> Checkpoints | None:
+        """The run's checkpoints, in the directory of --out."""
+        options, of_run = self.options, identity.of(self.description)
         if options.out is None:
             return None
-        path = options.out / CHECKPOINT
-        if not (options.resume or options.checkpoint_every or path.exists()):
-            return None
-        from sam_optax.experiments.training.checkpoints import Checkpoints  # slow to import
-
-        of_run = identity.of(self.description)
-        found = Checkpoints(path, options.checkpoint_every, of_run, results.versions())
-        for note in found.find() if options.resume else ():
+        found = Checkpoints(options.out, options.checkpoint_every, of_run, results.versions())
+        if found.path.exists() and not options.resume:
+            raise UserError(
+                f"--out: {found.path} is the checkpoint of an unfinished run; add --resume to "
+                "continue that run, remove the file to start again, or choose another --out."
+            )
+        for note in found.find():
             _say(note)
         return found
 
-    def _finished(self, checkpoints: "Checkpoints") -> Result | None:
+    def _finished(self, checkpoints: Checkpoints) -> Result | None:
         """What the run has found if it is finished: prints its table, draws what is missing.
 
         Raises:
-          UserError: in the directory are results or a checkpoint of another run.
+          UserError: in the directory are the results of another run.
         """
-        options, path = self.options, self.options.out
-        assert path is not None  # where checkpoints are
+        options, path = self.options, checkpoints.path.parent
         begun = options.tune and (path / search.FILE).exists()
-        if checkpoints.epoch:
+        if begun or checkpoints.epoch or not options.resume:
             return None
-        found = results.from_json(path / "results.json") if options.resume and not begun else None
+        found = results.from_json(path / "results.json")
         if found is None:
-            checkpoints.refuse(foreign=bool(options.resume or options.checkpoint_every))
-            if options.resume and not begun:
-                _say(f"There is no checkpoint in {path}: starting from the beginning.")
+            _say(f"There is no checkpoint in {path}: starting from the beginning.")
             return None
         theirs, ours = identity.of(found), identity.of(self.description)
         identity.check(theirs, ours, f"{path} holds the results of")
         self._print_table(found)
         if self.out and not (path / REPORT).exists():
             _draw(self.out, found)
-        _print(f"\nThis run is finished: its results are in {path}. Open {path / REPORT}.")
-        checkpoints.finish()
+        paths = f"{path}. Open {path / REPORT}."
+        _say(f"\nThis run is finished: its results are in {paths}", stderr=False)
         return Result(found, load_params(path / "params.npz"))
 
     def _tune(self) -> None:
@@ -193,19 +186,18 @@ class _Run:
         self.description = search.settled(self.description, found)
         self.task = dataclasses.replace(self.task, entries=entries_of(self.description))
 
-    def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
+    def _train(self, checkpoints: Checkpoints | None) -> dict[str, Outcome]:
         options, task, out = self.options, self.task, self.out
-        pieces = work(task, None, options.checkpoint_every if checkpoints else 0)
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
+        bar = Progress(_console(stderr=True), work(task), epochs=epochs)
         live: AbstractContextManager[Live | None] = nullcontext()
         snapshots = None
         if out and options.save_every:
-            of_run = identity.of(self.description)
-            snapshots = Snapshots(out, options.save_every, task.seeds, of_run)
+            snapshots = Snapshots(out, options.save_every, identity.of(self.description))
         if out and options.tensorboard:
             live = Live(out.path / "tensorboard", checkpoints.epoch if checkpoints else 0)
         try:
-            with live as writer, Progress(_console(stderr=True), pieces, epochs=epochs) as progress:
+            with live as writer, bar as progress:
                 training = Training(task, self.place)
                 return training.run(progress, checkpoints, writer, snapshots)
         except KeyboardInterrupt:
@@ -216,14 +208,7 @@ class _Run:
 
     def _print_table(self, found: Json) -> None:
         if self.show:
-            _console().print(table.ResultsTable(found), soft_wrap=True)  # paths stay on one line
-
-
-def _files(found: Result) -> dict[str, bytes]:
-    return {
-        "params.npz": to_npz(found.params, identity.of(found.results)),
-        "results.json": results.to_json(found.results),
-    }
+            _console().print(ResultsTable(found), soft_wrap=True)  # paths stay on one line
 
 
 def _draw(out: OutputDirectory, found: Json) -> None:
@@ -240,9 +225,5 @@ def _console(stderr: bool = False) -> Console:
     return Console(stderr, quiet=bool(jax.process_index()))
 
 
-def _print(message: str, stderr: bool = False) -> None:
+def _say(message: str, stderr: bool = True) -> None:
     say(message, stderr, quiet=bool(jax.process_index()))
-
-
-def _say(message: str) -> None:
-    _print(message, stderr=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,10 +107,9 @@ class _BlockLoss:
 
     def __call__(self, params: optax.Params, batch: tuple[measures.Blocks, PyTree]) -> jax.Array:
         block, statistics = batch
-        variables, data = {"params": params, **statistics}, (block.x, block.y)
+        variables = {"params": params, **statistics}
         key = jax.random.key(0) if self.train else None  # of dropout
-        losses, _ = measures.losses(self.task, variables, data, self.train, key)
-        return jnp.sum(block.weight * losses) / jnp.sum(block.weight)
+        return measures.total_loss(self.task, variables, block, key) / jnp.sum(block.weight)
 
 
 def open_run(directory: str | Path) -> Run:
@@ -170,24 +169,41 @@ def _check_code(directory: Path, settings: Json) -> None:
 
 def _networks(run: Run) -> Iterator[Network]:
     """Those of each method, by epoch and seed; says which snapshots are not the run's."""
-    of_last, left_out = run.directory / "params.npz", dict[Path, str]()
-    mark = snapshots.mark(identity.of(run.results))
-    if snapshots.mark_of(of_last) != mark:
-        raise UserError(f"{of_last}: is of another run than results.json; train again with --out.")
-    variables = jax.eval_shape(lambda: tasks.initial_variables(run.task, 0))
-    arrays = flax.traverse_util.flatten_dict(variables, sep="/")
+    mark, left_out = snapshots.mark(identity.of(run.results)), dict[Path, str]()
+    needed = _arrays(jax.eval_shape(lambda: tasks.initial_variables(run.task, 0)))
     key, every = words.Score.of(run.results).key, words.setting(run.results, "save_every", 0)
     for method in run.results["methods"]:
         name, epochs = method["name"], run.task.entries[method["name"]].recipe.epochs
-        for epoch in snapshots.epochs(every, epochs):
+        before = range(every, epochs, every) if every else ()
+        for epoch in (*before, epochs):
             last = epoch == epochs
-            path = of_last if last else run.directory / snapshots.file_name(epoch)
-            if (found := snapshots.mark_of(path)) != mark:
-                left_out[path] = "it is missing" if found is None else "it is of another run"
+            path = run.directory / ("params.npz" if last else snapshots.file_name(epoch))
+            if (theirs := snapshots.mark_of(path)) != mark:
+                if last:
+                    raise UserError(
+                        f"{path}: is of another run than results.json; train again with --out."
+                    )
+                left_out[path] = "it is missing" if theirs is None else "it is of another run"
                 continue
+            stored = load_params(path, f"{name}/").get(name, {})  # damage is found before measuring
             for seed, of in zip(run.task.seeds, method["seeds"], strict=True):
-                snapshots.check(path, {f"{name}/{seed}/{leaf}": x for leaf, x in arrays.items()})
+                _check_arrays(f"{path}: {name}/{seed}", _arrays(stored.get(seed, {})), needed)
                 score = of["curves"][key][epoch - 1]
                 yield Network(run, name, seed, epoch, score, last, path)
     for path, why in left_out.items():
         say(f"{path}: {why}, and left out; train again to have it.")
+
+
+def _check_arrays(network: str, found: Mapping[str, str], needed: Mapping[str, str]) -> None:
+    for leaf, like in needed.items():
+        if (there := found.get(leaf, "missing")) != like:
+            raise UserError(
+                f"{network}/{leaf} is {there}, but {like} in the network that results.json "
+                "describes; train again with --out."
+            )
+
+
+def _arrays(variables: PyTree) -> dict[str, str]:
+    """Dtype and shape of each array, by path."""
+    flat = flax.traverse_util.flatten_dict(variables, sep="/")
+    return {name: f"{leaf.dtype}{[*leaf.shape]}" for name, leaf in flat.items()}

@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 import io
-from typing import Any
 
-from sam_optax.experiments.reporting import console, table
+from sam_optax.experiments.reporting.console import Console
+from sam_optax.experiments.reporting.table import ResultsTable
 from sam_optax.experiments.types import Json, PyTree
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Result:
+class Result(ResultsTable):
     """What :func:`sam_optax.experiments.compare` returns; shown as a table.
 
     Attributes:
@@ -30,15 +30,9 @@ class Result:
 
     def print(self) -> None:
         """Prints the table."""
-        console.Console().print(self)
-
-    def __rich__(self) -> table.ResultsTable:
-        return table.ResultsTable(self.results)
-
-    def _repr_mimebundle_(self, include: Any = (), exclude: Any = (), **_: Any) -> dict[str, str]:
-        return table.ResultsTable(self.results)._repr_mimebundle_(include or (), exclude or ())
+        Console().print(self)
 
     def __repr__(self) -> str:
         file = io.StringIO()  # a console would show in a notebook what it prints
-        console.Console(file=file, width=120, force_jupyter=False).print(self)
+        Console(file=file, width=120, force_jupyter=False).print(self)
         return file.getvalue()

@@ -74,7 +74,7 @@ class Trainer:
         for name, entry in self.task.entries.items():
             curve = np.full((entry.recipe.epochs, len(self.task.seeds)), 0.5, np.float32)
             outcomes[name] = Outcome(
-                variables={"params": {"w": curve.T}},
+                variables={seed: {"params": {"w": curve[:, 0]}} for seed in self.task.seeds},
                 curves={"train_loss": curve, "test_accuracy": curve},
                 sharpness=curve[0],
                 seconds=[1.0],

@@ -236,7 +236,7 @@ WRONG = {
     "params.npz: is damaged": lambda run: (run / "params.npz").write_bytes(b"PK\3\4"),
     "epoch_2.npz: is damaged": lambda run: (run / "params_epoch_2.npz").write_bytes(b"{}"),
     "params.npz: is damaged (the magic string": array(b"not an array"),
-    f"params.npz: has no array {NAME};": array(),
+    f"params.npz: {NAME} is missing, but float32[": array(),
     f"{NAME} is float32[7, 3], but float32[": array(np.zeros((7, 3), np.float32)),
     "holds no results.json and params": lambda run: (run / "results.json").write_text('{"a": 1}'),
     "missing required field `settings`": without("settings"),

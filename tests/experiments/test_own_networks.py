@@ -253,7 +253,7 @@ def test_what_a_call_returns_and_writes(data, tmp_path, capsys):
     found.print()
     assert "sam" in capsys.readouterr().out
     assert "over SGD" in repr(found)
-    assert re.search("<pre.*>.*sam", found._repr_mimebundle_()["text/html"], re.DOTALL)
+    assert re.search("<pre.*>.*sam", found._repr_mimebundle_((), ())["text/html"], re.DOTALL)
     written = {path.name for path in out.iterdir()}
     assert {"results.json", "params.npz", "report.html"} <= written
     stored = load_params(out / "params.npz")

@@ -251,11 +251,14 @@ def test_trials_of_two_values_are_a_line_for_each_of_the_second():
 
 
 def test_methods_look_apart_and_variants_of_one_share_its_colour():
-    looks = axes.styles([*METHODS][:40])
+    def styles(methods):
+        return [look for _, look in axes.styled([{"method": name} for name in methods])]
+
+    looks = styles([*METHODS][:40])
     assert len({(look.color, look.linestyle) for look in looks}) == len(looks)
     assert len({(look.color, look.marker) for look in looks}) == len(looks)
-    assert axes.styles(["asam", "sgd"]) == axes.styles(["sgd", "sam", "asam"])[::-2]
-    _, sam, again = axes.styles(["sgd", "sam", "sam"])
+    assert styles(["asam", "sgd"]) == styles(["sgd", "sam", "asam"])[::-2]
+    _, sam, again = styles(["sgd", "sam", "sam"])
     assert sam.color == again.color
     assert sam.linestyle != again.linestyle
     assert sam.marker != again.marker

@@ -177,7 +177,7 @@ def test_a_traced_value_trains_as_the_same_value_given(small):
     values = [{"rho_min": 0.1, "weight_decay": 0.03, **of} for of in values]
     run = training.Training(small, devices.choose(1))
     (runner,) = (runner for runner in run.runners if runner.name == "gsam")
-    each = [{k: np.full(3, v, np.float32) for k, v in of.items()} for of in (*values, values[0])]
+    each = *values, values[0]
     first, second, again = (run.trial(runner, of, lambda share: None) for of in each)
     jax.tree.map(np.testing.assert_array_equal, first, again)
     for found, of in zip((first, second), values, strict=True):
@@ -194,8 +194,7 @@ def test_accuracies_are_on_held_out_examples_with_their_labels(small):
     task = search.held_out(small)
     labels = noisy_labels(task, task.seeds, held_out=True)
     outcome = tasks.run(dataclasses.replace(task, entries={"sgd": task.entries["sgd"]}))["sgd"]
-    for i in range(len(task.seeds)):
-        variables = jax.tree.map(lambda leaf, i=i: leaf[i], outcome.variables)
+    for i, variables in enumerate(outcome.variables.values()):
         predicted = task.model.apply(variables, task.dataset.test.x, train=False).argmax(-1)
         expected = np.mean(predicted == labels[i])
         assert outcome.curves["test_accuracy"][-1, i] == pytest.approx(expected)
@@ -256,11 +255,10 @@ class Search:
     def trial(self, runner, values, tick):
         if len(self.trials) == self.interrupt_after:
             raise KeyboardInterrupt
-        one = {name: float(of[0]) for name, of in values.items()}
-        self.trials.append((runner.name, one))
+        self.trials.append((runner.name, values))
         tick(1.0)
         best = {"weight_decay": 5e-4, "rho": 0.5, **self.best.get(runner.name, {})}
-        far = sum(abs(np.log2(value / best.get(name, value))) for name, value in one.items())
+        far = sum(abs(np.log2(value / best.get(name, value))) for name, value in values.items())
         last = np.full(len(self.task.seeds), 0.9 - 0.05 * far)
         accuracy = np.stack([last + 0.02 * (i == 3) for i in range(runner.entry.recipe.epochs)])
         return {"test_accuracy": accuracy, "train_loss": np.ones_like(accuracy)}

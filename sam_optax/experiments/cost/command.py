@@ -15,7 +15,7 @@ from sam_optax.experiments.options.declare import COUNT, NOT_EMPTY, allowed, che
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.results import versions
+from sam_optax.experiments.reporting.results import to_json, versions
 from sam_optax.experiments.types import Record
 
 ROUNDS = 15
@@ -93,8 +93,9 @@ def run(options: Cost) -> None:
     console.print(report.LEGEND, style="dim")
     if options.out is not None:
         found = {"versions": versions(), "devices": devices, "models": models}
-        output.write_json(options.out, found)
-        output.replace_files({options.out.with_suffix(".png"): report.draw(models)})
+        png = options.out.with_suffix(".png")
+        with output.writable(options.out):
+            output.replace_files({options.out: to_json(found), png: report.draw(models)})
 
 
 def _model(name: str, options: Cost, placement: Placement) -> Record:

@@ -33,15 +33,12 @@ def placed(methods: Iterable[str]) -> dict[str, int]:
     return dict(zip(names, look.positions(names), strict=True))
 
 
-def styles(methods: Sequence[str]) -> list[Style]:
-    """The styles by position; a method may occur several times."""
-    place = placed(methods)
-    return [style(place[of], methods[:i].count(of)) for i, of in enumerate(methods)]
-
-
 def styled(methods: Sequence[Json]) -> list[tuple[Json, Style]]:
-    """The methods of a run, as in its results, with their styles."""
-    return list(zip(methods, styles([of["method"] for of in methods]), strict=True))
+    """The methods of a run, as in its results, with their styles; one may occur several times."""
+    names = [of["method"] for of in methods]
+    place = placed(names)
+    looks = (style(place[of], names[:i].count(of)) for i, of in enumerate(names))
+    return list(zip(methods, looks, strict=True))
 
 
 def column(panels: int, height: float, **shared: Any) -> tuple[Figure, Sequence[Axes]]:

@@ -23,14 +23,12 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
         finalize=lambda x: words.printable(x, "\n") if type(x) is str else x,
     )
     environment.filters["plain"] = words.plain
-    methods, columns, settings = found["methods"], table.columns(found), words.settings(found)
-    titles = ["method", "setting", "value", "where the value is from"]
-    shared = [row for method, *row in settings if not method and not _unused(found, *row)]
+    methods, columns = found["methods"], table.columns(found)
+    settings = [row for row in words.settings(found) if row[0] or not _unused(found, *row[1:])]
     origin = {"seeds": found["seeds"], **found["versions"]}
     origin["data, SHA-256"] = found["dataset"]["sha256"]
     sections = {  # heading: header, rows, number of columns of text
-        "Settings": (titles[1:], shared, 3),
-        "Methods": (titles, [row for row in settings if row[0]], 4),
+        "Settings": (["method", "setting", "value", "where the value is from"], settings, 4),
         "Cost": ([*map(words.named, _COST)], [[m[key] for key in _COST] for m in methods], 1),
         "Data and software": (["", ""], list(origin.items()), 2),
     }

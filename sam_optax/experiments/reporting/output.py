@@ -1,7 +1,6 @@
 """Files that are written completely or not at all."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -104,13 +103,6 @@ def check_file(path: Path | None) -> None:
         raise UserError(f"--out: {path.parent} is not a folder.")
     if path is not None and path.is_dir():
         raise UserError(f"--out: {path} is a folder, not a file.")
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes a file of ``--out`` atomically: an interrupt leaves the old or the new one."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    with writable(path):
-        replace_files({path: text.encode()})
 
 
 def replace_files(files: Mapping[Path, bytes]) -> None:

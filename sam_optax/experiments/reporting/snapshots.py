@@ -12,10 +12,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.traverse_util
-import jax
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
@@ -26,22 +25,6 @@ from sam_optax.experiments.types import Json, PyTree, Record
 def file_name(epoch: int) -> str:
     """The file of all networks after an epoch."""
     return f"params_epoch_{epoch}.npz"
-
-
-def epochs(every: int, last: int) -> Iterator[int]:
-    """After which epochs there are networks of a method: every so many (0: none), and the last."""
-    yield from range(every or last, last, every or last)
-    yield last
-
-
-def by_seed(
-    variables: Mapping[str, PyTree], seeds: tuple[int, ...]
-) -> dict[str, dict[int, PyTree]]:
-    """The variables of each method, which have an axis of seeds in front, by method and seed."""
-    return {
-        name: {seed: jax.tree.map(lambda leaf, i=i: leaf[i], of) for i, seed in enumerate(seeds)}
-        for name, of in variables.items()
-    }
 
 
 def mark(identity: Json) -> str:
@@ -82,27 +65,6 @@ def mark_of(path: Path) -> str | None:
         return archive.comment.decode(errors="replace")
 
 
-def check(path: Path, expected: Mapping[str, Any]) -> None:
-    """Checks names, shapes and dtypes of the arrays of a file, without reading these.
-
-    Raises:
-      UserError: the file is damaged, or an array is missing or another one.
-    """
-    with _opened(path) as archive:
-        members = {*archive.namelist()}
-        for name, like in expected.items():
-            if f"{name}.npy" not in members:
-                raise UserError(f"{path}: has no array {name}; train again with --out.")
-            with archive.open(f"{name}.npy") as member:
-                np.lib.format.read_magic(member)
-                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
-            if (shape, dtype) != (like.shape, like.dtype):
-                raise UserError(
-                    f"{path}: {name} is {dtype}{[*shape]}, but {like.dtype}{[*like.shape]} in the "
-                    "network that results.json describes; train again with --out."
-                )
-
-
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
     try:
@@ -117,10 +79,8 @@ class Snapshots(NamedTuple):
 
     out: OutputDirectory
     every: int
-    seeds: tuple[int, ...]
     identity: Json
 
-    def save(self, epoch: int, variables: Mapping[str, PyTree]) -> None:
-        """Writes the variables of each method, an axis of seeds in front of every leaf."""
-        params = by_seed(variables, self.seeds)
+    def save(self, epoch: int, params: Mapping[str, Mapping[int, PyTree]]) -> None:
+        """Writes the variables of each method and seed."""
         self.out.write({file_name(epoch): to_npz(params, self.identity)})

@@ -95,14 +95,14 @@ class ResultsTable(JupyterMixin):
     """
 
     def __init__(self, results: Json) -> None:
-        self._results = results
+        self.results = results
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         wrap = TextWrapper(options.max_width, break_long_words=False, break_on_hyphens=False)
-        yield Text("\n" + "\n".join(map(wrap.fill, words.heading(self._results))) + "\n")
-        shown = [column for column in columns(self._results) if column.place < PAGE]
+        yield Text("\n" + "\n".join(map(wrap.fill, words.heading(self.results))) + "\n")
+        shown = [column for column in columns(self.results) if column.place < PAGE]
         wide, left_out = options.update(max_width=1000), list[str]()
         while console.measure(_table(shown), options=wide).minimum > options.max_width:
             last = max(shown, key=lambda column: column.place)

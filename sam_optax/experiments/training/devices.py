@@ -6,7 +6,6 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -114,11 +113,3 @@ def over_seeds(f: Function, count: int) -> Function:
     if jax.default_backend() == "cpu":
         return lambda *args: jax.lax.map(lambda one: f(*one), args)
     return jax.vmap(f)
-
-
-def joined(groups: Sequence[Mapping[str, PyTree]]) -> dict[str, PyTree]:
-    """Concatenates the arrays of all groups of seeds, by name."""
-    return {
-        name: jax.tree.map(lambda *leaves: np.concatenate(leaves), *(g[name] for g in groups))
-        for name in groups[0]
-    }

@@ -10,7 +10,7 @@ import optax
 
 import sam_optax
 from sam_optax.experiments.training import feed, measures
-from sam_optax.experiments.training.devices import joined, over_seeds
+from sam_optax.experiments.training.devices import over_seeds
 from sam_optax.experiments.training.measures import Blocks
 from sam_optax.experiments.training.task import noisy_labels
 from sam_optax.experiments.types import Function, PyTree
@@ -60,7 +60,7 @@ class Evaluation:
             loss = self._total(self._loss, of, self._train[group])
             loss, score = jax.device_get((loss, self._total(self._score, of, tested)))
             found.append({"train_loss": loss / train, self._key: score / test})
-        return joined(found)
+        return {name: np.concatenate([of[name] for of in found]) for name in found[0]}
 
     def sharpness(self, variables: Sequence[PyTree]) -> np.ndarray:
         """L(w + ε) − L(w) in nats, (seeds,), with SAM's ε for the full gradient.

@@ -19,19 +19,6 @@ SMALL = 2**24
 """Maximum number of params of all seeds that an accelerator trains together."""
 
 
-def in_one_call(task: Task) -> tuple[bool, bool]:
-    """Whether one call of a program runs many steps, and whether it trains all seeds."""
-    resident = isinstance(task.dataset.train.x, np.ndarray)
-    if jax.default_backend() == "cpu":
-        # Inside a loop, XLA for CPUs uses fewer threads: convolutions take up to 16 times as long.
-        # Small networks gain more from one call for an epoch of all seeds.
-        looped = resident and isinstance(task.model, MLP | CNN)
-        return looped, looped
-    shapes = jax.tree.leaves(jax.eval_shape(functools.partial(initial_variables, task), 0))
-    size = sum(leaf.size for leaf in shapes) * len(task.seeds)
-    return resident, resident and size <= SMALL
-
-
 class Source:
     """The examples for the steps of all methods, on the devices (``resident``) or on disk.
 
@@ -42,7 +29,11 @@ class Source:
     def __init__(self, task: Task, place: Devices) -> None:
         self.task, self.place = task, place
         self.resident = isinstance(task.dataset.train.x, np.ndarray)
-        self.looped, together = in_one_call(task)
+        # Inside a loop, XLA for CPUs uses fewer threads: convolutions take up to 16 times as long.
+        # Small networks gain more from one call for an epoch of all seeds.
+        on_cpu, small = jax.default_backend() == "cpu", isinstance(task.model, MLP | CNN)
+        self.looped = self.resident and (small or not on_cpu)
+        together = self.looped and (on_cpu or _size(task) <= SMALL)
         self.groups = [task.seeds] if together else [(seed,) for seed in task.seeds]
         self._labels = [noisy_labels(task, seeds) for seeds in self.groups]
         if self.resident:
@@ -62,6 +53,12 @@ class Source:
         rows, labels = self.place.rows(batch_size), self._labels[group][0]
         batches = train_batches(dataset, batch_size, seeds[0], epoch, rows)
         return (self.place.put_rows((x, labels[index])) for x, index in batches), (None, None)
+
+
+def _size(task: Task) -> int:
+    """The number of values of the variables of all seeds."""
+    shapes = jax.tree.leaves(jax.eval_shape(functools.partial(initial_variables, task), 0))
+    return sum(leaf.size for leaf in shapes) * len(task.seeds)
 
 
 def order(examples: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:

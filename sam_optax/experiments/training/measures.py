@@ -61,19 +61,15 @@ def ready(dataset: Dataset, x: jax.Array) -> jax.Array:
 
 
 def losses(
-    task: Task,
-    variables: PyTree,
-    batch: tuple[jax.Array, jax.Array],
-    train: bool = False,
-    key: jax.Array | None = None,
+    task: Task, variables: PyTree, batch: tuple[jax.Array, jax.Array], key: jax.Array | None = None
 ) -> tuple[jax.Array, PyTree]:
     """The loss of each example, (n,), and the variables that are no params after the pass.
 
-    It is the task's, or cross entropy in nats of labels (n,) or distributions (n, classes). With
-    ``train``, BatchNorm normalizes by the statistics of the batch, and dropout draws from ``key``.
+    It is the task's, or cross entropy in nats of labels (n,) or distributions (n, classes). With a
+    ``key``, BatchNorm normalizes by the statistics of the batch, and dropout draws from the key.
     """
     x, y = batch
-    outputs, rest = _outputs(task, variables, x, train, key)
+    outputs, rest = _outputs(task, variables, x, key)
     if task.loss is not None:
         return _one_each("loss", task.loss(outputs, y), len(y)), rest
     if y.ndim < outputs.ndim:
@@ -91,22 +87,23 @@ def _one_each(name: str, values: jax.Array, n: int) -> jax.Array:
 
 
 def _outputs(
-    task: Task, variables: PyTree, x: jax.Array, train: bool = False, key: jax.Array | None = None
+    task: Task, variables: PyTree, x: jax.Array, key: jax.Array | None = None
 ) -> tuple[jax.Array, PyTree]:
     x, rest = ready(task.dataset, x), [name for name in variables if name != "params"]
-    # Linen's other streams are those of params, where there is none of their name.
-    streams = {} if key is None else {"rngs": {"params": key, "dropout": key}}
-    new: PyTree = {}
-    if train and rest:
-        outputs, new = task.model.apply(variables, x, train=True, mutable=rest, **streams)
+    if key is None:
+        outputs, new = task.model.apply(variables, x, train=False), {}
     else:
-        outputs = task.model.apply(variables, x, train=train, **streams)
+        # Linen's other streams are those of params, where there is none of their name.
+        streams = {"params": key, "dropout": key}
+        outputs, new = task.model.apply(variables, x, train=True, mutable=rest, rngs=streams)
     return jnp.asarray(outputs, jnp.promote_types(outputs.dtype, jnp.float32)), new
 
 
-def total_loss(task: Task, variables: PyTree, block: Blocks) -> jax.Array:
-    """The weighted sum of the losses of a block."""
-    return jnp.sum(block.weight * losses(task, variables, (block.x, block.y))[0])
+def total_loss(
+    task: Task, variables: PyTree, block: Blocks, key: jax.Array | None = None
+) -> jax.Array:
+    """The weighted sum of the losses of a block; with a ``key`` as in training."""
+    return jnp.sum(block.weight * losses(task, variables, (block.x, block.y), key)[0])
 
 
 def total_score(task: Task, variables: PyTree, block: Blocks) -> jax.Array:

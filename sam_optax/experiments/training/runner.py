@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ class Runner:
         self._program: Any = None
         self._stretch = STEPS if jax.process_count() > 1 or not source.resident else 1
         self._seeds = source.place.put([np.array(seeds, np.int32) for seeds in source.groups])
-        self._values: list[Record] = [{} for _ in source.groups]
+        self._values: Record = {}
         self._count = len(source.groups[0])
 
         def first(seed: jax.Array, variables: PyTree) -> State:
@@ -52,14 +52,13 @@ class Runner:
         """Whether all seeds have diverged."""
         return bool(self.curve) and bool(np.isnan(self.curve[-1]["train_loss"]).all())
 
-    def start(self, variables: list[PyTree], values: list[PyTree] | None = None) -> None:
+    def start(self, variables: list[PyTree], values: Mapping[str, float] = {}) -> None:
         """Takes the initial variables of each group, for a training from the beginning.
 
-        ``values`` of each group are those for :meth:`Entry.at`, one for each seed. The program
-        is compiled for any values.
+        ``values`` are those for :meth:`Entry.at`; the program is compiled for any.
         """
-        if values is not None:
-            self._values = self._source.place.put(values)
+        each = {name: np.full(self._count, value, np.float32) for name, value in values.items()}
+        self._values = self._source.place.put(each)
         variables = jax.tree.map(jnp.copy, variables)  # steps donate their inputs
         self.states = [self._init(*pair) for pair in zip(self._seeds, variables, strict=True)]
         self.curve, self.seconds = [], []
@@ -103,7 +102,7 @@ class Runner:
     def _arguments(self, group: int, epoch: int) -> tuple[Any, ...]:
         """The input of each call; seeds, values, labels and indices: see :meth:`Source.epoch`."""
         calls, per_seed = self._source.epoch(group, self.entry.recipe.batch_size, epoch)
-        return calls, self._seeds[group], self._values[group], *per_seed
+        return calls, self._seeds[group], self._values, *per_seed
 
     def _steps(
         self, x: PyTree, start: jax.Array, stop: jax.Array, epoch: jax.Array, *per_seed: PyTree

@@ -89,7 +89,7 @@ class MethodStep:
         self, state: State, dropout: jax.Array, params: optax.Params, batch: PyTree
     ) -> tuple[jax.Array, PyTree]:
         """The loss of each example, and the variables that are no params after the pass."""
-        return measures.losses(self._task, {"params": params, **state.rest}, batch, True, dropout)
+        return measures.losses(self._task, {"params": params, **state.rest}, batch, dropout)
 
     def _augmented(self, key: jax.Array, batch: PyTree) -> PyTree:
         """Examples as the network receives them, and their labels or label distributions."""

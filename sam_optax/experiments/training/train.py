@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from sam_optax.experiments.training import initial
-from sam_optax.experiments.training.devices import Devices, joined, over_seeds
+from sam_optax.experiments.training.devices import Devices, over_seeds
 from sam_optax.experiments.training.evaluation import Evaluation
 from sam_optax.experiments.training.feed import Source
 from sam_optax.experiments.training.runner import Runner
@@ -37,7 +37,7 @@ class Outcome:
     The curves are ``train_loss`` in nats, and the test accuracy in [0, 1] or the user's metric.
     """
 
-    variables: PyTree  # of the trained networks, a leading seed axis on every leaf
+    variables: dict[int, PyTree]  # of the trained network of each seed
     curves: dict[str, np.ndarray]  # after each epoch, (epochs, seeds)
     sharpness: np.ndarray  # nats, (seeds,)
     seconds: list[float]  # of the training steps per epoch, all seeds
@@ -69,32 +69,27 @@ class Training:
         self._compile(progress)
         every, first = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
         if checkpoints and first:
-            done = work(self.task, first, every)
-            progress.resumed({kind: count for kind, (_, count) in done.items()})
             self._resume(checkpoints)
-        for epoch in range(first, _longest(self.task)):
+            progress.resumed({r.name: min(first, r.entry.recipe.epochs) for r in self.runners})
+        for epoch in range(first, max(r.entry.recipe.epochs for r in self.runners)):
             turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
                 self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name), live)
             going = [r for r in self.runners if epoch + 1 < r.entry.recipe.epochs]
             if snapshots and going and (epoch + 1) % snapshots.every == 0:
-                snapshots.save(epoch + 1, {r.name: _variables(r) for r in going})
+                snapshots.save(epoch + 1, {r.name: self._networks(r) for r in going})
             if checkpoints and every and (epoch + 1) % every == 0:
                 self._save(checkpoints, epoch + 1)
-                progress.done("checkpoint")
         return {runner.name: self._outcome(runner, progress) for runner in self.runners}
 
     def trial(
-        self, runner: Runner, values: Mapping[str, np.ndarray], tick: Callable[[float], None]
+        self, runner: Runner, values: Mapping[str, float], tick: Callable[[float], None]
     ) -> dict[str, np.ndarray]:
-        """Trains a method anew, with values (see ``Entry.at``) for each seed.
+        """Trains a method anew, with values (see ``Entry.at``); returns the curves.
 
-        Returns the curves. All trials of a method share its program.
+        All trials of a method share its program.
         """
-        count = len(self._source.groups[0])
-        starts = range(0, len(self.task.seeds), count)
-        groups = [{name: of[i : i + count] for name, of in values.items()} for i in starts]
-        runner.start(self._initial_variables(), groups)
+        runner.start(self._initial_variables(), values)
         epochs = runner.entry.recipe.epochs
         for epoch in range(epochs):
             self._run_epoch(runner, epoch, lambda share: tick(share / epochs))
@@ -132,13 +127,22 @@ class Training:
         progress.done("sharpness")
         references = [other for other in self.runners if other.entry.method == REFERENCE]
         return Outcome(
-            variables=_variables(runner),
+            variables=self._networks(runner),
             curves=self._curves(runner),
             sharpness=sharpness,
             seconds=runner.seconds,
             compile_seconds=runner.compile_seconds,
             cost=relative_cost(runner, references[0]) if references else float("nan"),
         )
+
+    def _networks(self, runner: Runner) -> dict[int, PyTree]:
+        """The variables of each seed's network."""
+        groups = zip(self._source.groups, jax.device_get(runner.variables), strict=True)
+        return {
+            seed: jax.tree.map(lambda leaf, i=i: leaf[i], variables)
+            for seeds, variables in groups
+            for i, seed in enumerate(seeds)
+        }
 
     def _curves(self, runner: Runner) -> dict[str, np.ndarray]:
         """(epochs, seeds); epochs that were skipped after all seeds had diverged are NaN."""
@@ -160,34 +164,15 @@ class Training:
             runner.seconds, runner.curve = measured["seconds"], measured["curve"]
 
 
-def work(
-    task: Task, until: int | None = None, checkpoint_every: int = 0
-) -> dict[str, tuple[float, int]]:
-    """The pieces of work: kind -> (cost in gradients of an epoch, number of pieces).
-
-    They cover the whole run, or all epochs up to one.
-    """
+def work(task: Task) -> dict[str, tuple[float, int]]:
+    """The pieces of work: kind -> (cost in gradients of an epoch, number of pieces)."""
     test, train = len(task.dataset.test.y), len(task.dataset.train.y)
     evaluation = (1 + test / train) / 3
-    pieces = {}
+    pieces = {"sharpness": (5 / 3, len(task.entries))}
     for name, entry in task.entries.items():
-        epochs = entry.recipe.epochs if until is None else min(until, entry.recipe.epochs)
         gradients = entry.variant.gradients(train / entry.recipe.batch_size)
-        pieces[name] = gradients + evaluation, epochs
-    if checkpoint_every:
-        pieces["checkpoint"] = 0.1, (until or _longest(task)) // checkpoint_every
-    if until is None:
-        pieces["sharpness"] = 5 / 3, len(task.entries)
+        pieces[name] = gradients + evaluation, entry.recipe.epochs
     return pieces
-
-
-def _longest(task: Task) -> int:
-    return max(entry.recipe.epochs for entry in task.entries.values())
-
-
-def _variables(runner: Runner) -> dict[str, PyTree]:
-    """What all networks of a method are applied with, an axis of seeds in front of every leaf."""
-    return joined(jax.device_get(runner.variables))
 
 
 def relative_cost(runner: Runner, reference: Runner) -> float:

@@ -123,11 +123,7 @@ class Search:
                 progress.compiling(name, number, len(training.runners))
             while points := self._missing(name):
                 values = choice.values(self._axes[name], points[0])
-                curves = training.trial(
-                    runner,
-                    {k: np.full(SEEDS, value, np.float32) for k, value in values.items()},
-                    functools.partial(progress.done, name),
-                )
+                curves = training.trial(runner, values, functools.partial(progress.done, name))
                 made = choice.trial(points[0], values, curves, self.task.metric, chance)
                 self.trials[name].append(made)
                 keep()
