@@ -2,6 +2,7 @@
 
 import dataclasses
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -17,8 +18,7 @@ from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.snapshots import Snapshots, load_params, to_npz
 from sam_optax.experiments.reporting.table import ResultsTable, print_settings
 from sam_optax.experiments.result import Result
-from sam_optax.experiments.training import checkpoints, devices, identity, initial
-from sam_optax.experiments.training.checkpoints import Checkpoints
+from sam_optax.experiments.training import devices, identity, initial
 from sam_optax.experiments.training.task import (
     NOTHING,
     Given,
@@ -32,9 +32,14 @@ from sam_optax.experiments.training.train import Outcome, Training, work
 from sam_optax.experiments.tuning import search
 from sam_optax.experiments.types import Json, Record
 
+if TYPE_CHECKING:
+    from sam_optax.experiments.training.checkpoints import Checkpoints
+
+CHECKPOINT = "checkpoint"
+"""Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
-_FILES = ("results.json", "params*.npz", REPORT, "tensorboard", search.FILE, checkpoints.FILE)
+_FILES = ("results.json", "params*.npz", REPORT, "tensorboard", search.FILE)
 """Besides the figures."""
 
 
@@ -121,34 +126,38 @@ class _Run:
             raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
         return found
 
-    def _checkpoints(self) -> Checkpoints | None:
-        """The run's checkpoints, in the directory of --out."""
-        options, of_run = self.options, identity.of(self.description)
+    def _checkpoints(self) -> "Checkpoints | None":
+        """The run's checkpoints, if requested or if there are any."""
+        options = self.options
         if options.out is None:
             return None
-        found = Checkpoints(options.out, options.checkpoint_every, of_run, results.versions())
-        if found.path.exists() and not options.resume:
-            raise UserError(
-                f"--out: {found.path} is the checkpoint of an unfinished run; add --resume to "
-                "continue that run, remove the file to start again, or choose another --out."
-            )
-        for note in found.find():
+        path = options.out / CHECKPOINT
+        if not (options.resume or options.checkpoint_every or path.exists()):
+            return None
+        from sam_optax.experiments.training.checkpoints import Checkpoints  # slow to import
+
+        of_run = identity.of(self.description)
+        found = Checkpoints(path, options.checkpoint_every, of_run, results.versions())
+        for note in found.find() if options.resume else ():
             _say(note)
         return found
 
-    def _finished(self, checkpoints: Checkpoints) -> Result | None:
+    def _finished(self, checkpoints: "Checkpoints") -> Result | None:
         """What the run has found if it is finished: prints its table, draws what is missing.
 
         Raises:
-          UserError: in the directory are the results of another run.
+          UserError: in the directory are results or a checkpoint of another run.
         """
-        options, path = self.options, checkpoints.path.parent
+        options, path = self.options, self.options.out
+        assert path is not None  # where checkpoints are
         begun = options.tune and (path / search.FILE).exists()
-        if begun or checkpoints.epoch or not options.resume:
+        if checkpoints.epoch:
             return None
-        found = results.from_json(path / "results.json")
+        found = results.from_json(path / "results.json") if options.resume and not begun else None
         if found is None:
-            _say(f"There is no checkpoint in {path}: starting from the beginning.")
+            checkpoints.refuse(foreign=bool(options.resume or options.checkpoint_every))
+            if options.resume and not begun:
+                _say(f"There is no checkpoint in {path}: starting from the beginning.")
             return None
         theirs, ours = identity.of(found), identity.of(self.description)
         identity.check(theirs, ours, f"{path} holds the results of")
@@ -186,7 +195,7 @@ class _Run:
         self.description = search.settled(self.description, found)
         self.task = dataclasses.replace(self.task, entries=entries_of(self.description))
 
-    def _train(self, checkpoints: Checkpoints | None) -> dict[str, Outcome]:
+    def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
         options, task, out = self.options, self.task, self.out
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
         bar = Progress(_console(stderr=True), work(task), epochs=epochs)

@@ -17,7 +17,7 @@ from sam_optax.experiments.reporting.stream import Stream, printable
 _PROG = "python -m sam_optax"
 # Packages of the extra "experiments".
 _EXTRA = {"filelock", "flax", "jinja2", "matfree", "matplotlib", "mlxtend", "msgspec"}
-_EXTRA |= {"rich", "scipy", "sklearn", "tensorboardX"}
+_EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX"}
 # Each module is imported only when its command runs: `run(options)` takes the dataclass named after
 # the command, such as `Compare`.
 _COMMANDS = {
@@ -44,12 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             code = _main(list(sys.argv[1:] if argv is None else argv))
         except KeyboardInterrupt as stop:
-            warnings.simplefilter("ignore")  # of what was waited for
+            warnings.simplefilter("ignore")  # of what was waited for, such as Orbax's writing
             code = _fail("interrupted.", 128 + (stop.args[0] if stop.args else signal.SIGINT))
             sys.stdout.flush()
             if argv is None:
                 # A computation may still be running. If the interpreter shut down meanwhile, it
-                # would free the memory in use and crash.
+                # would free the memory in use and crash; what was interrupted half made, such as
+                # an event loop of Orbax's, complains when it is freed.
                 os._exit(code)
         sys.stdout.flush()
         if out.error is None or code:

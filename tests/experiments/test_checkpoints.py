@@ -1,6 +1,5 @@
 """Runs that stop and go on: to the last bit as if they had not, or refused with the reason."""
 
-import json
 import shutil
 
 import jax
@@ -8,25 +7,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tasks
-from flax import serialization
 
 from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import results
-from sam_optax.experiments.training.checkpoints import Checkpoints
 from sam_optax.experiments.training.train import work
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("compile_fast")
 
 
-def epoch_of(path):
-    return json.loads(serialization.msgpack_restore(path.read_bytes()[32:])["run"])["epoch"]
+def contents(path):
+    return {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-def damage(path):
-    """Flips a bit."""
+def epochs_in(path):
+    return sorted(int(p.name.rpartition("_")[2]) for p in path.glob("sam_optax_v3_*[0-9]"))
+
+
+def damage(checkpoint):
+    """Flips a bit of the largest file, which has the params."""
+    path = max((p for p in checkpoint.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -76,19 +78,22 @@ def interrupted(trainer, command, out):
     ]
     trainer.interrupt_after = None
     trainer.began_at.clear()
-    return out / "checkpoint.msgpack"
+    return out / "checkpoint"
 
 
 def test_a_run_is_lost_to_no_new_one_and_goes_on_and_then_is_finished(
-    interrupted, command, trainer, out
+    interrupted, command, trainer, out, tmp_path
 ):
-    before = interrupted.read_bytes()
+    """And files of others among its checkpoints stay (case 77)."""
+    before = contents(interrupted)
     for more in ((), ("--checkpoint-every", "1")):
         refused(command(*more), f"{interrupted} is the checkpoint of an unfinished run; add --resu")
-    assert (interrupted.read_bytes(), trainer.began_at) == (before, [])
+    assert (contents(interrupted), trainer.began_at) == (before, [])
+    put(interrupted, tmp_path)
     code, table, errors = command("--resume")
     assert (code, errors, trainer.began_at) == (0, "", [2])
-    assert not interrupted.exists()
+    assert [p.name for p in sorted(contents(interrupted))] == ["commit_success.txt", "my_model.pt"]
+    shutil.rmtree(interrupted)
     code, again, errors = command("--resume", "--checkpoint-every", "1")
     assert (code, errors, trainer.began_at) == (0, "", [2])
     assert again == table.replace("The results are", "This run is finished: its results are")
@@ -102,12 +107,9 @@ def test_a_run_is_lost_to_no_new_one_and_goes_on_and_then_is_finished(
 def test_a_damaged_checkpoint_is_refused(interrupted, command, trainer):
     trainer.interrupt_after = 4
     assert command("--checkpoint-every", "2", "--resume")[0] == 130
-    assert epoch_of(interrupted) == 4
-    damage(interrupted)
-    refused(command("--resume"), f"{interrupted} cannot be used: it is damaged, or of another pro")
-    interrupted.unlink()
-    interrupted.mkdir()
-    refused(command("--resume"), f"{interrupted} cannot be used: is a directory. Remove it to sta")
+    assert epochs_in(interrupted) == [4]
+    damage(interrupted / "sam_optax_v3_4")
+    refused(command("--resume"), f"{interrupted} cannot be used: the checkpoint is damaged: ")
     assert trainer.began_at == [2]
 
 
@@ -118,18 +120,45 @@ def test_other_versions_of_libraries_are_told(interrupted, command, monkeypatch)
     assert told in command("--resume")[2]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk_is_told_and_leaves_the_previous_checkpoint(interrupted, command, trainer):
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     trainer.interrupt_after = 4
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         told = command("--resume", "--checkpoint-every", "2")[2].splitlines()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert f"--checkpoint-every: {interrupted} cannot be written (" in told[-1]
     assert told[-1].endswith("--resume will continue from epoch 2.")
-    assert (len(told), epoch_of(interrupted)) == (1, 2)
+    assert (len(told), epochs_in(interrupted)) == (1, [2])
+
+
+def put(path, tmp_path):
+    """Another tool's file, and a step of its Orbax."""
+    (path / "7").mkdir(parents=True)
+    for name in ("my_model.pt", "7/commit_success.txt"):
+        (path / name).write_text("mine")
+
+
+def link(path, tmp_path):
+    """A link to checkpoints."""
+    path.parent.mkdir()
+    (tmp_path / "elsewhere" / "sam_optax_v3_2").mkdir(parents=True)
+    path.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(put, "not a directory of this v"), (link, "a symb")])
+def test_what_is_not_ours_stays_and_is_not_adopted(command, trainer, out, tmp_path, make, kind):
+    make(out / "checkpoint", tmp_path)
+    before = sorted(tmp_path.rglob("[!.]*"))
+    for more in (("--checkpoint-every", "2"), ("--resume",)):
+        refused(command(*more), f"--out: {out}/checkpoint is {kind}")
+    assert sorted(tmp_path.rglob("[!.]*")) == before
+    assert command()[0] == command("--resume")[0] == 0  # they need none
+    assert set(before) < set(tmp_path.rglob("*"))
+    assert trainer.began_at == [0]
 
 
 @pytest.mark.parametrize(
@@ -182,20 +211,18 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
 # The checkpoint itself.
 
 
-class Stopping(Checkpoints):
-    """Stops the training after the checkpoint of an epoch."""
+def checkpoints(path, last=0):
+    """Those of a run, which stops after the checkpoint of the epoch ``last``."""
+    from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
 
-    last = 0
+    class Stopping(Checkpoints):
+        def save(self, epoch, record, arrays):
+            super().save(epoch, record, arrays)
+            if epoch == last:
+                raise InterruptedError
 
-    def save(self, epoch, record, arrays):
-        super().save(epoch, record, arrays)
-        if epoch == self.last:
-            raise InterruptedError
-
-
-def checkpoints(path):
     run = {"data": ["digits", "0123"], "methods": {"fsam": {"epochs": 9}}}
-    return Stopping(path, 1, run, {"jax": "1"})
+    return Stopping(path / "checkpoint", 1, run, {"jax": "1"})
 
 
 def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_path):
@@ -210,8 +237,9 @@ def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_p
         store.find()
         with pytest.raises(UserError, match=r"its arrays are not those of this .*Remove it to st"):
             store.restore({"sam": like})
-    store.path.write_bytes(store.path.read_bytes().replace(b"train_loss", b"train_lost"))
-    with pytest.raises(UserError, match="cannot be used: it is damaged"):
+    for path, content in contents(tmp_path).items():  # which Orbax itself would not notice
+        path.write_bytes(content.replace(b"train_loss", b"train_lost"))
+    with pytest.raises(UserError, match="damaged: its contents have changed since it was written"):
         checkpoints(tmp_path).find()
 
 
@@ -236,8 +264,7 @@ def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path):
     options = {"count": settings.get("count", 1)}
     straight = tasks.run(task, **options)
     for last in (1, settings["epochs"]) if simple else (2,):
-        store = checkpoints(tmp_path)
-        store.last = last
+        store = checkpoints(tmp_path, last)
         assert store.find() == []
         with pytest.raises(InterruptedError):
             tasks.run(task, checkpoints=store, **options)

@@ -76,14 +76,14 @@ def test_a_run_of_two_processes_is_killed_and_goes_on_to_the_params_of_one(comma
     assert re.search(r"^sam_optax: .*--resume", lost, re.M)
     # Of one that could say nothing, another process does.
     assert "sam_optax: another process of the run was lost; start all of them again" in errors
-    assert (tmp_path / "two" / "checkpoint.msgpack").exists()
+    assert (tmp_path / "two" / "checkpoint" / "sam_optax_v3_1").is_dir()
 
     (code, printed, errors), (of_second, by_second, _) = run_both(arguments)
     assert (code, of_second) == (0, 0), errors
     assert "resuming after epoch 1 of 3" in errors
     assert "The results are in" in printed
     assert "test accuracy" not in by_second  # one process tells of the run
-    assert not (tmp_path / "two" / "checkpoint.msgpack").exists()
+    assert not (tmp_path / "two" / "checkpoint").exists()
     with np.load(tmp_path / "one/params.npz") as one, np.load(tmp_path / "two/params.npz") as two:
         assert one.files == two.files
         for name in one.files:

@@ -1,110 +1,164 @@
-"""The checkpoint of an unfinished run: one file, with checks of the run that it belongs to."""
+"""Checkpoints of unfinished runs, written by Orbax, with checks of the run they belong to."""
 
+import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
-from flax import serialization
+import orbax.checkpoint as ocp
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.output import replace_files
 from sam_optax.experiments.training import identity
 from sam_optax.experiments.types import Json, PyTree, Record
 
-FILE = "checkpoint.msgpack"
-"""In the directory of --out. It begins with the SHA-256 of the rest, where a flipped bit would
-otherwise go unnoticed: the arrays and, as JSON, epoch, identity of the run, versions and record."""
+_NAME, _UNFINISHED = "sam_optax_v3", ".orbax-checkpoint-tmp"
+"""A checkpoint is a directory ``sam_optax_v3_EPOCH``, where 3 is the version of the format, and has
+this suffix while it is written. Whatever has another name is not ours and is left alone."""
+
+# What Orbax also raises, it logs at length, and again in its threads.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
+_hook = sys.unraisablehook
+sys.unraisablehook = lambda of: None if "loop is closed" in str(of.exc_value) else _hook(of)
 
 
 class Checkpoints:
-    """The last checkpoint of a run, in a directory.
+    """The last checkpoint of a run.
 
-    ``epoch`` is its epoch, 0 without one, and ``every`` the number of epochs between two.
+    It is written synchronously: writing in the background would disturb the timing. ``epoch`` is
+    its epoch, 0 without one, and ``every`` the number of epochs between two.
     """
 
-    def __init__(self, out: Path, every: int, run: Json, versions: Mapping[str, str]) -> None:
-        self.path, self.every, self.epoch = out / FILE, every, 0
+    def __init__(self, path: Path, every: int, run: Json, versions: Mapping[str, str]) -> None:
+        self.path, self.every, self.epoch = path.absolute(), every, 0
         self._run, self._versions = run, versions
-        self._found: tuple[Record, Mapping[str, np.ndarray]] = {}, {}
+        self._found: tuple[Record, list[np.ndarray]] = {}, []
+
+    @functools.cached_property
+    def _manager(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=1, step_prefix=_NAME, enable_async_checkpointing=False
+        )
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)  # that cannot read below "[a]"
+        return ocp.CheckpointManager(self.path, options=options, item_handlers=handler)
+
+    def _ours(self) -> bool:
+        return not self.path.is_symlink() and any(self.path.glob(f"{_NAME}_*"))
+
+    def _epochs(self) -> list[int]:
+        """Those of the checkpoints, the newest first; Orbax is not asked where none is ours."""
+        return sorted(self._manager.all_steps(), reverse=True) if self._ours() else []
+
+    def refuse(self, foreign: bool) -> None:
+        """Raises :class:`UserError` if a checkpoint or, with ``foreign``, anything is there."""
+        if self._epochs():
+            raise UserError(
+                f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
+                "continue that run, remove the directory to start again, or choose another --out."
+            )
+        link, taken = self.path.is_symlink(), self.path.is_file() or any(self.path.glob("*"))
+        if foreign and (link or taken) and not self._ours():
+            kind = "a symbolic link" if link else "not a directory of this version's checkpoints"
+            raise UserError(f"--out: {self.path} is {kind}; move it, or choose another --out.")
 
     def find(self) -> list[str]:
         """Reads the checkpoint, if there is one; returns notes for the user.
 
         It raises :class:`UserError` if the checkpoint is damaged, or of another run.
         """
-        if not self.path.exists():
+        epochs = self._epochs()
+        if not epochs:
             return []
         try:
-            content = self.path.read_bytes()
-        except OSError as error:
-            raise self._unusable(str(error.strerror or error).lower()) from error
-        digest, content = content[:32], content[32:]
-        if digest != hashlib.sha256(content).digest():
-            raise self._unusable("it is damaged, or of another program")
-        found = serialization.msgpack_restore(content)
-        run = json.loads(found["run"])
+            run, arrays = self._read(epochs[0])
+        except Exception as error:  # damaged files raise many types
+            raise self._unusable(f"the checkpoint is damaged: {_line(error)}") from error
         identity.check(run["identity"], self._run, f"{self.path} is of")
-        self.epoch, self._found = run["epoch"], (run["record"], found["arrays"])
+        self.epoch, self._found = epochs[0], (run, arrays)
         was, now = run["versions"], self._versions
         new = [f"{k} {was.get(k)} (now {v})" for k, v in now.items() if v != was.get(k)]
         numbers = "the numbers may differ a little from those of an uninterrupted run."
         return [f"The checkpoint was written with {', '.join(new)}: {numbers}"] if new else []
+
+    def _read(self, epoch: int) -> tuple[Record, list[np.ndarray]]:
+        """Reads a checkpoint; any error is raised if it has changed since it was written."""
+        run = dict(self._manager.metadata(epoch).custom_metadata)
+        plain = [ocp.RestoreArgs(restore_type=np.ndarray) for _ in range(run["arrays"])]
+        arrays = self._manager.restore(epoch, args=ocp.args.PyTreeRestore(restore_args=plain))
+        if run.pop("sha256", "") != _sha256(run, arrays):
+            raise ValueError("its contents have changed since it was written")
+        return run, arrays
 
     def restore(self, like: PyTree) -> tuple[Record, PyTree]:
         """Record and arrays of the checkpoint found by :meth:`find`.
 
         The arrays must have the structure, shapes and dtypes of ``like``, and get its shardings.
         """
-        (record, arrays), self._found = self._found, ({}, {})
-        leaves, structure = jax.tree.flatten(like)
-        plain = _plain(leaves)
-        found, needed = (
-            {number: (of.shape, of.dtype) for number, of in each.items()}
-            for each in (arrays, plain)
-        )
-        if found != needed:
+        (run, arrays), self._found = self._found, ({}, [])
+        flat, structure = jax.tree.flatten(like)
+        plain = [_plain(leaf) for leaf in flat]
+        if [(of.shape, of.dtype) for of in arrays] != [(of.shape, of.dtype) for of in plain]:
             raise self._unusable("its arrays are not those of this version's training")
-        for i, (leaf, (number, ours)) in enumerate(zip(leaves, plain.items(), strict=True)):
-            read = arrays[number].__getitem__
-            leaves[i] = jax.make_array_from_callback(ours.shape, ours.sharding, read)
+        for i, (leaf, ours, found) in enumerate(zip(flat, plain, arrays, strict=True)):
+            flat[i] = jax.make_array_from_callback(ours.shape, ours.sharding, found.__getitem__)
             if ours is not leaf:
-                leaves[i] = jax.random.wrap_key_data(leaves[i], impl=jax.random.key_impl(leaf))
-        return record, jax.tree.unflatten(structure, leaves)
+                flat[i] = jax.random.wrap_key_data(flat[i], impl=jax.random.key_impl(leaf))
+        return run["record"], jax.tree.unflatten(structure, flat)
 
     def save(self, epoch: int, record: Record, arrays: PyTree) -> None:
-        """Writes a checkpoint in the place of the one before; a failure is a UserError."""
-        run = {"identity": self._run, "versions": self._versions, "epoch": epoch, "record": record}
-        leaves = jax.device_get(_plain(jax.tree.leaves(arrays)))
-        content = serialization.msgpack_serialize({"run": json.dumps(run), "arrays": leaves})
+        """Writes a checkpoint, then removes the one before; a failure is a UserError."""
+        state = [_plain(leaf) for leaf in jax.tree.leaves(arrays)]
+        run: Record = {"identity": self._run, "versions": self._versions, "record": record}
+        run["arrays"] = len(state)
+        run["sha256"] = _sha256(run, state)
         try:
-            if not jax.process_index():  # only one process writes
-                replace_files({self.path: hashlib.sha256(content).digest() + content})
-        except OSError as error:
+            self._manager.save(epoch, args=ocp.args.PyTreeSave(state), custom_metadata=run)
+        except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
             then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
             raise UserError(
-                f"--checkpoint-every: {self.path} cannot be written ({error.strerror or error}). "
-                f"Fix the cause; --resume will {then}."
+                f"--checkpoint-every: {self.path} cannot be written ({_line(error)}). Fix "
+                f"the cause; --resume will {then}."
             ) from error
         self.epoch = epoch
 
     def finish(self) -> None:
-        """Removes the checkpoint, after the results have been written."""
-        if not jax.process_index():
-            self.path.unlink(missing_ok=True)
+        """Removes what is ours, and no other file, after the results have been written."""
+        if jax.process_index():
+            return
+        for epoch in self._epochs():
+            # Renamed first: a kill must not leave half a checkpoint in the place of a whole one.
+            (self.path / f"{_NAME}_{epoch}").rename(self.path / f"{_NAME}_{epoch}{_UNFINISHED}")
+        for path in self.path.glob(f"{_NAME}_*{_UNFINISHED}"):
+            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # there are other files
+            self.path.rmdir()
 
     def _unusable(self, why: str) -> UserError:
         remedy = "Remove it to start again, or choose another --out."
         return UserError(f"--resume: {self.path} cannot be used: {why}. {remedy}")
 
 
-def _plain(leaves: list[jax.Array]) -> dict[str, jax.Array]:
-    """The arrays by number, as they can be written: of a typed key, its integer data."""
-    return {
-        str(i): jax.random.key_data(leaf)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else leaf
-        for i, leaf in enumerate(leaves)
-    }
+def _sha256(run: Json, arrays: Sequence[Any]) -> str:
+    """The digest of a checkpoint: the file formats do not detect every flipped bit."""
+    digest = hashlib.sha256(json.dumps(run).encode())
+    for leaf in arrays:
+        digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _plain(leaf: jax.Array) -> jax.Array:
+    """An array as Orbax writes it: of a typed key, its integer data."""
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def _line(error: Exception) -> str:
+    """The begin of a message; those of Orbax's libraries are long."""
+    return str(error).partition("\n")[0][:100].rstrip(".")
