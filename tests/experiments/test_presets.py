@@ -16,7 +16,7 @@ from sam_optax.__main__ import main
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.describe import describe
-from sam_optax.experiments.options.options import DEFAULTS, OF_OTHERS, Compare
+from sam_optax.experiments.options.options import DEFAULTS, Compare
 from sam_optax.experiments.options.presets import PRESETS
 from sam_optax.experiments.options.resolve import CHOSEN_HERE, RECIPE, SHARED, resolve
 from sam_optax.experiments.training.task import Recipe
@@ -162,7 +162,7 @@ def test_every_number_has_a_range():
 def test_labels_of_a_user_s_data_are_not_changed_by_default():
     noise = lambda dataset: resolved(dataset=dataset)["sam"]["settings"]["label_noise"][0]
     assert (noise(None), noise("mnist5k")) == (0.4, 0.4)
-    assert noise("npz:mine.npz") == noise("hf:mine") == OF_OTHERS["label_noise"] == 0.0
+    assert noise("npz:mine.npz") == noise("hf:mine") == 0.0
 
 
 @pytest.mark.parametrize("preset", [None, "rsam-cifar10"])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import typing
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -17,6 +16,8 @@ from sam_optax.experiments.methods.help import HELP
 from sam_optax.experiments.types import PyTree
 
 Optimizer: TypeAlias = optax.GradientTransformation
+Build: TypeAlias = Callable[..., Optimizer]
+"""From the base optimizer and the hyperparameters of a method."""
 Arguments: TypeAlias = dict[str, Any]
 """Of a call of ``update``."""
 METHODS: "dict[str, Method]" = {}
@@ -33,7 +34,7 @@ class Option(NamedTuple):
 
     default: Any
     help: str
-    kind: type
+    kind: Any  # with ``None``, if it may be left out
 
 
 class Base(NamedTuple):
@@ -119,7 +120,7 @@ class Method:
     """
 
     title: str
-    build: Callable[..., Optimizer]
+    build: Build
     options: Mapping[str, Option]  # NAME is --METHOD.NAME on the command line
     # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
     gradients: float | Callable[..., float] = 2.0
@@ -141,30 +142,21 @@ class Method:
         return Variant(self, known | changes)
 
 
-def method(
-    title: str, help: Mapping[str, str] | None = None, **traits: Any
-) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
+def method(title: str, **traits: Any) -> Callable[[Build], Build]:
     """Registers ``build(base, **hyperparameters)`` by its name, with traits of :class:`Method`.
 
-    ``help`` says of hyperparameters what they are, where others of the name are something else.
     What a method adds to the arguments of ``update`` is of the whole batch: it has no ``groups``.
     """
-    texts = {**HELP, **(help or {})}
     traits = {"groups": "arguments" not in traits, **traits}
 
-    def register(build: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
-        _, *parameters = inspect.signature(build).parameters.values()
-        options = {p.name: Option(p.default, texts[p.name], _kind(p)) for p in parameters}
-        METHODS[build.__name__] = Method(title, build, options, **traits)
+    def register(build: Build) -> Build:
+        name, (_, *parameters) = build.__name__, inspect.signature(build).parameters.values()
+        texts = {p.name: HELP.get(f"{name}.{p.name}") or HELP[p.name] for p in parameters}
+        options = {p.name: Option(p.default, texts[p.name], p.annotation) for p in parameters}
+        METHODS[name] = Method(title, build, options, **traits)
         return build
 
     return register
-
-
-def _kind(parameter: inspect.Parameter) -> type:
-    """The type of a hyperparameter: its annotation, where it may be left out the other one."""
-    given = typing.get_args(parameter.annotation) or (parameter.annotation,)
-    return next(kind for kind in given if kind is not type(None))
 
 
 class Variant(NamedTuple):

@@ -6,13 +6,13 @@ from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
 from sam_optax.experiments.options.declare import flag
-from sam_optax.experiments.options.options import UNMENTIONED, Compare
+from sam_optax.experiments.options.options import FIELDS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS
 from sam_optax.experiments.training import initial
 from sam_optax.experiments.training.task import NOTHING, Entry, Given, entries_of, values
 from sam_optax.experiments.types import Json, Record
 
-_NEUTRAL = {**UNMENTIONED, "dtype": "float32"}
+_NEUTRAL = {**UNMENTIONED, "dtype": FIELDS["dtype"].default}
 """The values with which a setting has no effect."""
 _OF_PIXELS = ("crop", "flip", "cutout")
 _OF_LABELS = ("label_noise", "mixup", "label_smoothing")

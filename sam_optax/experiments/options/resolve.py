@@ -13,7 +13,7 @@ from sam_optax.experiments.methods import method as methods
 from sam_optax.experiments.methods.method import Variant
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
 from sam_optax.experiments.options.declare import flag, suggest
-from sam_optax.experiments.options.options import DEFAULTS, FIELDS, OF_OTHERS, UNMENTIONED, Compare
+from sam_optax.experiments.options.options import DEFAULTS, FIELDS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS, WHOLE_BATCH, Preset
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.words import plain
@@ -102,7 +102,8 @@ def _layers(options: Compare, preset: Preset | None, method: str = "") -> list[L
         decay = METHODS[method].weight_decay if method else None
         chosen = {} if decay is None else {"weight_decay": decay}
         ours = options.dataset in (None, "digits", "mnist5k")
-        return [Layer(chosen, CHOSEN_ON_DIGITS), Layer(DEFAULTS if ours else OF_OTHERS, "default")]
+        noise = {} if ours else {"label_noise": 0.0}  # labels of a user's data stay as they are
+        return [Layer(chosen, CHOSEN_ON_DIGITS), Layer({**DEFAULTS, **noise}, "default")]
     printed = {"dataset": preset.data, **preset.printed, **preset.rows.get(method, {})}
     return [
         *(Layer({name: printed[name]}, place, True) for name, place in preset.places.items()),

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.data.dataset import Dataset, load
-from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.methods.method import Base, Variant
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import own, registry

@@ -101,9 +101,9 @@ class Search:
                 self.train(keep, progress)
         found = {}
         for name, entry in self.task.entries.items():
-            own, around = entry.variant.method.radius, {}
-            for axis in axes(entry, self.rate):
-                around |= {f"{entry.method}.{k}" if k in own else k: v for k, v in axis.start.items()}
+            along, own = axes(entry, self.rate), entry.variant.method.radius
+            starts = choice.values(along, (0,) * len(along))
+            around = {f"{entry.method}.{k}" if k in own else k: v for k, v in starts.items()}
             chosen = choice.choose(self.trials[name], self.task.metric.higher_is_better)
             found[name] = {"around": around, "seeds": list(self.task.seeds), **chosen}
         return found
