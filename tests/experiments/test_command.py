@@ -44,9 +44,9 @@ WRONG = {
     "--vasso.rho 1": "--vasso.rho: vasso is not trained; add it to --methods, or leave it",
     "--m 7": "--m 7: does not divide the batch size, 100; .* such as 5",
     # names
-    "--methods adam": "--methods adam: unknown method; did you mean asam?",
+    "--methods adam": "--methods adam: unknown; did you mean asam?",
     "--methods sam sam": "--methods sam: given twice",
-    "--methods": "--methods: none given",
+    "--methods": "--methods: no value is given",
     "--model vit": "--model vit: unknown model; use FILE.py:NAME for yours, or one",
     "--dataset cifar": "--dataset cifar: unknown data set; use one of digits",
     "--dataset npz:nowhere": r"--dataset npz:nowhere: not a readable .npz file \(no such file",

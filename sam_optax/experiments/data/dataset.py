@@ -30,8 +30,8 @@ class Dataset:
       sha256: digest of examples and labels before scaling, whose rounding differs between machines.
         For images on disk: digest of the labels and of mean and deviation of a sample.
       notes: further information on the data for the reader of the results.
-      described: the data as they were understood before scaling, on one line.
       classification: whether labels are classes, or else targets of a regression.
+      described: the data as they were understood before scaling, on one line.
     """
 
     name: str
@@ -42,8 +42,8 @@ class Dataset:
     std: np.ndarray | None
     sha256: str
     notes: tuple[str, ...] = ()
-    described: str = ""
     classification: bool = True
+    described: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -115,8 +115,8 @@ def from_arrays(
             f"x of train is {x_train.dtype}, x of test {x_test.dtype}; pass both as integers "
             "below 2³¹ (tokens), or both as floats or uint8."
         )
-    raw = Raw(Examples(x_train, y_train), Examples(x_test, y_test), outputs)
-    raw = raw._replace(classification=classification)
+    parts = Examples(x_train, y_train), Examples(x_test, y_test)
+    raw = Raw(*parts, classes=outputs, classification=classification)
     if test is None:
         note = "There are no test examples: a fifth of the training examples is held out."
         raw = raw._replace(test=None, notes=(note,))
@@ -147,8 +147,8 @@ def _prepared(name: str, raw: Raw, scale: bool) -> Dataset:
         digest.update(np.ascontiguousarray(array).data)
     kind = np.int32 if raw.train.y.dtype.kind in "iu" else np.float32
     train, test = (Examples(of, part.y.astype(kind)) for of, part in zip(x, parts, strict=True))
-    found = Dataset(name, train, test, raw.classes, mean, std, digest.hexdigest(), raw.notes)
-    found = dataclasses.replace(found, classification=raw.classification)
+    sha256, about = digest.hexdigest(), (raw.notes, raw.classification)
+    found = Dataset(name, train, test, raw.classes, mean, std, sha256, *about)
     return dataclasses.replace(found, described=_described(found, raw, parts))
 
 

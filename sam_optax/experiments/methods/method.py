@@ -100,14 +100,13 @@ class Step:
         if n <= 8 * BLOCK:
             return self.grad_fn(self.data)(params)
         count = -(-n // BLOCK)
-        index = jnp.arange(count * BLOCK).reshape(count, BLOCK)
 
-        def add(total: PyTree, block: jax.Array) -> tuple[PyTree, None]:
-            batch = jax.tree.map(lambda leaf: leaf[jnp.minimum(block, n - 1)], self.data)
-            grads = jax.grad(lambda p: jnp.sum((block < n) * self.losses_fn(p, batch)) / n)(params)
-            return jax.tree.map(jnp.add, total, grads), None
+        def block(params: optax.Params, i: jax.Array) -> jax.Array:
+            index = BLOCK * i + jnp.arange(BLOCK)
+            batch = jax.tree.map(lambda leaf: leaf[jnp.minimum(index, n - 1)], self.data)
+            return count / n * jnp.sum((index < n) * self.losses_fn(params, batch))
 
-        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), index)[0]
+        return sam_optax.accumulate(jax.grad(block), count)(params)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import DEFAULT
+from sam_optax.experiments.methods.registry import DEFAULT, METHODS
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.options.declare import (
     COUNT,
@@ -38,7 +38,11 @@ class Compare:
     """
 
     methods: tuple[str, ...] | None = option(
-        None, f"Methods to train (default: {' '.join(DEFAULT)}).", metavar="METHOD", basic=True
+        None,
+        f"Methods to train (default: {' '.join(DEFAULT)}).",
+        one_of(METHODS),
+        "METHOD",
+        basic=True,
     )
     dataset: str | None = setting(
         "digits",

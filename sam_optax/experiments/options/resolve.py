@@ -12,7 +12,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import method as methods
 from sam_optax.experiments.methods.method import Variant
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
-from sam_optax.experiments.options.declare import flag, suggest
+from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import DEFAULTS, FIELDS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS, WHOLE_BATCH, Preset
 from sam_optax.experiments.reporting import words
@@ -80,11 +80,7 @@ def _methods(options: Compare, preset: Preset | None) -> Sequence[str]:
     names: Sequence[str] = (preset.methods or tuple(preset.rows)) if preset else DEFAULT
     if options.methods is not None:
         names = options.methods
-    if not names:
-        raise UserError(f"--methods: none given; name some of {', '.join(METHODS)}.")
     for name in names:
-        if name not in METHODS:
-            raise UserError(f"--methods {name}: unknown method; {suggest(name, METHODS)}")
         if names.count(name) > 1:
             raise UserError(f"--methods {name}: given twice; name each method once.")
     for name, values in options.hyperparameters.items():
