@@ -96,7 +96,7 @@ def _options(options: Json) -> Record:
     for name, value in options.items():
         if name in METHODS and isinstance(value, Mapping):
             for option, x in value.items():
-                found[f"{name}.{option}"] = tuple(x) if isinstance(x, list | tuple) else (x,)
+                found[f"{name}.{option}"] = x if isinstance(x, list | tuple) else (x,)
         elif name in METHODS and name not in known:
             raise UserError(f'{name}: got {value!r}; give a dict, such as {name}={{"rho": 0.1}}.')
         else:

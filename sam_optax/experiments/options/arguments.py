@@ -55,12 +55,10 @@ def parse(command: type[Options], given: Sequence[str], program: str) -> Options
 
 def collected(values: Json) -> Record:
     """The fields of the options: those named METHOD.HYPERPARAMETER are together in one."""
-    found: Record = {}
-    for name, value in values.items():
-        method, dot, option = name.partition(".")
-        of = found.setdefault("hyperparameters", {}).setdefault(method, {}) if dot else found
-        of[option or name] = tuple(value) if isinstance(value, list) else value
-    return found
+    given = {name: tuple(of) if isinstance(of, list) else of for name, of in values.items()}
+    found = {name: of for name, of in given.items() if "." not in name}
+    more = {name: of for name, of in given.items() if "." in name}
+    return {**found, "hyperparameters": more} if more else found
 
 
 def known(command: type) -> Declared:

@@ -197,9 +197,8 @@ class Compare:
     dry_run: bool = option(
         False, "Print what would be trained, with the source of each value, and exit.", basic=True
     )
-    hyperparameters: Mapping[str, Mapping[str, tuple[Any, ...]]] = dataclasses.field(
-        default_factory=dict
-    )  # by method: the values to train with, such as {"sam": {"rho": (0.1, 0.2)}}
+    # The values to train with, such as {"sam.rho": (0.1, 0.2)}.
+    hyperparameters: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises :class:`UserError` for a value out of range, before anything is loaded."""

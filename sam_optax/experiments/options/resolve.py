@@ -83,11 +83,10 @@ def _methods(options: Compare, preset: Preset | None) -> Sequence[str]:
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"--methods {name}: given twice; name each method once.")
-    for name, values in options.hyperparameters.items():
-        if values and name not in names:
-            given = flag(f"{name}.{next(iter(values))}")
+    for asked in options.hyperparameters:
+        if (name := asked.partition(".")[0]) not in names:
             raise UserError(
-                f"{given}: {name} is not trained; add it to --methods, or leave it out."
+                f"{flag(asked)}: {name} is not trained; add it to --methods, or leave it out."
             )
     return names
 
@@ -160,7 +159,7 @@ def _hyperparameters(name: str, options: Compare, preset: Preset | None) -> dict
     """The values of each hyperparameter to train with, with their source."""
     method, layers, several = METHODS[name], _layers_of_hyperparameters(name, preset), {}
     for option, (default, *_) in method.options.items():
-        given, asked = options.hyperparameters.get(name, {}).get(option), flag(f"{name}.{option}")
+        given, asked = options.hyperparameters.get(f"{name}.{option}"), flag(f"{name}.{option}")
         found = _found(option, given, layers)
         if given == ():
             raise UserError(f"{asked}: no value is given; give one or several.")
