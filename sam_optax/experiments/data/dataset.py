@@ -115,11 +115,8 @@ def from_arrays(
             f"x of train is {x_train.dtype}, x of test {x_test.dtype}; pass both as integers "
             "below 2³¹ (tokens), or both as floats or uint8."
         )
-    parts = Examples(x_train, y_train), Examples(x_test, y_test)
-    raw = Raw(*parts, classes=outputs, classification=classification)
-    if test is None:
-        note = "There are no test examples: a fifth of the training examples is held out."
-        raw = raw._replace(test=None, notes=(note,))
+    tested = None if test is None else Examples(x_test, y_test)
+    raw = Raw(Examples(x_train, y_train), tested, outputs, classification=classification)
     return _prepared(ARRAYS, raw, scale=False)
 
 
@@ -129,7 +126,11 @@ def _tokens(x: np.ndarray) -> bool:
 
 def _prepared(name: str, raw: Raw, scale: bool) -> Dataset:
     """The data set with its examples scaled, or with the statistics to scale images."""
-    parts = builtin.hold_out(raw.train) if raw.test is None else (raw.train, raw.test)
+    if raw.test is None:
+        note = "There are no test examples: a fifth of the training examples is held out."
+        train, test = builtin.hold_out(raw.train)
+        raw = raw._replace(train=train, test=test, notes=(*raw.notes, note))
+    parts: Any = raw.train, raw.test
     x: Any = [part.x for part in parts]
     mean = std = None
     contents: list[Any] = [*parts[0], *parts[1]]
@@ -147,8 +148,8 @@ def _prepared(name: str, raw: Raw, scale: bool) -> Dataset:
         digest.update(np.ascontiguousarray(array).data)
     kind = np.int32 if raw.train.y.dtype.kind in "iu" else np.float32
     train, test = (Examples(of, part.y.astype(kind)) for of, part in zip(x, parts, strict=True))
-    sha256, about = digest.hexdigest(), (raw.notes, raw.classification)
-    found = Dataset(name, train, test, raw.classes, mean, std, sha256, *about)
+    about = digest.hexdigest(), raw.notes, raw.classification
+    found = Dataset(name, train, test, raw.classes, mean, std, *about)
     return dataclasses.replace(found, described=_described(found, raw, parts))
 
 

@@ -61,8 +61,6 @@ def load(
         x: Sequence[Any] = in_memory(sources) or sources
     else:
         x = [_vectors(split, rows, columns) for split, rows in used.items()]
-    if test is None:
-        notes.append("There is no test split: a fifth of the training examples is held out.")
     parts: list[Any] = [*map(Examples, x, y), None]
     origin = (train, test or "held out")
     return Raw(parts[0], parts[1], len(names), tuple(notes), origin, names, image is not None)
