@@ -71,8 +71,9 @@ def _of_files(options: Compare, run: Json, given: Given) -> Record:
     model = run["settings"]["model"]["value"]
     if given.model is None and own.is_spec(model):
         found["model_sha256"] = {"value": own.sha256(model), "source": "of the file"}
-    if given.objects:
-        found["from_python"] = {"value": given.objects, "source": "given"}
+    objects = [of for of in ("model", "dataset", "loss") if getattr(given, of) is not None]
+    if objects:
+        found["from_python"] = {"value": objects, "source": "given"}
     if given.metric.of is not None:
         found["metric"] = {"value": given.metric.key, "source": "given"}
     if options.init:

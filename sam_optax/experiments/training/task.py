@@ -201,11 +201,6 @@ class Given(NamedTuple):
     loss: PerExample | None = None
     metric: Metric = ACCURACY
 
-    @property
-    def objects(self) -> list[str]:
-        """Which of network, data and loss are given, as no file of the run has them."""
-        return [name for name in ("model", "dataset", "loss") if getattr(self, name) is not None]
-
 
 NOTHING = Given()
 
