@@ -14,6 +14,7 @@ from sam_optax.experiments.data import folders
 from sam_optax.experiments.data.arrays import check_examples
 from sam_optax.experiments.data.images import Examples, ImageColumn, Raw, in_memory
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.options.declare import suggest
 
 _NUMBERS = ("int", "uint", "float", "bool")
 
@@ -140,9 +141,7 @@ def _pick(
 ) -> str | None:
     """The requested column, or the only one of its type, or one with a common name."""
     if given is not None and given not in features:
-        raise UserError(
-            f"--{what}-column {given}: no such column; use one of {', '.join(features)}."
-        )
+        raise UserError(f"--{what}-column {given}: no such column; {suggest(given, features)}")
     found = [name for name, feature in features.items() if type(feature).__name__ == kind]
     named = [name for name in usual.split() if name in (found or features)]
     if given is None and len(found) > 1 and not named:
@@ -153,9 +152,7 @@ def _pick(
 def _train(splits: Mapping[str, Any], test_split: str | None) -> str:
     """The name of the split for training."""
     if test_split is not None and test_split not in splits:
-        raise UserError(
-            f"--test-split {test_split}: no such split; use one of {', '.join(splits)}."
-        )
+        raise UserError(f"--test-split {test_split}: no such split; {suggest(test_split, splits)}")
     others = [split for split in splits if split != test_split]
     if "train" not in others and len(others) != 1:
         raise UserError(f"it has no split named train, only {', '.join(splits)}.")
@@ -164,10 +161,9 @@ def _train(splits: Mapping[str, Any], test_split: str | None) -> str:
 
 def _labelled(splits: Mapping[str, Any], train: str, label: str) -> str | None:
     """The name of a test split with labels; some test labels (ImageNet's) are not public."""
+    others = {k: of for k, of in splits.items() if k != train and label in of.features}
     for split in ("test", "validation"):
-        rows = None if split == train else splits.get(split)
-        known = rows is not None and label in rows.features and _column(rows, label).unique()
-        if known and set(known.to_pylist()) - {None, -1}:
+        if split in others and {*_column(others[split], label).unique().to_pylist()} - {None, -1}:
             return split
     return None
 
