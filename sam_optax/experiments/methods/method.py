@@ -12,7 +12,6 @@ import optax
 
 import sam_optax
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.help import HELP
 from sam_optax.experiments.types import PyTree
 
 Optimizer: TypeAlias = optax.GradientTransformation
@@ -24,17 +23,6 @@ METHODS: "dict[str, Method]" = {}
 """The methods by name; see ``registry``."""
 BLOCK = 500
 """Examples per microbatch of a gradient over the whole training set, to bound its memory."""
-
-
-class Option(NamedTuple):
-    """A hyperparameter of a method: its default value, what it is, and its type.
-
-    Without a default it is passed on where it is given; else the library's default holds.
-    """
-
-    default: Any
-    help: str
-    kind: Any  # with ``None``, if it may be left out
 
 
 class Base(NamedTuple):
@@ -120,7 +108,9 @@ class Method:
 
     title: str
     build: Build
-    options: Mapping[str, Option]  # NAME is --METHOD.NAME on the command line
+    # NAME is --METHOD.NAME on the command line. One without a default, ``None``, is passed on where
+    # it is given; else the library's default holds.
+    options: Mapping[str, inspect.Parameter]
     # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
     gradients: float | Callable[..., float] = 2.0
     arguments: Callable[..., Arguments] | None = None
@@ -149,10 +139,8 @@ def method(title: str, **traits: Any) -> Callable[[Build], Build]:
     traits = {"groups": "arguments" not in traits, **traits}
 
     def register(build: Build) -> Build:
-        name, (_, *parameters) = build.__name__, inspect.signature(build).parameters.values()
-        texts = {p.name: HELP.get(f"{name}.{p.name}") or HELP[p.name] for p in parameters}
-        options = {p.name: Option(p.default, texts[p.name], p.annotation) for p in parameters}
-        METHODS[name] = Method(title, build, options, **traits)
+        _, *parameters = inspect.signature(build).parameters.values()
+        METHODS[build.__name__] = Method(title, build, {p.name: p for p in parameters}, **traits)
         return build
 
     return register

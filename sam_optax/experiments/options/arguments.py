@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods.help import HELP
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import flag, option, suggest
 from sam_optax.experiments.reporting.words import plain
@@ -66,9 +67,11 @@ def known(command: type) -> Declared:
     fields = {of.name: of for of in dataclasses.fields(command)}
     found = {name: of for name, of in fields.items() if "help" in of.metadata}
     for name in METHODS if "hyperparameters" in fields else ():
-        for hyperparameter, (default, help, kind) in METHODS[name].options.items():
-            of = option("that of sam_optax" if default is None else default, help, several=True)
-            of.type, found[f"{name}.{hyperparameter}"] = kind, of
+        for hyperparameter, parameter in METHODS[name].options.items():
+            default = "that of sam_optax" if parameter.default is None else parameter.default
+            text = HELP.get(f"{name}.{hyperparameter}") or HELP[hyperparameter]
+            of = option(default, text, several=True)
+            of.type, found[f"{name}.{hyperparameter}"] = parameter.annotation, of
     return found
 
 

@@ -158,12 +158,12 @@ def _rows(name: str, options: Compare, preset: Preset | None) -> Iterator[Record
 def _hyperparameters(name: str, options: Compare, preset: Preset | None) -> dict[str, Record]:
     """The values of each hyperparameter to train with, with their source."""
     method, layers, several = METHODS[name], _layers_of_hyperparameters(name, preset), {}
-    for option, (default, *_) in method.options.items():
+    for option, parameter in method.options.items():
         given, asked = options.hyperparameters.get(f"{name}.{option}"), flag(f"{name}.{option}")
         found = _found(option, given, layers)
         if given == ():
             raise UserError(f"{asked}: no value is given; give one or several.")
-        if not found and default is not None:
+        if not found and parameter.default is not None:
             raise UserError(
                 f"--preset {options.preset}: has no value of {option} for {name}; give {asked}."
             )
