@@ -148,8 +148,8 @@ def _prepared(name: str, raw: Raw, scale: bool) -> Dataset:
         digest.update(np.ascontiguousarray(array).data)
     kind = np.int32 if raw.train.y.dtype.kind in "iu" else np.float32
     train, test = (Examples(of, part.y.astype(kind)) for of, part in zip(x, parts, strict=True))
-    about = digest.hexdigest(), raw.notes, raw.classification
-    found = Dataset(name, train, test, raw.classes, mean, std, *about)
+    sha256, notes = digest.hexdigest(), raw.notes
+    found = Dataset(name, train, test, raw.classes, mean, std, sha256, notes, raw.classification)
     return dataclasses.replace(found, described=_described(found, raw, parts))
 
 

@@ -71,7 +71,8 @@ def known(command: type) -> Declared:
             default = "that of sam_optax" if parameter.default is None else parameter.default
             text = HELP.get(f"{name}.{hyperparameter}") or HELP[hyperparameter]
             of = option(default, text, several=True)
-            of.type, found[f"{name}.{hyperparameter}"] = parameter.annotation, of
+            of.type = parameter.annotation
+            found[f"{name}.{hyperparameter}"] = of
     return found
 
 

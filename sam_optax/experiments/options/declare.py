@@ -79,4 +79,5 @@ def check(options: Any) -> None:
             raise UserError(f"{flag(field.name)}: no value is given; give one or several.")
         for one in value if isinstance(value, tuple) else (value,):
             if remedy := rule(one):
-                raise UserError(f"{f'{flag(field.name)} {one}'.rstrip()}: {remedy}")
+                given = f"{flag(field.name)} {one}".rstrip()
+                raise UserError(f"{given}: {remedy}")
