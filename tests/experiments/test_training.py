@@ -330,7 +330,7 @@ def test_a_method_with_its_own_base_optimizer_is_told_of_the_task(arrays):
 @slow
 def test_sampa_has_the_batch_of_the_previous_step_as_it_was_seen():
     options = {"label_smoothing": 0.1, "weight_decay": 0.0, "lr": 0.1, "schedule": "constant"}
-    options["hyperparameters"] = {"sampa": {"rho": (1.0,)}}
+    options["hyperparameters"] = {"sampa.rho": (1.0,)}
     small = tasks.make(tasks.images(), "sampa", model=tasks.Flat(norm=False), **options)
     step, first, key = tasks.begin(small, "sampa")
     state, (x, y) = jax.jit(first)(), small.dataset.train
