@@ -7,7 +7,7 @@ from typing import Any
 from jax.typing import ArrayLike
 
 from sam_optax.experiments import comparison
-from sam_optax.experiments.data.dataset import from_arrays
+from sam_optax.experiments.data.dataset import ARRAYS, from_arrays
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options import arguments
@@ -16,9 +16,6 @@ from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.result import Result
 from sam_optax.experiments.training.task import ACCURACY, Given, Metric, PerExample
 from sam_optax.experiments.types import Json, Record
-
-ARRAYS = "arrays"
-"""The name of data that are given as arrays."""
 
 
 def compare(
@@ -76,7 +73,7 @@ def compare(
     if train is not None:
         if "dataset" in settings:
             raise UserError("dataset: train is given, too; leave one out.")
-        dataset = from_arrays(train=train, test=test, name=ARRAYS, classification=loss is None)
+        dataset = from_arrays(train=train, test=test, classification=loss is None)
         settings["dataset"] = ARRAYS
     elif test is not None:
         raise UserError("test: give train, too.")
@@ -98,14 +95,12 @@ def _options(options: Json) -> Record:
     found, known = dict[str, Any](), arguments.known(Compare)
     for name, value in options.items():
         if name in METHODS and isinstance(value, Mapping):
-            several = {k: x if isinstance(x, list | tuple) else (x,) for k, x in value.items()}
-            found |= {f"{name}.{option}": tuple(x) for option, x in several.items()}
+            for option, x in value.items():
+                found[f"{name}.{option}"] = x if isinstance(x, list | tuple) else (x,)
         elif name in METHODS and name not in known:
             raise UserError(f'{name}: got {value!r}; give a dict, such as {name}={{"rho": 0.1}}.')
-        elif name == "out" and value:
-            found[name] = Path(value)
         else:
-            found[name] = value
+            found[name] = Path(value) if name == "out" and value else value
     for name in (name for name in found if name not in known):
         hint = suggest(name, known, "see python -m sam_optax compare -h.")
         raise UserError(f"{name}: unknown option; {hint}")

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from sam_optax import analysis
-from sam_optax.experiments.data.labels import corrupt
+from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
 from sam_optax.experiments.reporting import snapshots, words

@@ -36,7 +36,7 @@ def names(out):
 WRONG = {
     # values
     "--epochs 0": "--epochs 0: use an integer of at least 1, below 2",
-    "--label-noise 1": r"--label-noise 1: use a number in \[0, 1\)\.",
+    "--label-noise 1": r"--label-noise 1.0: use a number in \[0, 1\)\.",
     "--schedule x": "--schedule x: unknown; use one of cosine, constant.",
     "--sam.rho -1": r"--sam.rho must be in \[0, inf\), got -1.0.",
     "--sam.rho 1 1": "--sam.rho 1 1: a value is given twice; give each once.",
@@ -44,9 +44,9 @@ WRONG = {
     "--vasso.rho 1": "--vasso.rho: vasso is not trained; add it to --methods, or leave it",
     "--m 7": "--m 7: does not divide the batch size, 100; .* such as 5",
     # names
-    "--methods adam": "--methods adam: unknown method; did you mean asam?",
+    "--methods adam": "--methods adam: unknown; did you mean asam?",
     "--methods sam sam": "--methods sam: given twice",
-    "--methods": "--methods: none given",
+    "--methods": "--methods: no value is given",
     "--model vit": "--model vit: unknown model; use FILE.py:NAME for yours, or one",
     "--dataset cifar": "--dataset cifar: unknown data set; use one of digits",
     "--dataset npz:nowhere": r"--dataset npz:nowhere: not a readable .npz file \(no such file",

@@ -167,7 +167,8 @@ LOSSES = {
 def changed(name):
     """Another value of each hyperparameter."""
     found = {}
-    for option, (default, _, kind) in METHODS[name].options.items():
+    for option, of in METHODS[name].options.items():
+        default, kind = of.default, of.annotation
         if kind is int:
             found[option] = 3 if default == 2 else 2
         elif kind is float and default is not None:

@@ -322,9 +322,3 @@ def test_normalized_pixels_have_mean_0_and_deviation_1():
     found = augmentation.normalize(jnp.asarray(pixels), mean, std)
     np.testing.assert_allclose(found.mean((0, 1, 2)), 0, atol=1e-5)
     np.testing.assert_allclose(found.std((0, 1, 2)), 1, rtol=1e-5)
-
-
-def test_label_smoothing():
-    found = augmentation.smooth(jnp.array([2, 0]), 4, 0.1)
-    expected = [[0.025, 0.025, 0.925, 0.025], [0.925, 0.025, 0.025, 0.025]]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -16,7 +16,7 @@ from sam_optax.__main__ import main
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.describe import describe
-from sam_optax.experiments.options.options import DEFAULTS, OF_OTHERS, Compare
+from sam_optax.experiments.options.options import DEFAULTS, Compare
 from sam_optax.experiments.options.presets import PRESETS
 from sam_optax.experiments.options.resolve import CHOSEN_HERE, RECIPE, SHARED, resolve
 from sam_optax.experiments.training.task import Recipe
@@ -89,7 +89,7 @@ def test_a_method_that_is_not_in_the_table_has_its_own_defaults_in_the_papers_se
     assert found["hyperparameters"]["rho"] == 0.05
     assert found["sources"]["rho"] == "default of sam_optax.rsam"
     # All but the radius, which is to be given.
-    given = {"looksam": {"rho": (1,)}}
+    given = {"looksam.rho": (1,)}
     found = resolved("asam-cifar10", methods=("looksam",), hyperparameters=given)["looksam"]
     assert found["hyperparameters"] == {"rho": 1, "k": 5, "alpha": 0.7}
     assert found["sources"] == {"rho": "given", "k": CHOSEN_HERE, "alpha": CHOSEN_HERE}
@@ -117,7 +117,7 @@ def test_m_is_the_papers_and_else_the_whole_batch(preset, method, given, m, sour
 
 def test_what_is_given_overrides_the_paper_and_says_what_the_papers_is():
     found = resolved(
-        "asam-cifar10", lr=0.05, cutout=8, epochs=7, hyperparameters={"asam": {"rho": (2.0,)}}
+        "asam-cifar10", lr=0.05, cutout=8, epochs=7, hyperparameters={"asam.rho": (2.0,)}
     )
     asam = found["asam"]
     assert asam["settings"]["cutout"] == (8, "given")
@@ -140,7 +140,7 @@ def test_without_a_preset_the_default_is_a_demonstration_on_digits():
 
 
 def test_several_values_are_rows_of_their_own():
-    given = {"rsam": {"rho": (0.1, 0.2), "gamma": (0.3, 0.4)}, "sam": {"rho": (0.7,)}}
+    given = {"rsam.rho": (0.1, 0.2), "rsam.gamma": (0.3, 0.4), "sam.rho": (0.7,)}
     found = resolved(methods=("sam", "rsam"), hyperparameters=given)
     rows = [f"rsam rho {rho} gamma {gamma}" for rho in (0.1, 0.2) for gamma in (0.3, 0.4)]
     assert [*found] == ["sam", *rows]
@@ -162,7 +162,7 @@ def test_every_number_has_a_range():
 def test_labels_of_a_user_s_data_are_not_changed_by_default():
     noise = lambda dataset: resolved(dataset=dataset)["sam"]["settings"]["label_noise"][0]
     assert (noise(None), noise("mnist5k")) == (0.4, 0.4)
-    assert noise("npz:mine.npz") == noise("hf:mine") == OF_OTHERS["label_noise"] == 0.0
+    assert noise("npz:mine.npz") == noise("hf:mine") == 0.0
 
 
 @pytest.mark.parametrize("preset", [None, "rsam-cifar10"])
@@ -218,7 +218,7 @@ def test_radii_that_were_chosen_on_digits_are_said_to_be_on_other_data(data):
         )
     (note,) = described(data, tune=True)["notes"]
     assert note.startswith("--tune: radii, weight decays and stopping epochs are chosen")
-    assert described(data, hyperparameters={"sam": {"rho": (0.2,)}})["notes"] == []
+    assert described(data, hyperparameters={"sam.rho": (0.2,)})["notes"] == []
     assert described(data, methods=("sgd",))["notes"] == []
 
 
@@ -228,7 +228,7 @@ def test_the_value_that_the_note_suggests_can_be_given(data, method):
     group, option, value = re.search(r"in --([\w-]+)\.([\w-]+) ([\d.]+)\.$", note).groups()
     name, option = group.replace("-", "_"), option.replace("-", "_")
     assert option in METHODS[name].radius
-    assert resolved(methods=(method,), hyperparameters={name: {option: (float(value),)}})
+    assert resolved(methods=(method,), hyperparameters={f"{name}.{option}": (float(value),)})
 
 
 # What a recipe is.

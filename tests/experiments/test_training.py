@@ -12,7 +12,7 @@ import tasks
 from jax.flatten_util import ravel_pytree
 
 import sam_optax
-from sam_optax.experiments.data.labels import corrupt
+from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import augmentation
@@ -232,7 +232,7 @@ def stepped(small, name, *keys):
     return state, (x, jax.nn.one_hot(y, 3)), *found
 
 
-PLAIN = {"weight_decay": 0.0, "lr": 0.1, "hyperparameters": {"sam": {"rho": (0.05,)}}}
+PLAIN = {"weight_decay": 0.0, "lr": 0.1, "hyperparameters": {"sam.rho": (0.05,)}}
 
 
 @slow
@@ -258,7 +258,7 @@ def test_a_step_is_a_hand_written_loop_over_the_groups(options):
     x, labels = (jnp.asarray(part[:16]) for part in small.dataset.train)
     x = augmentation.crop(keys[0], x, 1) if "crop" in options else x
     x = augmentation.normalize(x, small.dataset.mean, small.dataset.std)
-    y = augmentation.smooth(labels, 3, options.get("label_smoothing", 0))
+    y = optax.smooth_labels(jax.nn.one_hot(labels, 3), options.get("label_smoothing", 0))
     if "mixup" in options:
         x, y = augmentation.mixup(keys[3], x, y, 0.3)  # before the batch is parted
     found = []
@@ -277,7 +277,7 @@ def test_a_step_is_a_hand_written_loop_over_the_groups(options):
 @slow
 def test_augmentation_changes_with_the_step_and_is_the_same_for_both_passes():
     options = {"cutout": 4, "crop": 2, "flip": True, "mixup": 0.3, "weight_decay": 0.0}
-    none = {"sam": {"rho": (0.0,)}}
+    none = {"sam.rho": (0.0,)}
     small = tasks.make(tasks.images(), "sgd", "sam", hyperparameters=none, **options)
     _, _, *sgd = stepped(small, "sgd", 1, 1, 2)
     first, again, another = (ravel_pytree(state.params)[0] for state in sgd)
@@ -330,7 +330,7 @@ def test_a_method_with_its_own_base_optimizer_is_told_of_the_task(arrays):
 @slow
 def test_sampa_has_the_batch_of_the_previous_step_as_it_was_seen():
     options = {"label_smoothing": 0.1, "weight_decay": 0.0, "lr": 0.1, "schedule": "constant"}
-    options["hyperparameters"] = {"sampa": {"rho": (1.0,)}}
+    options["hyperparameters"] = {"sampa.rho": (1.0,)}
     small = tasks.make(tasks.images(), "sampa", model=tasks.Flat(norm=False), **options)
     step, first, key = tasks.begin(small, "sampa")
     state, (x, y) = jax.jit(first)(), small.dataset.train
@@ -341,7 +341,7 @@ def test_sampa_has_the_batch_of_the_previous_step_as_it_was_seen():
         batch = x[i : i + 16], y[i : i + 16]
         seen = augmentation.normalize(batch[0], small.dataset.mean, small.dataset.std)
         grad_fn = lambda p, seen=seen, y=batch[1]: first_pass(
-            small, start, seen, augmentation.smooth(y, 3, 0.1), p
+            small, start, seen, optax.smooth_labels(jax.nn.one_hot(y, 3), 0.1), p
         )[1]
         given = {"grad_fn": grad_fn, "previous_grad_fn": before or grad_fn}
         updates, opt_state = tx.update(None, opt_state, params, **given)

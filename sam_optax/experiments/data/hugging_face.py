@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,17 @@ from sam_optax.experiments.data import folders
 from sam_optax.experiments.data.arrays import check_examples
 from sam_optax.experiments.data.images import Examples, ImageColumn, Raw, in_memory
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.options.declare import suggest
 
 _NUMBERS = ("int", "uint", "float", "bool")
 
 
 def load(
-    name: str, image_column: str | None, label_column: str | None, test_split: str | None, size: int
+    name: str,
+    size: int,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    test_split: str | None = None,
 ) -> Raw:
     """Loads a data set by name, or from a folder: saved to disk, parquet files, or images.
 
@@ -40,17 +45,15 @@ def load(
         if not len(rows):
             raise UserError(f"the split {split} is empty.")
     y, names = _labels(used, label)
+    others = [column for column in features if column not in (label, *columns)]
     absent = [names[i] for i in np.setdiff1d(np.arange(len(names)), y[0])]
+    unused = [f"{split} ({len(splits[split]):,})" for split in splits if split not in used]
     left_out = {
-        "Columns that are left out": []
-        if image
-        else [c for c in features if c not in (label, *columns)],
-        "Splits that are left out": [
-            f"{split} ({len(rows):,})" for split, rows in splits.items() if split not in used
-        ],
+        "Columns that are left out": [] if image else others,
+        "Splits that are left out": unused,
         "Classes without training examples": absent,
     }
-    notes += [f"{what}: {_all(found)}." for what, found in left_out.items() if found]
+    notes += [f"{what}: {', '.join(found)}." for what, found in left_out.items() if found]
     if image:
         sources = [
             ImageColumn(rows, image, size, f"--dataset hf:{name}: {split}", _roots(name))
@@ -59,8 +62,6 @@ def load(
         x: Sequence[Any] = in_memory(sources) or sources
     else:
         x = [_vectors(split, rows, columns) for split, rows in used.items()]
-    if test is None:
-        notes.append("There is no test split: a fifth of the training examples is held out.")
     parts: list[Any] = [*map(Examples, x, y), None]
     origin = (train, test or "held out")
     return Raw(parts[0], parts[1], len(names), tuple(notes), origin, names, image is not None)
@@ -120,8 +121,8 @@ def _columns(
     label = _pick("label", "ClassLabel", "label labels fine_label", features, label_column)
     if label is None:
         raise UserError(
-            f"it has no labels; give --label-column, one of {_all(features)}, or put images into "
-            "one folder for each class, all at one depth."
+            f"it has no labels; give --label-column, one of {', '.join(features)}, or put images "
+            "into one folder for each class, all at one depth."
         )
     rest = {name: feature for name, feature in features.items() if name != label}
     if image := _pick("image", "Image", "image img", rest, image_column):
@@ -130,7 +131,7 @@ def _columns(
     plain = [name for name, feature in rest.items() if type(feature).__name__ == "Value"]
     numbers = [name for name in plain if types[name].startswith(_NUMBERS)]
     if not numbers:
-        found = _all(f"{name} ({kind})" for name, kind in types.items())
+        found = ", ".join(f"{name} ({kind})" for name, kind in types.items())
         raise UserError(f"it has neither images nor numbers, only {found or 'labels'}.")
     return label, None, numbers
 
@@ -140,36 +141,31 @@ def _pick(
 ) -> str | None:
     """The requested column, or the only one of its type, or one with a common name."""
     if given is not None and given not in features:
-        raise UserError(f"--{what}-column {given}: no such column; use one of {_all(features)}.")
+        raise UserError(f"--{what}-column {given}: no such column; {suggest(given, features)}")
     found = [name for name, feature in features.items() if type(feature).__name__ == kind]
     named = [name for name in usual.split() if name in (found or features)]
     if given is None and len(found) > 1 and not named:
-        raise UserError(f"it has several {what}s; give --{what}-column, one of {_all(found)}.")
+        raise UserError(f"it has several {what}s; give --{what}-column, one of {', '.join(found)}.")
     return given or next(iter([*named, *found]), None)
 
 
 def _train(splits: Mapping[str, Any], test_split: str | None) -> str:
     """The name of the split for training."""
     if test_split is not None and test_split not in splits:
-        raise UserError(f"--test-split {test_split}: no such split; use one of {_all(splits)}.")
+        raise UserError(f"--test-split {test_split}: no such split; {suggest(test_split, splits)}")
     others = [split for split in splits if split != test_split]
-    if "train" in others or len(others) == 1:
-        return "train" if "train" in others else others[0]
-    raise UserError(f"it has no split named train, only {_all(splits)}.")
+    if "train" not in others and len(others) != 1:
+        raise UserError(f"it has no split named train, only {', '.join(splits)}.")
+    return "train" if "train" in others else others[0]
 
 
 def _labelled(splits: Mapping[str, Any], train: str, label: str) -> str | None:
     """The name of a test split with labels; some test labels (ImageNet's) are not public."""
+    others = {k: of for k, of in splits.items() if k != train and label in of.features}
     for split in ("test", "validation"):
-        rows = None if split == train else splits.get(split)
-        known = rows is not None and label in rows.features and _column(rows, label).unique()
-        if known and set(known.to_pylist()) - {None, -1}:
+        if split in others and {*_column(others[split], label).unique().to_pylist()} - {None, -1}:
             return split
     return None
-
-
-def _all(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 def _column(rows: Any, name: str) -> Any:

@@ -113,6 +113,7 @@ class Raw(NamedTuple):
     splits: tuple[str, str] = ("train", "test")
     names: tuple[str, ...] = ()  # of the classes
     images: bool = False  # uint8, which the training scales
+    classification: bool = True  # or else a regression
 
 
 def crop(image: Any, size: int, rng: np.random.Generator | None) -> np.ndarray:

@@ -17,22 +17,23 @@ def load(path: str) -> Raw:
 
     Examples are vectors (n, features) or images (n, height, width[, channels]).
     """
-    key, arrays = "", []
+    key, arrays = "", {}
     try:
         # Opened here because NumPy does not close files that it cannot read.
         with open(os.path.expanduser(path), "rb") as file, np.load(file) as archive:
             for key in KEYS:
                 if archive.files.count(key) != 1:
                     raise ValueError(f"the file has {', '.join(archive.files) or 'no arrays'}")
-                arrays.append(x := archive[key])
-                if not isinstance(x, np.ndarray):
+                arrays[key] = archive[key]
+                if not isinstance(arrays[key], np.ndarray):
                     raise ValueError("not an array")
     except Exception as error:  # NumPy and zipfile raise many types
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         what = f"{key} cannot be read" if key else "not a readable .npz file"
         raise UserError(f"{what} ({reason}); {_RECIPE}.") from error
-    for key, x in zip(KEYS, arrays, strict=True):
+    for key, x in arrays.items():
         if x.ndim > 4 or (x.ndim == 4 and x.shape[1] <= 4 < min(x.shape[2:])):
             order = "use (n, height, width, channels), of channels first numpy.moveaxis(x, 1, -1)"
             raise UserError(f"{key} has shape {x.shape}; {order}.")
-    return Raw(Examples(*arrays[:2]), Examples(*arrays[2:]), check(KEYS, arrays))
+    x_train, y_train, x_test, y_test = arrays.values()
+    return Raw(Examples(x_train, y_train), Examples(x_test, y_test), check(arrays))

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001, D103 (the papers' Greek letters, in help texts; a title says what each is)
+# ruff: noqa: D103 (the papers' Greek letters, in help texts; a title says what each is)
 """Methods that are known by their paper's name alone.
 
 The learning rates of those with their own base optimizer had the highest accuracy on held-out
@@ -46,10 +46,6 @@ def zsharp(base: Base, rho: float = 0.5, quantile: float = 0.95) -> Optimizer:
 
 @method(
     "Lookbehind-SAM",
-    {
-        "k": "Number of ascents, and of steps of the base optimizer.",
-        "alpha": "Share α of the way of these steps.",
-    },
     gradients=lambda _, k, **__: 1 + k,
     arguments=lambda step, **_: {"grad_fn": step.grad_fn(step.batch)},
 )
@@ -59,11 +55,7 @@ def lookbehind(base: Base, rho: float = 0.25, k: int = 2, alpha: float = 0.5) ->
     return sam_optax.lookbehind(tx, sam_optax.sam(rho), k, alpha)
 
 
-@method(
-    "XSAM",
-    {"every": "Steps between two searches of the maximum."},
-    arguments=lambda step, **_: {"value_fn": step.loss_fn(step.batch)},
-)
+@method("XSAM", arguments=lambda step, **_: {"value_fn": step.loss_fn(step.batch)})
 def xsam(base: Base, rho: float = 0.5, every: int = 100) -> Optimizer:
     """Its search has the radius of the perturbation."""
     return base.sharp(sam_optax.sam(rho), sam_optax.toward_maximum(rho, every))
@@ -87,12 +79,7 @@ def _eigenvector(step: Step, iterations: int, **_: Any) -> Arguments:
     return {"grad_fn": grad_fn, "eigenvector": v}
 
 
-@method(
-    "X-SAM",
-    {"alpha": "Share α of the sharp gradient that is removed along the eigenvector."},
-    gradients=lambda _, iterations, **__: 2 + 2 * iterations,
-    arguments=_eigenvector,
-)
+@method("X-SAM", gradients=lambda _, iterations, **__: 2 + 2 * iterations, arguments=_eigenvector)
 def x_sam(base: Base, rho: float = 0.25, alpha: float = 0.5, iterations: int = 5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), sam_optax.away_from_eigenvector(alpha))
 
@@ -109,13 +96,8 @@ def _steepness(step: Step, rho: float, alpha: float, **_: Any) -> Arguments:
     return {"grad_fn": sharp, "ascent_grad_fn": ascent}
 
 
-@method(
-    "GAM",
-    {"alpha": "Weight α of the gradient norm's gradient."},
-    gradients=5,  # two are products with the Hessian
-    arguments=_steepness,
-    weight_decay=5.56e-05,
-)
+# Two of its gradients are products with the Hessian.
+@method("GAM", gradients=5, arguments=_steepness, weight_decay=5.56e-05)
 def gam(base: Base, rho: float = 0.5, alpha: float = 1.0) -> Optimizer:
     return base.sharp(sam_optax.sam(rho))
 
@@ -124,13 +106,7 @@ def _two_batches(step: Step, **_: Any) -> Arguments:
     return {"grad_fn": step.grad_fn(step.batch), "previous_grad_fn": step.grad_fn(step.previous)}
 
 
-@method(
-    "SAMPa",
-    {"lmbda": "Share λ of the gradient at the step ahead."},
-    arguments=_two_batches,
-    needs_previous=True,
-    weight_decay=0.0015,
-)
+@method("SAMPa", arguments=_two_batches, needs_previous=True, weight_decay=0.0015)
 def sampa(base: Base, rho: float = 0.5, lmbda: float = 0.2) -> Optimizer:
     """On one device."""
     return sam_optax.simultaneous(base.tx, sam_optax.sam(rho), lmbda)

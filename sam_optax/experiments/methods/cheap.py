@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001, D103 (the papers' Greek letters, in help texts; a title says what each is)
+# ruff: noqa: D103 (the papers' Greek letters, in help texts; a title says what each is)
 """Methods whose step costs less than SAM's."""
 
 from typing import Any
@@ -17,17 +17,12 @@ def _rising(step: Step, fraction: float, **_: Any) -> Arguments:
     return {"grad_fn": rising, "ascent_grad_fn": step.grad_fn(step.batch)}
 
 
-@method(
-    "ESAM",
-    {"fraction": "Share γ of the examples in the second pass."},
-    arguments=_rising,
-    weight_decay=0.000167,
-)
+@method("ESAM", arguments=_rising, weight_decay=0.000167)
 def esam(base: Base, rho: float = 0.25, beta: float = 0.6, fraction: float = 0.5) -> Optimizer:
     return base.sharp(optax.chain(sam_optax.sam(rho), sam_optax.random_mask(beta, key=base.key)))
 
 
-@method("SS-SAM", {"p": "Probability that a step perturbs."}, gradients=lambda _, p, **__: 1 + p)
+@method("SS-SAM", gradients=lambda _, p, **__: 1 + p)
 def ss_sam(base: Base, rho: float = 0.5, p: float = 0.5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), when=sam_optax.bernoulli(p, key=base.key))
 
@@ -37,7 +32,7 @@ def every(base: Base, rho: float = 1.0, k: int = 5) -> Optimizer:
     return base.sharp(sam_optax.sam(rho), when=sam_optax.every(k))
 
 
-@method("LookSAM", {"alpha": "Size α of the reused part."}, gradients=lambda _, k, **__: 1 + 1 / k)
+@method("LookSAM", gradients=lambda _, k, **__: 1 + 1 / k)
 def looksam(base: Base, rho: float = 0.075, k: int = 5, alpha: float = 0.7) -> Optimizer:
     reuse = sam_optax.reuse_orthogonal(alpha)
     return base.sharp(sam_optax.sam(rho), reuse, when=sam_optax.every(k))
@@ -83,11 +78,6 @@ def m_asam(base: Base, rho: float = 5.0, eta: float = 0.01) -> Optimizer:
     return _ahead(base, sam_optax.asam(rho, eta))
 
 
-@method(
-    "LPF-SGD: smoothing by noise",
-    {"gamma": "Scale γ of the noise."},
-    gradients=1,
-    radius=("gamma",),
-)
+@method("LPF-SGD: smoothing by noise", gradients=1, radius=("gamma",))
 def low_pass(base: Base, gamma: float = 0.02, samples: int = 1) -> Optimizer:
     return base.sharp(sam_optax.low_pass(gamma, samples=samples, key=base.key))

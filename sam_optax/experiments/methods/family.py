@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001, D103 (the papers' Greek letters, in help texts; a title says what each is)
+# ruff: noqa: D103 (the papers' Greek letters, in help texts; a title says what each is)
 """SAM, ASAM, R-SAM, F-SAM, and their relatives with an ascent gradient of their own."""
 
 import inspect
@@ -16,11 +16,6 @@ from sam_optax.experiments.types import PyTree
 
 _RSAM = inspect.signature(sam_optax.rsam).parameters
 _GAMMA, _LMBDA = _RSAM["gamma"].default, _RSAM["lmbda"].default
-_START = {
-    "gamma": "Scale γ of the random start's noise.",
-    "lmbda": "Weight λ of the gradient relative to the noise.",
-}
-_FISHER = {"eta": "Weight η of the Fisher information."}
 
 
 @method("the base optimizer", gradients=1, groups=False, radius=(), weight_decay=0.0045)
@@ -51,7 +46,7 @@ def asam(
 
 # With the default λ, the cosine of ε and the gradient is 0.89, so ρ = 0.6 goes about as far along
 # the gradient as SAM with 0.5.
-@method("R-SAM", _START, weight_decay=1.85e-05)
+@method("R-SAM", weight_decay=1.85e-05)
 def rsam(base: Base, rho: float = 0.6, gamma: float = _GAMMA, lmbda: float = _LMBDA) -> Optimizer:
     return base.sharp(sam_optax.rsam(rho, gamma, lmbda, key=base.key))
 
@@ -68,12 +63,12 @@ def f_asam(
     return _friendly(base, sam_optax.asam(rho, eta), sigma, lmbda)
 
 
-@method("Fisher SAM", _FISHER)
+@method("Fisher SAM")
 def fisher_sam(base: Base, rho: float = 0.5, eta: float = 1.0) -> Optimizer:
     return base.sharp(sam_optax.fisher_sam(rho, eta))
 
 
-@method("F-FisherSAM", _FISHER)
+@method("F-FisherSAM")
 def f_fisher_sam(
     base: Base, rho: float = 0.5, eta: float = 1.0, sigma: float = 1.0, lmbda: float = 0.9
 ) -> Optimizer:
@@ -94,7 +89,7 @@ def gsam(
     return base.sharp(sam_optax.sam(rho), sam_optax.surrogate_gap(alpha))
 
 
-@method("R-GSAM", _START)
+@method("R-GSAM")
 def rgsam(
     base: Base, rho: float = 0.5, gamma: float = _GAMMA, lmbda: float = _LMBDA, alpha: float = 0.1
 ) -> Optimizer:

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (the papers' Greek letters)
-"""What hyperparameters are, by name; a method says it where its own is something else."""
+"""What hyperparameters are, by name, or METHOD.NAME where a method's is something else."""
 
 HELP = {
     "alpha": "Weight α of the surrogate gap's gradient.",
@@ -32,4 +32,20 @@ HELP = {
     "sparsity": "Share of the params that is not perturbed.",
     "tau": "Budget τ for the rise of the loss.",
     "theta": "Weight θ of the new gradient in the average.",
+    "esam.fraction": "Share γ of the examples in the second pass.",
+    "f_fisher_sam.eta": "Weight η of the Fisher information.",
+    "fisher_sam.eta": "Weight η of the Fisher information.",
+    "gam.alpha": "Weight α of the gradient norm's gradient.",
+    "lookbehind.alpha": "Share α of the way of these steps.",
+    "lookbehind.k": "Number of ascents, and of steps of the base optimizer.",
+    "looksam.alpha": "Size α of the reused part.",
+    "low_pass.gamma": "Scale γ of the noise.",
+    "rgsam.gamma": "Scale γ of the random start's noise.",
+    "rgsam.lmbda": "Weight λ of the gradient relative to the noise.",
+    "rsam.gamma": "Scale γ of the random start's noise.",
+    "rsam.lmbda": "Weight λ of the gradient relative to the noise.",
+    "sampa.lmbda": "Share λ of the gradient at the step ahead.",
+    "ss_sam.p": "Probability that a step perturbs.",
+    "x_sam.alpha": "Share α of the sharp gradient that is removed along the eigenvector.",
+    "xsam.every": "Steps between two searches of the maximum.",
 }

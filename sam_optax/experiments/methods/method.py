@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import typing
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -13,27 +12,17 @@ import optax
 
 import sam_optax
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.help import HELP
 from sam_optax.experiments.types import PyTree
 
 Optimizer: TypeAlias = optax.GradientTransformation
+Build: TypeAlias = Callable[..., Optimizer]
+"""From the base optimizer and the hyperparameters of a method."""
 Arguments: TypeAlias = dict[str, Any]
 """Of a call of ``update``."""
 METHODS: "dict[str, Method]" = {}
 """The methods by name; see ``registry``."""
 BLOCK = 500
 """Examples per microbatch of a gradient over the whole training set, to bound its memory."""
-
-
-class Option(NamedTuple):
-    """A hyperparameter of a method: its default value, what it is, and its type.
-
-    Without a default it is passed on where it is given; else the library's default holds.
-    """
-
-    default: Any
-    help: str
-    kind: type
 
 
 class Base(NamedTuple):
@@ -99,14 +88,13 @@ class Step:
         if n <= 8 * BLOCK:
             return self.grad_fn(self.data)(params)
         count = -(-n // BLOCK)
-        index = jnp.arange(count * BLOCK).reshape(count, BLOCK)
 
-        def add(total: PyTree, block: jax.Array) -> tuple[PyTree, None]:
-            batch = jax.tree.map(lambda leaf: leaf[jnp.minimum(block, n - 1)], self.data)
-            grads = jax.grad(lambda p: jnp.sum((block < n) * self.losses_fn(p, batch)) / n)(params)
-            return jax.tree.map(jnp.add, total, grads), None
+        def block(params: optax.Params, i: jax.Array) -> jax.Array:
+            index = BLOCK * i + jnp.arange(BLOCK)
+            batch = jax.tree.map(lambda leaf: leaf[jnp.minimum(index, n - 1)], self.data)
+            return count / n * jnp.sum((index < n) * self.losses_fn(params, batch))
 
-        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), index)[0]
+        return sam_optax.accumulate(jax.grad(block), count)(params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +107,10 @@ class Method:
     """
 
     title: str
-    build: Callable[..., Optimizer]
-    options: Mapping[str, Option]  # NAME is --METHOD.NAME on the command line
+    build: Build
+    # NAME is --METHOD.NAME on the command line. One without a default, ``None``, is passed on where
+    # it is given; else the library's default holds.
+    options: Mapping[str, inspect.Parameter]
     # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
     gradients: float | Callable[..., float] = 2.0
     arguments: Callable[..., Arguments] | None = None
@@ -141,30 +131,19 @@ class Method:
         return Variant(self, known | changes)
 
 
-def method(
-    title: str, help: Mapping[str, str] | None = None, **traits: Any
-) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
+def method(title: str, **traits: Any) -> Callable[[Build], Build]:
     """Registers ``build(base, **hyperparameters)`` by its name, with traits of :class:`Method`.
 
-    ``help`` says of hyperparameters what they are, where others of the name are something else.
     What a method adds to the arguments of ``update`` is of the whole batch: it has no ``groups``.
     """
-    texts = {**HELP, **(help or {})}
     traits = {"groups": "arguments" not in traits, **traits}
 
-    def register(build: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    def register(build: Build) -> Build:
         _, *parameters = inspect.signature(build).parameters.values()
-        options = {p.name: Option(p.default, texts[p.name], _kind(p)) for p in parameters}
-        METHODS[build.__name__] = Method(title, build, options, **traits)
+        METHODS[build.__name__] = Method(title, build, {p.name: p for p in parameters}, **traits)
         return build
 
     return register
-
-
-def _kind(parameter: inspect.Parameter) -> type:
-    """The type of a hyperparameter: its annotation, where it may be left out the other one."""
-    given = typing.get_args(parameter.annotation) or (parameter.annotation,)
-    return next(kind for kind in given if kind is not type(None))
 
 
 class Variant(NamedTuple):

@@ -69,8 +69,3 @@ def normalize(images: jax.Array, mean: np.ndarray, std: np.ndarray) -> jax.Array
     """uint8 as float32, each channel with mean 0 and deviation 1 over the training set."""
     pixels = images.astype(jnp.float32) / 255
     return (pixels - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
-
-
-def smooth(labels: jax.Array, classes: int, smoothing: float) -> jax.Array:
-    """Distributions over classes: 1 − s for the label, and s spread over all classes."""
-    return (1 - smoothing) * jax.nn.one_hot(labels, classes) + smoothing / classes

@@ -7,13 +7,11 @@ outputs, and with ``mutable`` also the other variables after the call.
 """
 
 import dataclasses
-import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,23 +103,16 @@ def adapted(given: Any, name: str, classes: int) -> Any:
     accepted = inspect.signature(call.__init__ if isinstance(given, type) else call).parameters
     known = {"classes": classes} if "classes" in accepted else {}
 
-    def make(kind: type, **options: Any) -> Any:
-        return _made(functools.partial(given, **known, **options), kind, name)
+    def make(kind: type = nnx.Module, **options: Any) -> Any:
+        try:
+            made = given(**known, **options)
+        except Exception as error:
+            raise UserError(f"--model {name}: fails with {_line(error)}; {_FORMS}.") from error
+        if not isinstance(made, kind):
+            raise UserError(f"--model {name}: returns the type {type(made).__name__}; {_FORMS}.")
+        return made
 
-    if "rngs" in accepted:
-        return Nnx(functools.partial(make, nnx.Module))
-    return _linen(make(nn.Module), name)
-
-
-def _made(make: Callable[[], Any], kind: type, name: str) -> Any:
-    """What a user's function returns, which has to be of a kind."""
-    try:
-        made = make()
-    except Exception as error:
-        raise UserError(f"--model {name}: fails with {_line(error)}; {_FORMS}.") from error
-    if not isinstance(made, kind):
-        raise UserError(f"--model {name}: returns the type {type(made).__name__}; {_FORMS}.")
-    return made
+    return Nnx(make) if "rngs" in accepted else _linen(make(nn.Module), name)
 
 
 def _linen(module: nn.Module, name: str) -> Any:

@@ -17,11 +17,10 @@ from sam_optax.experiments.networks.vit import VisionTransformer
 
 
 class Architecture(NamedTuple):
-    """A network: ``make(classes=, dtype=)``, its title, and whether it needs images."""
+    """A network: ``make(classes=, dtype=)``, and its title."""
 
     make: Callable[..., nn.Module]
     title: str
-    of_images: bool = True
 
 
 _cifar = partial(ResNet, width=16, projection=False)
@@ -32,7 +31,7 @@ _vit = partial(VisionTransformer, depth=12)
 _stem = "with the stem for 32×32 images"
 
 ARCHITECTURES = {
-    "mlp": Architecture(MLP, "two hidden layers of 256 units", of_images=False),
+    "mlp": Architecture(MLP, "two hidden layers of 256 units"),
     "cnn": Architecture(CNN, "two convolutions of 16 and 32 channels"),
     "resnet20": Architecture(partial(_cifar, stages=(3, 3, 3)), "ResNet-20 for 32×32 images"),
     "resnet32": Architecture(partial(_cifar, stages=(5, 5, 5)), "ResNet-32 for 32×32 images"),
@@ -64,7 +63,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, dtype: DTypeLike = jn
             f"{', '.join(ARCHITECTURES)}."
         )
     model = ARCHITECTURES[name].make(classes=classes, dtype=dtype)
-    if len(shape) < 3 and ARCHITECTURES[name].of_images:
+    if len(shape) < 3 and not isinstance(model, MLP):
         raise UserError(
             f"--model {name}: the examples are vectors of {shape[0]} features, but this network "
             "needs images; use --model mlp."

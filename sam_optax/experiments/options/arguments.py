@@ -8,11 +8,12 @@ import os
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods.help import HELP
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import flag, option, suggest
 from sam_optax.experiments.reporting.words import plain
@@ -55,17 +56,24 @@ def parse(command: type[Options], given: Sequence[str], program: str) -> Options
 
 def collected(values: Json) -> Record:
     """The fields of the options: those named METHOD.HYPERPARAMETER are together in one."""
-    found: Record = {}
-    for name, value in values.items():
-        method, dot, option = name.partition(".")
-        of = found.setdefault("hyperparameters", {}).setdefault(method, {}) if dot else found
-        of[option or name] = tuple(value) if isinstance(value, list) else value
-    return found
+    given = {name: tuple(of) if isinstance(of, list) else of for name, of in values.items()}
+    found = {name: of for name, of in given.items() if "." not in name}
+    more = {name: of for name, of in given.items() if "." in name}
+    return {**found, "hyperparameters": more} if more else found
 
 
 def known(command: type) -> Declared:
-    """All options of a command."""
-    return {**_of_fields(command), **(_of_methods(METHODS) if _trains(command) else {})}
+    """All options of a command; hyperparameters of methods, if it has them, take several values."""
+    fields = {of.name: of for of in dataclasses.fields(command)}
+    found = {name: of for name, of in fields.items() if "help" in of.metadata}
+    for name in METHODS if "hyperparameters" in fields else ():
+        for hyperparameter, parameter in METHODS[name].options.items():
+            default = "that of sam_optax" if parameter.default is None else parameter.default
+            text = HELP.get(f"{name}.{hyperparameter}") or HELP[hyperparameter]
+            of = option(default, text, several=True)
+            of.type = parameter.annotation
+            found[f"{name}.{hyperparameter}"] = of
+    return found
 
 
 def print_help(command: type, given: Sequence[str], program: str) -> bool:
@@ -73,41 +81,25 @@ def print_help(command: type, given: Sequence[str], program: str) -> bool:
     asked = [i for i, one in enumerate(given) if one in ("-h", "--help", "--help-all")]
     if not asked:
         return False
-    shown, texts, more = _of_fields(command), {"description": inspect.getdoc(command)}, ""
+    declared, texts, more = known(command), {"description": inspect.getdoc(command)}, ""
+    shown = {name: of for name, of in declared.items() if "." not in name}
+    trains = len(shown) < len(declared)
     method = "".join(given[asked[0] + 1 : asked[0] + 2])
-    if _trains(command) and "--help-all" in given:
+    if trains and "--help-all" in given:
         more = "\n".join(f"{name:18}{found.title}" for name, found in METHODS.items())
         more = f"\n{_MORE}\n\nmethods:\n{textwrap.indent(more, '  ')}"
-    elif _trains(command) and method and not method.startswith("-"):
+    elif trains and method and not method.startswith("-"):
         if method not in METHODS:
             raise UserError(f"--help {method}: unknown method; {suggest(method, METHODS)}")
-        shown, texts = _of_methods([method]), {"description": f"{method}: {METHODS[method].title}"}
-    elif _trains(command):
+        shown = {name: of for name, of in declared.items() if name.startswith(f"{method}.")}
+        texts = {"description": f"{method}: {METHODS[method].title}"}
+    elif trains:
         shown = {name: of for name, of in shown.items() if of.metadata.get("basic")}
         texts["epilog"] = f"methods: {', '.join(METHODS)}"
         more = f"\n{_EXAMPLES}\n\n{_MORE}"
     parser = _parser(shown, "epilog" in texts, usage=f"{program} [options]", **texts)
     print(parser.format_help() + more)
     return True
-
-
-def _trains(command: type) -> bool:
-    """Whether the hyperparameters of methods are among its options."""
-    return "hyperparameters" in {field.name for field in dataclasses.fields(command)}
-
-
-def _of_fields(command: type) -> Declared:
-    return {of.name: of for of in dataclasses.fields(command) if "help" in of.metadata}
-
-
-def _of_methods(names: Iterable[str]) -> Declared:
-    found = {}
-    for name in names:
-        for hyperparameter, (default, help, kind) in METHODS[name].options.items():
-            field = option("that of sam_optax" if default is None else default, help)
-            field.type = tuple[kind, ...]  # type: ignore[valid-type]
-            found[f"{name}.{hyperparameter}"] = field
-    return found
 
 
 def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.ArgumentParser:
@@ -127,7 +119,7 @@ def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.A
         else:
             how["type"] = functools.partial(_value, kind)
             how["metavar"] = field.metadata["metavar"] or _KINDS[kind][0]
-        if several:
+        if several or "several" in field.metadata:
             how["nargs"] = "*"
         if field.metadata.get("positional"):
             parser.add_argument(name, **how)

@@ -31,16 +31,9 @@ def allowed(has: Callable[[Any], object], remedy: str) -> Rule:
     return lambda value: "" if has(value) else f"{remedy}."
 
 
-def at_least(least: int) -> Rule:
-    """An integer of at least ``least`` that fits into an int32."""
-
-    def rule(value: Any) -> str:
-        if hasattr(value, "__index__") and least <= value < 2**31:
-            return ""
-        of = ", of type int" if isinstance(value, float) else ""
-        return f"use an integer of at least {least}, below 2^31{of}."
-
-    return rule
+def _integer(least: int) -> Rule:
+    remedy = f"use an integer of at least {least}, below 2^31"  # which fits into an int32
+    return allowed(lambda value: hasattr(value, "__index__") and least <= value < 2**31, remedy)
 
 
 def _number(has: Callable[[float], bool], remedy: str) -> Rule:
@@ -49,7 +42,7 @@ def _number(has: Callable[[float], bool], remedy: str) -> Rule:
 
 
 NOT_EMPTY = allowed(bool, "is empty; give a name, or leave it out")
-COUNT, COUNT_OR_ZERO = at_least(1), at_least(0)
+COUNT, COUNT_OR_ZERO = _integer(1), _integer(0)
 POSITIVE = _number(lambda value: 0 < value < math.inf, "use a number above 0")
 NOT_NEGATIVE = _number(lambda value: 0 <= value < math.inf, "use a number of at least 0")
 SHARE = _number(lambda value: 0 <= value < 1, "use a number in [0, 1)")
@@ -67,10 +60,7 @@ def option(
 
 
 def setting(default: Any, *about: Any, **more: Any) -> Any:
-    """An option that a preset may set: the field is ``None`` if it is not given.
-
-    ``unmentioned`` is the value if a preset does not mention it (default: ``default``).
-    """
+    """An option that a preset may set: the field is ``None`` if it is not given."""
     return option(None, *about, otherwise=default, **more)
 
 
@@ -89,6 +79,5 @@ def check(options: Any) -> None:
             raise UserError(f"{flag(field.name)}: no value is given; give one or several.")
         for one in value if isinstance(value, tuple) else (value,):
             if remedy := rule(one):
-                text = f"{one:g}" if isinstance(one, float) else one
-                given = f"{flag(field.name)} {text}".rstrip()
+                given = f"{flag(field.name)} {one}".rstrip()
                 raise UserError(f"{given}: {remedy}")

@@ -1,18 +1,18 @@
 """A run as plain data before it begins, with its data, for its results and for restoring it."""
 
-from collections.abc import Mapping
+import itertools
 
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
 from sam_optax.experiments.options.declare import flag
-from sam_optax.experiments.options.options import UNMENTIONED, Compare
+from sam_optax.experiments.options.options import FIELDS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS
 from sam_optax.experiments.training import initial
 from sam_optax.experiments.training.task import NOTHING, Entry, Given, entries_of, values
 from sam_optax.experiments.types import Json, Record
 
-_NEUTRAL = {**UNMENTIONED, "dtype": "float32"}
+_NEUTRAL = {**UNMENTIONED, "dtype": FIELDS["dtype"].default}
 """The values with which a setting has no effect."""
 _OF_PIXELS = ("crop", "flip", "cutout")
 _OF_LABELS = ("label_noise", "mixup", "label_smoothing")
@@ -28,8 +28,7 @@ def describe(
         all examples but they stay on disk, or a setting has no effect on these data.
     """
     entries = entries_of(run)
-    optimizers = {entry.recipe.optimizer for entry in entries.values()}
-    _check_effects(run, _without_effect(run, dataset, given, optimizers))
+    _check_effects(run, dataset, given)
     for entry in entries.values():
         _check_examples(entry, dataset, devices)
     preset = PRESETS[options.preset] if options.preset else None
@@ -72,8 +71,9 @@ def _of_files(options: Compare, run: Json, given: Given) -> Record:
     model = run["settings"]["model"]["value"]
     if given.model is None and own.is_spec(model):
         found["model_sha256"] = {"value": own.sha256(model), "source": "of the file"}
-    if given.objects:
-        found["from_python"] = {"value": given.objects, "source": "given"}
+    objects = [of for of in ("model", "dataset", "loss") if getattr(given, of) is not None]
+    if objects:
+        found["from_python"] = {"value": objects, "source": "given"}
     if given.metric.of is not None:
         found["metric"] = {"value": given.metric.key, "source": "given"}
     if options.init:
@@ -81,18 +81,13 @@ def _of_files(options: Compare, run: Json, given: Given) -> Record:
     return found
 
 
-def _check_effects(run: Json, why: Mapping[str, str]) -> None:
-    """Raises :class:`UserError` for a setting with another value than without an effect."""
-    for method in run["methods"]:
-        settings = values({**run["settings"], **method["settings"]})
-        for name, reason in why.items():
-            if settings[name] != _NEUTRAL[name]:
-                raise UserError(f"{flag(name)} {settings[name]}: {reason}.")
+def _check_effects(run: Json, dataset: Dataset, given: Given) -> None:
+    """Raises :class:`UserError` for a setting that does not suit network, data and loss.
 
-
-def _without_effect(run: Json, dataset: Dataset, given: Given, optimizers: set[str]) -> Record:
-    """The settings that do not suit network, data and loss: why not, and what to do instead."""
-    why, model = {}, run["settings"]["model"]["value"]
+    (Unless it has the value without an effect.)
+    """
+    settings = [values({**run["settings"], **method["settings"]}) for method in run["methods"]]
+    optimizers, why = {of["optimizer"] for of in settings}, {}
     instead = f"not {' or '.join(sorted(optimizers))}; leave it out"
     if not dataset.name.startswith("hf:"):
         why["image_size"] = f"needs --dataset hf:NAME_OR_PATH, not {dataset.name}; leave it out"
@@ -100,15 +95,16 @@ def _without_effect(run: Json, dataset: Dataset, given: Given, optimizers: set[s
         why["nesterov"] = f"is for --optimizer sgd and rmsprop, {instead}"
     if optimizers.isdisjoint(("adam", "adamw")):
         why["beta2"] = f"is for --optimizer adam and adamw, {instead}"
-    if given.model is not None or own.is_spec(model):
+    if given.model is not None or own.is_spec(settings[0]["model"]):
         why["dtype"] = "is for the built-in networks; set that of yours in its own code"
-    off = {name: f"give {_NEUTRAL[name]}" for name in (*_OF_LABELS, *_OF_PIXELS)}
     if given.loss:
-        why |= {name: f"is not for a loss of yours; {off[name]}" for name in _OF_LABELS}
+        why |= {name: f"is not for a loss of yours; give {_NEUTRAL[name]}" for name in _OF_LABELS}
     if len(dataset.shape) < 3:
         shape = f"is for images, not examples of shape {dataset.shape}"
-        why |= {name: f"{shape}; {off[name]}" for name in _OF_PIXELS}
-    return why
+        why |= {name: f"{shape}; give {_NEUTRAL[name]}" for name in _OF_PIXELS}
+    for of, (name, reason) in itertools.product(settings, why.items()):
+        if of[name] != _NEUTRAL[name]:
+            raise UserError(f"{flag(name)} {of[name]}: {reason}.")
 
 
 def _check_examples(entry: Entry, dataset: Dataset, devices: int) -> None:

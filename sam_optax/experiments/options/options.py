@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import DEFAULT
+from sam_optax.experiments.methods.registry import DEFAULT, METHODS
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.options.declare import (
     COUNT,
@@ -38,7 +38,11 @@ class Compare:
     """
 
     methods: tuple[str, ...] | None = option(
-        None, f"Methods to train (default: {' '.join(DEFAULT)}).", metavar="METHOD", basic=True
+        None,
+        f"Methods to train (default: {' '.join(DEFAULT)}).",
+        one_of(METHODS),
+        "METHOD",
+        basic=True,
     )
     dataset: str | None = setting(
         "digits",
@@ -75,7 +79,7 @@ class Compare:
     batch_size: int | None = setting(100, "Examples per step, over all devices.", COUNT, basic=True)
     lr: float | None = setting(0.1, "Learning rate after the warm-up.", POSITIVE, basic=True)
     weight_decay: float | None = setting(
-        5e-4, "Weight decay of all params.", NOT_NEGATIVE, unmentioned=0.0, basic=True
+        5e-4, "Weight decay of all params.", NOT_NEGATIVE, basic=True
     )
     optimizer: str | None = setting(
         "sgd",
@@ -108,7 +112,6 @@ class Compare:
         0.4,
         "Share of the training labels to change to a random other class; of your data, 0.",
         SHARE,
-        unmentioned=0.0,
         basic=True,
     )
     label_smoothing: float | None = setting(
@@ -140,7 +143,7 @@ class Compare:
         basic=True,
     )
     sharpness_rho: float | None = setting(
-        0.5, "Radius ρ of the measured sharpness, for all methods.", POSITIVE, unmentioned=0.05
+        0.5, "Radius ρ of the measured sharpness, for all methods.", POSITIVE
     )
     dtype: str = option(
         "float32",
@@ -194,9 +197,8 @@ class Compare:
     dry_run: bool = option(
         False, "Print what would be trained, with the source of each value, and exit.", basic=True
     )
-    hyperparameters: Mapping[str, Mapping[str, tuple[Any, ...]]] = dataclasses.field(
-        default_factory=dict
-    )  # by method: the values to train with, such as {"sam": {"rho": (0.1, 0.2)}}
+    # The values to train with, such as {"sam.rho": (0.1, 0.2)}.
+    hyperparameters: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises :class:`UserError` for a value out of range, before anything is loaded."""
@@ -212,10 +214,9 @@ class Compare:
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(Compare)}
-_SETTINGS = {name: f.metadata for name, f in FIELDS.items() if "otherwise" in f.metadata}
-DEFAULTS = {name: of["otherwise"] for name, of in _SETTINGS.items()}
+DEFAULTS = {
+    name: f.metadata["otherwise"] for name, f in FIELDS.items() if "otherwise" in f.metadata
+}
 """The settings that a preset may set, with their values without a preset."""
-UNMENTIONED = {name: of.get("unmentioned", of["otherwise"]) for name, of in _SETTINGS.items()}
-"""Their values if a preset does not mention them."""
-OF_OTHERS = {**DEFAULTS, "label_noise": 0.0}
-"""Their values without a preset, if the data are a user's: their labels are not changed."""
+UNMENTIONED = {**DEFAULTS, "weight_decay": 0.0, "label_noise": 0.0, "sharpness_rho": 0.05}
+"""Their values if a preset does not mention them: those of data and labels have no effect."""

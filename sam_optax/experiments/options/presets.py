@@ -30,28 +30,24 @@ class Preset(NamedTuple):
     give: str = ""  # as the data, if not a copy of a Hugging Face data set
 
 
-def _extended(tables: Json, name: str) -> Record:
-    """A table with the values of its family: tables are merged, lists follow one another."""
-    own = dict(tables[name])
-    family: Any = _extended(tables, own.pop("extends")) if "extends" in own else {}
-    return _merged(family, own)
+def _merged(family: Any, own: Any) -> Any:
+    """Tables are merged, lists follow one another; of other values the own one counts."""
+    if isinstance(own, Mapping):
+        both = {name: _merged(family[name], own[name]) for name in family.keys() & own.keys()}
+        return {**family, **own, **both}
+    return family + own if isinstance(own, list) else own
 
 
-def _merged(family: Json, own: Json) -> Record:
-    found = {**family, **own}
-    for name in family.keys() & own.keys():
-        if isinstance(own[name], Mapping):
-            found[name] = _merged(family[name], own[name])
-        elif isinstance(own[name], list):
-            found[name] = family[name] + own[name]
-    return found
+def _extended(name: str) -> Record:
+    """A table with the values of its family."""
+    own = dict(_TABLES[name])
+    return _merged(_extended(own.pop("extends")) if "extends" in own else {}, own)
 
 
-def _presets() -> dict[str, Preset]:
-    text = resources.files(__package__).joinpath("presets.toml").read_text(encoding="utf-8")
-    tables = tomllib.loads(text)
-    names = (name for name in tables if not name.startswith("_"))  # which is a family
-    return {name: Preset(**_extended(tables, name)) for name in names}
-
-
-PRESETS = _presets()
+_TOML = resources.files(__package__).joinpath("presets.toml").read_text(encoding="utf-8")
+_TABLES = tomllib.loads(_TOML)
+PRESETS = {
+    name: Preset(**_extended(name))
+    for name in _TABLES
+    if not name.startswith("_")  # which is a family
+}

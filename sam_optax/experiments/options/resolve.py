@@ -12,8 +12,8 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import method as methods
 from sam_optax.experiments.methods.method import Variant
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
-from sam_optax.experiments.options.declare import flag, suggest
-from sam_optax.experiments.options.options import DEFAULTS, FIELDS, OF_OTHERS, UNMENTIONED, Compare
+from sam_optax.experiments.options.declare import flag
+from sam_optax.experiments.options.options import DEFAULTS, FIELDS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS, WHOLE_BATCH, Preset
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.words import plain
@@ -80,18 +80,13 @@ def _methods(options: Compare, preset: Preset | None) -> Sequence[str]:
     names: Sequence[str] = (preset.methods or tuple(preset.rows)) if preset else DEFAULT
     if options.methods is not None:
         names = options.methods
-    if not names:
-        raise UserError(f"--methods: none given; name some of {', '.join(METHODS)}.")
     for name in names:
-        if name not in METHODS:
-            raise UserError(f"--methods {name}: unknown method; {suggest(name, METHODS)}")
         if names.count(name) > 1:
             raise UserError(f"--methods {name}: given twice; name each method once.")
-    for name, values in options.hyperparameters.items():
-        if values and name not in names:
-            given = flag(f"{name}.{next(iter(values))}")
+    for asked in options.hyperparameters:
+        if (name := asked.partition(".")[0]) not in names:
             raise UserError(
-                f"{given}: {name} is not trained; add it to --methods, or leave it out."
+                f"{flag(asked)}: {name} is not trained; add it to --methods, or leave it out."
             )
     return names
 
@@ -102,7 +97,8 @@ def _layers(options: Compare, preset: Preset | None, method: str = "") -> list[L
         decay = METHODS[method].weight_decay if method else None
         chosen = {} if decay is None else {"weight_decay": decay}
         ours = options.dataset in (None, "digits", "mnist5k")
-        return [Layer(chosen, CHOSEN_ON_DIGITS), Layer(DEFAULTS if ours else OF_OTHERS, "default")]
+        noise = {} if ours else {"label_noise": 0.0}  # labels of a user's data stay as they are
+        return [Layer(chosen, CHOSEN_ON_DIGITS), Layer({**DEFAULTS, **noise}, "default")]
     printed = {"dataset": preset.data, **preset.printed, **preset.rows.get(method, {})}
     return [
         *(Layer({name: printed[name]}, place, True) for name, place in preset.places.items()),
@@ -162,12 +158,12 @@ def _rows(name: str, options: Compare, preset: Preset | None) -> Iterator[Record
 def _hyperparameters(name: str, options: Compare, preset: Preset | None) -> dict[str, Record]:
     """The values of each hyperparameter to train with, with their source."""
     method, layers, several = METHODS[name], _layers_of_hyperparameters(name, preset), {}
-    for option, (default, *_) in method.options.items():
-        given, asked = options.hyperparameters.get(name, {}).get(option), flag(f"{name}.{option}")
+    for option, parameter in method.options.items():
+        given, asked = options.hyperparameters.get(f"{name}.{option}"), flag(f"{name}.{option}")
         found = _found(option, given, layers)
         if given == ():
             raise UserError(f"{asked}: no value is given; give one or several.")
-        if not found and default is not None:
+        if not found and parameter.default is not None:
             raise UserError(
                 f"--preset {options.preset}: has no value of {option} for {name}; give {asked}."
             )

@@ -101,7 +101,7 @@ class MethodStep:
         x = augmentation.cutout(keys[2], measures.ready(dataset, x), recipe.cutout)
         if not (recipe.label_smoothing or recipe.mixup):
             return x, y
-        y = augmentation.smooth(y, dataset.classes, recipe.label_smoothing)
+        y = optax.smooth_labels(jax.nn.one_hot(y, dataset.classes), recipe.label_smoothing)
         return augmentation.mixup(keys[3], x, y, recipe.mixup)
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.data.dataset import Dataset, load
-from sam_optax.experiments.data.labels import corrupt
 from sam_optax.experiments.methods.method import Base, Variant
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import own, registry
@@ -200,11 +200,6 @@ class Given(NamedTuple):
     dataset: Dataset | None = None
     loss: PerExample | None = None
     metric: Metric = ACCURACY
-
-    @property
-    def objects(self) -> list[str]:
-        """Which of network, data and loss are given, as no file of the run has them."""
-        return [name for name in ("model", "dataset", "loss") if getattr(self, name) is not None]
 
 
 NOTHING = Given()

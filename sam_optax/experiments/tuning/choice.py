@@ -5,7 +5,7 @@ times a power of the axis's factor, and a point is an exponent for each axis.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -13,7 +13,7 @@ import numpy as np
 
 from sam_optax.experiments.reporting.results import number
 from sam_optax.experiments.training.task import Metric
-from sam_optax.experiments.types import Record
+from sam_optax.experiments.types import Json, Record
 
 Point: TypeAlias = tuple[int, ...]
 
@@ -54,11 +54,7 @@ def values(axes: Sequence[Axis], point: Point) -> dict[str, float]:
 
 
 def trial(
-    point: Point,
-    values: Mapping[str, float],
-    curves: Mapping[str, np.ndarray],
-    metric: Metric,
-    chance: float,
+    point: Point, values: Json, curves: Mapping[str, np.ndarray], metric: Metric, chance: float
 ) -> Trial:
     """The record of a training; the curves are (epochs, seeds), and ``chance`` an accuracy."""
     scores, finite = curves[metric.key], np.isfinite(curves["train_loss"][-1]).all()
@@ -76,22 +72,21 @@ def coarse(axes: int) -> list[Point]:
     return [point for point in grid if axes < 3 or point.count(0) != 1]
 
 
-def missing(trials: Sequence[Trial], axes: int, count: int, higher: bool = True) -> list[Point]:
-    """The points to try next, none after ``count`` trials.
+def points(trials: Sequence[Trial], axes: int, higher: bool = True) -> Iterator[Point]:
+    """The points to try, each after the trials of those before it have been added to ``trials``.
 
     First come the coarse ones; then, again and again, the neighbours of the best point that has
-    some left, those along one axis before the diagonal ones. A round that was interrupted goes on:
-    its points follow from the trials before it.
+    some left, those along one axis before the diagonal ones. A search that was interrupted goes
+    on: the points of its first trials are passed over.
     """
-    points, done = coarse(axes), 0
-    while points and done + len(points) <= len(trials):
-        done += len(points)
-        before = trials[:done]
-        tried = {found.exponents for found in before}
-        rounds = (neighbours(found.exponents) for found in ranked(before, higher))
-        left = ([point for point in around if point not in tried] for around in rounds)
-        points = next(filter(None, left), [])
-    return points[len(trials) - done : count - done]
+    planned: list[Point] = []
+    following = coarse(axes)
+    while following:
+        planned += following
+        yield from planned[len(trials) :]
+        around = (neighbours(found.exponents) for found in ranked(trials[: len(planned)], higher))
+        left = ([point for point in near if point not in planned] for near in around)
+        following = next(filter(None, left), [])
 
 
 def neighbours(point: Point) -> list[Point]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from sam_optax.experiments.training.devices import Devices
 from sam_optax.experiments.training.task import Entry, Task, noisy_labels
 from sam_optax.experiments.training.train import Training, work
 from sam_optax.experiments.tuning import choice
-from sam_optax.experiments.tuning.choice import Axis, Point, Trial
+from sam_optax.experiments.tuning.choice import Axis, Trial
 from sam_optax.experiments.types import Json, Record
 
 FILE = "tune.json"
@@ -78,59 +79,59 @@ def axes(entry: Entry, rate: bool) -> list[Axis]:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
 class Search:
     """A search: a :func:`held_out` task, and how many trials each method gets.
 
     ``trials`` are those made so far, by method; with ``rate`` the learning rate is chosen, too.
     """
 
-    def __init__(
-        self, task: Task, place: Devices, count: int, rate: bool, trials: dict[str, list[Trial]]
-    ) -> None:
-        self.task, self.trials, self._place, self._count = task, trials, place, count
-        self._axes = {name: axes(entry, rate) for name, entry in task.entries.items()}
-        for name in task.entries:
-            trials.setdefault(name, [])
+    task: Task
+    place: Devices
+    count: int
+    rate: bool
+    trials: dict[str, list[Trial]]
 
     def run(self, keep: Callable[[], None], console: Console) -> Record:
         """What is chosen for each method, with all trials; ``keep`` is called after each one."""
-        costs = work(self.task)
-        pieces = {
-            name: (math.prod(costs[name]), self._count - len(self.trials[name]))
-            for name in self.task.entries
-            if self._missing(name)
-        }
-        if pieces:
+        costs, left = work(self.task), self._left()
+        if left:
+            pieces = {name: (math.prod(costs[name]), count) for name, count in left.items()}
             with Progress(console, pieces, "tuning") as progress:
                 self.train(keep, progress)
         found = {}
         for name, entry in self.task.entries.items():
-            starts = {k: v for axis in self._axes[name] for k, v in axis.start.items()}
-            own = entry.variant.method.radius
-            found[name] = {
-                "around": {f"{entry.method}.{k}" if k in own else k: v for k, v in starts.items()},
-                "seeds": list(self.task.seeds),
-                **choice.choose(self.trials[name], self.task.metric.higher_is_better),
-            }
+            along, own = axes(entry, self.rate), entry.variant.method.radius
+            starts = choice.values(along, (0,) * len(along))
+            around = {f"{entry.method}.{k}" if k in own else k: v for k, v in starts.items()}
+            chosen = choice.choose(self.trials[name], self.task.metric.higher_is_better)
+            found[name] = {"around": around, "seeds": list(self.task.seeds), **chosen}
         return found
 
     def train(self, keep: Callable[[], None], progress: Progress) -> None:
         """Makes the trials that are missing."""
-        training, chance = Training(self.task, self._place), _chance(self.task)
+        training, chance, left = Training(self.task, self.place), _chance(self.task), self._left()
+        metric = self.task.metric
         for number, runner in enumerate(training.runners, 1):
-            name = runner.name
-            if self._missing(name):
-                progress.compiling(name, number, len(training.runners))
-            while points := self._missing(name):
-                values = choice.values(self._axes[name], points[0])
+            name, along = runner.name, axes(runner.entry, self.rate)
+            if name not in left:
+                continue
+            progress.compiling(name, number, len(training.runners))
+            trials = self.trials.setdefault(name, [])
+            points = choice.points(trials, len(along), metric.higher_is_better)
+            for point in itertools.islice(points, left[name]):
+                values = choice.values(along, point)
                 curves = training.trial(runner, values, functools.partial(progress.done, name))
-                made = choice.trial(points[0], values, curves, self.task.metric, chance)
-                self.trials[name].append(made)
+                trials.append(choice.trial(point, values, curves, metric, chance))
                 keep()
 
-    def _missing(self, name: str) -> list[Point]:
-        higher = self.task.metric.higher_is_better
-        return choice.missing(self.trials[name], len(self._axes[name]), self._count, higher)
+    def _left(self) -> dict[str, int]:
+        """How many trials are missing, by method; where nothing is searched, one is enough."""
+        found = {}
+        for name, entry in self.task.entries.items():
+            count = self.count if axes(entry, self.rate) else 1
+            found[name] = count - len(self.trials.get(name, ()))
+        return {name: count for name, count in found.items() if count > 0}
 
 
 def _chance(task: Task) -> float:
