@@ -30,6 +30,7 @@ def test_table_of_runs(archive, arrays, tmp_path, capsys, monkeypatch):
     cold, warm = (train(archive, tmp_path / lr, *both, lr) for lr in ("0.1", "0.3"))
     kept = train(archive, tmp_path / "kept", "--epochs", "2", "--save-every", "1", "--lr", "0.2")
     hot = train(archive, tmp_path / "hot", "--epochs", "2", "--lr", "1e30")
+    monkeypatch.setenv("COLUMNS", "60")
     main((cold, warm, kept, hot), tmp_path / "ranks.json")
     printed = capsys.readouterr().out
     assert "12 networks; 2 more diverged" in printed

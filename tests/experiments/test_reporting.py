@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -302,6 +303,18 @@ def test_tensorboard_is_told_what_a_later_process_repeats(tmp_path):
     points = [(v.tag, e.step, v.simple_value) for e in events for v in e.summary.value]
     assert starts == [1, 2]
     assert points == [("train_loss", *of) for of in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 2.5))]
+
+
+def test_the_last_epoch_is_on_the_disk_before_the_next(tmp_path):
+    """A process that is killed after its checkpoint has written the epoch of it."""
+    with Live(tmp_path, 0) as live:
+        for epoch in (1, 2, 3):
+            live.add("sam", 7, epoch, {f"epoch_{epoch}": 0.0})
+        (path,) = tmp_path.rglob("events*")
+        until = time.monotonic() + 20
+        while b"epoch_3" not in path.read_bytes():
+            assert time.monotonic() < until
+            time.sleep(0.1)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_option(tmp_path):

@@ -36,9 +36,11 @@ class Live:
         with writable(self._logs):
             if (key := (method, seed)) not in self._writers:
                 folder = self._logs / method / f"seed_{seed}"
-                writer = SummaryWriter(str(folder), purge_step=self._epochs + 1)
-                self._writers[key] = writer
+                # flush() does not wait for the writer's thread, which has the last points.
+                self._writers[key] = SummaryWriter(
+                    str(folder), purge_step=self._epochs + 1, flush_secs=1
+                )
             for name, value in metrics.items():
                 if math.isfinite(value):
                     self._writers[key].add_scalar(name, value, epoch)
-            self._writers[key].flush()
+            self._writers[key].flush()  # raises here where the disk is full
