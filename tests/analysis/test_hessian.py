@@ -52,7 +52,8 @@ both_orders = pytest.mark.parametrize("which", ["algebraic", "magnitude"])
 
 
 @both_orders
-@pytest.mark.parametrize("steps", [pytest.param(45, marks=pytest.mark.slow), 80])
+@pytest.mark.parametrize("steps", [45, 80])
+@pytest.mark.slow
 def test_a_network(which, steps):
     """45 steps of Lanczos, and 80, with which the Hessian of 132 rows is taken as a whole."""
     found = analysis.hessian_eigenvalues(LOSS, PARAMS, 5, which=which, steps=steps)
@@ -109,12 +110,14 @@ def test_exhausted_spaces_under_debug_nans(top):
 
 
 @pytest.mark.parametrize("scale", [1e-26, 1e21])
+@pytest.mark.slow
 def test_spectra_whose_squares_leave_the_range_of_float32(scale):
     spectrum = np.linspace(-1, 2, 200) * scale
     found = analysis.hessian_eigenvalues(with_spectrum(spectrum), jnp.ones(200), 2, steps=60)
     np.testing.assert_allclose(found.values, spectrum[:-3:-1], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_one_reorthogonalization_is_too_few():
     """An isolated eigenvalue is found soon, and rounding then brings its vector back."""
     spectrum = jnp.asarray(np.r_[1e4, np.linspace(0, 1, 199)], jnp.float32)

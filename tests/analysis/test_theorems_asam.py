@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import x64
-from methods import often
 from nets import cross_entropy, dataset, relu_net, rescale
 
 import sam_optax
@@ -44,7 +43,8 @@ def sam(loss, params, **options):
     return np.array([analysis.loss_rise(loss, params, sam_optax.sam(0.3, **options))])
 
 
-@pytest.mark.parametrize("p", often([1.5, 2, np.inf], 2))
+@pytest.mark.parametrize("p", [1.5, 2, np.inf])
+@pytest.mark.slow
 def test_asam_is_invariant_to_rescaling(p):
     with x64():
         loss, params = dataset(dtype=jnp.float64), relu_net(dtype=jnp.float64)
@@ -83,6 +83,7 @@ def test_a_hidden_bias_is_rescaled_and_its_normalization_is_not():
         assert np.all(change(*of, bias_mask=False, eta=0.01) > 1e-4)
 
 
+@pytest.mark.slow
 def test_filterwise_asam_is_invariant_to_the_scale_of_filters():
     """Which does not matter where each channel is standardized."""
 

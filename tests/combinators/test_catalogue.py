@@ -460,12 +460,15 @@ def followed(name, method):
 
 
 RUNS = [(name, *run) for name in GOLDEN for run in runs(name)]
-DAILY = ("momentum", "ln_sam_only_norm_adamw")
+DAILY = {"SAM", "ASAM", "F-SAM", "GSAM", "LookSAM"}  # with momentum
 
 
 @pytest.mark.parametrize(
     ("name", "method", "run"),
-    [pytest.param(*r, marks=[] if r[2].endswith(DAILY) else [pytest.mark.slow]) for r in RUNS],
+    [
+        pytest.param(*r, marks=[] if r[0] in DAILY and "momentum" in r[2] else pytest.mark.slow)
+        for r in RUNS
+    ],
 )
 def test_the_expression_follows_the_authors_code(monkeypatch, name, method, run):
     with x64():
@@ -494,6 +497,7 @@ def test_every_row_is_compared():
 
 
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.slow
 def test_the_number_of_gradients_is_that_of_the_page(name):
     """Behind the first step, in which some methods have nothing to ascend along."""
     shares = {"AE-SAM": AE_LOG}.get(name, FLAGS)

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import references
 from helpers import leaves, norm, signature, vector
 
@@ -70,6 +71,7 @@ def epsilon(tree):
     return 4 * max([float(jnp.finfo(x.dtype).eps) for x in jax.tree.leaves(tree)], default=0) + 1e-5
 
 
+@pytest.mark.slow
 @settings
 @hypothesis.given(trees(), ORDERS, st.floats(0.01, 5))
 @op_by_op
@@ -87,6 +89,7 @@ def test_sam_has_its_radius_and_structure(tree, p, rho):
         assert abs(norm(eps, p) - rho) <= rho * epsilon(g)
 
 
+@pytest.mark.slow
 @settings
 @hypothesis.given(trees(), ORDERS, st.sampled_from([0.0, 0.01, 1.0]), st.booleans())
 @op_by_op

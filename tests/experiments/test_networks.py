@@ -104,16 +104,8 @@ OF_THE_FILE = {
 
 
 # (Basic blocks are trained in the tests of the command.)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vit",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("bottleneck", "wide", *OF_THE_FILE)
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["vit", "bottleneck", "wide", *OF_THE_FILE])
+@pytest.mark.slow
 def test_a_step_lowers_the_loss(name):
     make, size = {**TINY, **OF_THE_FILE}[name]
     model = make(classes=3)

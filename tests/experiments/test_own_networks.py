@@ -124,6 +124,7 @@ def test_every_stream_of_an_nnx_module_draws_its_own_numbers():
 
 
 @pytest.mark.parametrize("network", [Linen, Nnx], ids=["linen", "nnx"])
+@pytest.mark.slow
 def test_both_passes_draw_alike_and_statistics_advance_once(network, data):
     """With ρ = 0 SAM is SGD, to the last bit; after a step, statistics are of one batch."""
     options = {"sam": {"rho": 0.0}, "batch_size": 40, "momentum": 0.0}

@@ -184,6 +184,7 @@ def test_keyword_arguments_and_numbers_that_are_arrays():
     np.testing.assert_allclose(jax.grad(f)(W, params=X), GRADIENT, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_labels_keys_and_static_arguments():
     def loss_fn(w, batch, key, mode, *, train, activation=jnp.cosh):
         assert mode == "dropout"

@@ -37,7 +37,7 @@ def some_stacked(path, leaf):
     return 1 if path[0].key == "blocks" else 0
 
 
-@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("axis", [pytest.param(-1, marks=pytest.mark.slow), 0])
 def test_filters_of_asam_are_each_layers_own(axis):
     """Stacked, ε is that of the same layers in a list; one norm spans them all."""
     options = {"normalization": "filterwise", "filter_axis": axis}
@@ -86,6 +86,7 @@ def columns(norms):
     return jnp.asarray(unit * np.array(norms)[:, None, None], jnp.float32)
 
 
+@pytest.mark.slow
 def test_directions_are_each_layers_own():
     """Columns of norm 10 in one layer and 0.1 in the other."""
     params = {"kernel": columns([10.0, 0.1])}

@@ -45,7 +45,7 @@ def test_small_case():
     [
         ("sam", jnp.bfloat16, None),
         ("only_sam", jnp.float32, jnp.bfloat16),
-        ("fsam_asam", jnp.bfloat16, None),
+        pytest.param("fsam_asam", jnp.bfloat16, None, marks=pytest.mark.slow),
         pytest.param("rsam", jnp.float16, jnp.bfloat16, marks=pytest.mark.slow),
         ("scale", jnp.float32, jnp.bfloat16),
     ],
@@ -67,6 +67,7 @@ def test_is_the_quotient_it_says(name, dtype, compute_dtype):
     np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_large_low_precision_params_keep_nothing():
     params, grads = large_params(jnp.bfloat16)
     along, length = survival(SAM, params, grads)

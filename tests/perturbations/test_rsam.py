@@ -212,6 +212,7 @@ def test_random_start_before_fsam_averages_the_directions():
     assert_close(eps, references.sam(residual, 0.3), 1e-4)
 
 
+@pytest.mark.slow
 def test_a_random_start_hands_on_a_direction_of_the_gradients_size():
     """So what averages directions, as F-SAM does, averages what it would of gradients."""
     w, g = tree(seed=0), jax.tree.map(lambda x: 1e3 * x, tree(seed=1))
