@@ -12,6 +12,7 @@ import numpy as np
 from rich.text import Text
 
 from sam_optax import analysis
+from sam_optax.experiments.comparison import ANALYSIS
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.finished import Network, open_run
 from sam_optax.experiments.options import declare
@@ -88,8 +89,8 @@ def run(options: Analyze) -> None:
             **{"versions": results.versions(), "numbers": rows},
         }
         _print_table(rows)  # first, so that it is there where the disk is full
-        out.write({"analysis.json": results.to_json(content)})
-    say(f"\nThe numbers are in {out.path / 'analysis.json'}.", stderr=False)
+        out.write({ANALYSIS: results.to_json(content)})
+    say(f"\nThe numbers are in {out.path / ANALYSIS}.", stderr=False)
 
 
 def _measured(networks: Sequence[Network], options: Analyze) -> list[Record]:

@@ -39,7 +39,9 @@ CHECKPOINT = "checkpoint"
 """Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
-_FILES = ("results.json", "params*.npz", REPORT, "tensorboard", search.FILE)
+ANALYSIS = "analysis.json"
+"""What ``analyze`` has measured of the run's networks."""
+_FILES = ("results.json", "params*.npz", REPORT, ANALYSIS, "tensorboard", search.FILE)
 """Besides the figures."""
 
 
@@ -109,7 +111,8 @@ class _Run:
         found = Result(results.collect(self.description, parameters, outcomes), params)
         try:
             if self.out:
-                (self.out.path / REPORT).unlink(missing_ok=True)  # that of an earlier run
+                for name in (REPORT, ANALYSIS):  # of an earlier run
+                    (self.out.path / name).unlink(missing_ok=True)
                 npz = to_npz(params, identity.of(found.results))
                 self.out.write({"params.npz": npz, "results.json": results.to_json(found.results)})
         finally:  # where either fails, a full disk or a closed pipe, there is still the other

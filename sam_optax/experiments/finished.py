@@ -72,6 +72,8 @@ class Network(NamedTuple):
         that both follow one distribution. Batches are of ``size`` random examples, the same in
         every run. With ``train``, BatchNorm uses their statistics, and dropout is on.
         """
+        if part not in ("train", "test") or size < 1:
+            raise UserError(f'part {part!r}, size {size}: use "train" or "test", and at least 1.')
         task, (examples, chosen) = self.run.task, self.run.examples(part)
         n = len(examples)
         # Examples of others, of weight 0, fill the last batch, so that the statistics of BatchNorm

@@ -21,6 +21,7 @@ from sam_optax.__main__ import main
 from sam_optax.experiments import open_run
 from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.data.dataset import load
+from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.registry import build
 from sam_optax.experiments.reporting.snapshots import Snapshots, load_params
 
@@ -168,6 +169,9 @@ def test_batches_of_m_random_examples(kept, archive):
     expected = [float(of_examples(params, order[i : i + 16])) for i in (0, 16, 32)]
     assert found == pytest.approx(expected, rel=1e-5)
     assert loss.weights.tolist() == [16, 16, 8]
+    for wrong in ({"part": "valid"}, {"size": 0}):
+        with pytest.raises(UserError, match='use "train" or "test", and at least 1'):
+            network.loss(network.load(), **wrong)
 
 
 @pytest.fixture
@@ -308,12 +312,14 @@ def test_what_cannot_be_measured(run_dir, copy, arrays, tmp_path, capsys):
         (copy,): "contents have changed since the run",
         (run_dir, copy): "RUN_DIR: there are several; give --out DIR for the file",
         (run_dir, other, "--out", copy): f"{other}: was trained on other data than {run_dir}",
-        (run_dir, "--rho", "0.1", "0"): "--rho 0: use a number above 0",
+        (run_dir, "--rho", "0.1", "0"): "--rho 0.0: use a number above 0",
         (run_dir, "--p", "0.5"): "--p 0.5: use at least 1, or inf",
         (run_dir, "--measures", "hessian"): "--measures hessian: unknown; use one of sharpness, ",
     }.items():
         assert main(["analyze", *map(str, arguments)]) == 2
         assert message in capsys.readouterr().err
+    assert main(["analyze", "--help"]) == 0
+    assert "sam_optax analyze RUN_DIR [options]" in capsys.readouterr().out
 
 
 def test_batch_norm_is_measured_with_its_running_statistics(tmp_path):

@@ -97,7 +97,9 @@ def print_help(command: type, given: Sequence[str], program: str) -> bool:
         shown = {name: of for name, of in shown.items() if of.metadata.get("basic")}
         texts["epilog"] = f"methods: {', '.join(METHODS)}"
         more = f"\n{_EXAMPLES}\n\n{_MORE}"
-    parser = _parser(shown, "epilog" in texts, usage=f"{program} [options]", **texts)
+    names = (of.metadata["metavar"] for of in shown.values() if of.metadata.get("positional"))
+    usage = " ".join([program, *names, "[options]"])
+    parser = _parser(shown, "epilog" in texts, usage=usage, **texts)
     print(parser.format_help() + more)
     return True
 
