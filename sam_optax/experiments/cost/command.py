@@ -2,7 +2,6 @@
 """``python -m sam_optax cost``: options and measurements."""
 
 import dataclasses
-import functools
 import re
 from pathlib import Path
 
@@ -111,8 +110,8 @@ def _model(name: str, options: Cost, placement: Placement) -> Record:
             builds[row].record.update(known)
             progress.done("compiling")
         if options.time:
-            done = functools.partial(progress.done, "running")
-            measure.take_times([*builds.values()], problem.init, ROUNDS, done)
+            made = [*builds.values()]
+            measure.take_times(made, problem.init, ROUNDS, lambda: progress.done("running"))
     found = {row: built.record for row, built in builds.items()}
     report.add_ratios(found)
     return {"parameters": sum(leaf.size for leaf in jax.tree.leaves(params)), "steps": found}
