@@ -318,8 +318,6 @@ def test_what_cannot_be_measured(run_dir, copy, arrays, tmp_path, capsys):
     }.items():
         assert main(["analyze", *map(str, arguments)]) == 2
         assert message in capsys.readouterr().err
-    assert main(["analyze", "--help"]) == 0
-    assert "sam_optax analyze RUN_DIR [options]" in capsys.readouterr().out
 
 
 def test_batch_norm_is_measured_with_its_running_statistics(tmp_path):

@@ -145,11 +145,11 @@ def test_the_help_of_a_method_lists_its_own_options(capsys):
     assert "--sam.rho" not in text
 
 
-@pytest.mark.parametrize("name", ["analyze", "cost"])
-def test_the_other_commands_have_one_help(capsys, name):
-    assert main([name, "--help"]) == 0
+@pytest.mark.parametrize("usage", ["analyze RUN_DIR", "cost"])
+def test_the_other_commands_have_one_help(capsys, usage):
+    assert main([usage.partition(" ")[0], "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"usage: python -m sam_optax {name} [options]")
+    assert text.startswith(f"usage: python -m sam_optax {usage} [options]")
     assert "--out" in text
 
 
