@@ -12,7 +12,6 @@ import numpy as np
 from rich.text import Text
 
 from sam_optax import analysis
-from sam_optax.experiments.comparison import ANALYSIS
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.finished import Network, open_run
 from sam_optax.experiments.options import declare
@@ -89,8 +88,8 @@ def run(options: Analyze) -> None:
             **{"versions": results.versions(), "numbers": rows},
         }
         _print_table(rows)  # first, so that it is there where the disk is full
-        out.write({ANALYSIS: results.to_json(content)})
-    say(f"\nThe numbers are in {out.path / ANALYSIS}.", stderr=False)
+        out.write({results.ANALYSIS: results.to_json(content)})
+    say(f"\nThe numbers are in {out.path / results.ANALYSIS}.", stderr=False)
 
 
 def _measured(networks: Sequence[Network], options: Analyze) -> list[Record]:

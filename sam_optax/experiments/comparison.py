@@ -39,9 +39,7 @@ CHECKPOINT = "checkpoint"
 """Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
-ANALYSIS = "analysis.json"
-"""What ``analyze`` has measured of the run's networks."""
-_FILES = ("results.json", "params*.npz", REPORT, ANALYSIS, "tensorboard", search.FILE)
+_FILES = ("results.json", "params*.npz", REPORT, results.ANALYSIS, "tensorboard", search.FILE)
 """Besides the figures."""
 
 
@@ -111,7 +109,7 @@ class _Run:
         found = Result(results.collect(self.description, parameters, outcomes), params)
         try:
             if self.out:
-                for name in (REPORT, ANALYSIS):  # of an earlier run
+                for name in (REPORT, results.ANALYSIS):  # of an earlier run
                     (self.out.path / name).unlink(missing_ok=True)
                 npz = to_npz(params, identity.of(found.results))
                 self.out.write({"params.npz": npz, "results.json": results.to_json(found.results)})
@@ -169,6 +167,7 @@ class _Run:
             _draw(self.out, found)
         paths = f"{path}. Open {path / REPORT}."
         _say(f"\nThis run is finished: its results are in {paths}", stderr=False)
+        checkpoints.finish()  # what a kill has left of them
         return Result(found, load_params(path / "params.npz"))
 
     def _tune(self) -> None:

@@ -312,7 +312,7 @@ def test_what_cannot_be_measured(run_dir, copy, arrays, tmp_path, capsys):
         (copy,): "contents have changed since the run",
         (run_dir, copy): "RUN_DIR: there are several; give --out DIR for the file",
         (run_dir, other, "--out", copy): f"{other}: was trained on other data than {run_dir}",
-        (run_dir, "--rho", "0.1", "0"): "--rho 0.0: use a number above 0",
+        (run_dir, "--rho", "0.1", "0"): "--rho 0: use a number above 0",
         (run_dir, "--p", "0.5"): "--p 0.5: use at least 1, or inf",
         (run_dir, "--measures", "hessian"): "--measures hessian: unknown; use one of sharpness, ",
     }.items():

@@ -36,7 +36,7 @@ def names(out):
 WRONG = {
     # values
     "--epochs 0": "--epochs 0: use an integer of at least 1, below 2",
-    "--label-noise 1": r"--label-noise 1.0: use a number in \[0, 1\)\.",
+    "--label-noise 1": r"--label-noise 1: use a number in \[0, 1\)\.",
     "--schedule x": "--schedule x: unknown; use one of cosine, constant.",
     "--sam.rho -1": r"--sam.rho must be in \[0, inf\), got -1.0.",
     "--sam.rho 1 1": "--sam.rho 1 1: a value is given twice; give each once.",

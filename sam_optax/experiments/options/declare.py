@@ -32,8 +32,15 @@ def allowed(has: Callable[[Any], object], remedy: str) -> Rule:
 
 
 def _integer(least: int) -> Rule:
-    remedy = f"use an integer of at least {least}, below 2^31"  # which fits into an int32
-    return allowed(lambda value: hasattr(value, "__index__") and least <= value < 2**31, remedy)
+    """An integer of at least ``least`` that fits into an int32."""
+
+    def rule(value: Any) -> str:
+        if hasattr(value, "__index__") and least <= value < 2**31:
+            return ""
+        of = ", of type int" if isinstance(value, float) else ""
+        return f"use an integer of at least {least}, below 2^31{of}."
+
+    return rule
 
 
 def _number(has: Callable[[float], bool], remedy: str) -> Rule:
@@ -79,5 +86,6 @@ def check(options: Any) -> None:
             raise UserError(f"{flag(field.name)}: no value is given; give one or several.")
         for one in value if isinstance(value, tuple) else (value,):
             if remedy := rule(one):
-                given = f"{flag(field.name)} {one}".rstrip()
+                text = f"{one:g}" if isinstance(one, float) else one
+                given = f"{flag(field.name)} {text}".rstrip()
                 raise UserError(f"{given}: {remedy}")

@@ -18,8 +18,9 @@ class Live:
         self._writers: dict[tuple[str, int], Any] = {}
 
     def __enter__(self) -> Self:
-        import tensorboardX  # noqa: F401 (missing: before the training)
+        from tensorboardX import SummaryWriter  # only on request; missing: before the training
 
+        self._writer = SummaryWriter
         with writable(self._logs):
             for other in () if self._epochs else self._logs.glob("*/*/events.out.tfevents.*"):
                 other.unlink()  # of an earlier run, maybe with other methods
@@ -31,13 +32,11 @@ class Live:
 
     def add(self, method: str, seed: int, epoch: int, metrics: dict[str, float]) -> None:
         """Writes the numbers of an epoch (counted from 1) that are finite."""
-        from tensorboardX import SummaryWriter  # only on request
-
         with writable(self._logs):
             if (key := (method, seed)) not in self._writers:
                 folder = self._logs / method / f"seed_{seed}"
                 # flush() does not wait for the writer's thread, which has the last points.
-                self._writers[key] = SummaryWriter(
+                self._writers[key] = self._writer(
                     str(folder), purge_step=self._epochs + 1, flush_secs=1
                 )
             for name, value in metrics.items():

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sam_optax.experiments.training.train import Outcome
 
 FORMAT, FORMAT_VERSION = "sam_optax.experiment", 2
+ANALYSIS = "analysis.json"
+"""What ``analyze`` has measured of a run's networks, beside its results."""
 
 
 def versions() -> dict[str, str]:

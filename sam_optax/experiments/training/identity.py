@@ -4,6 +4,9 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.training.task import values
 from sam_optax.experiments.types import Json, Record
 
+_FILES = {"model_sha256": "--model", "init_sha256": "--init"}
+"""The digests among the settings, with the options that name their files."""
+
 
 def of(description: Json) -> Record:
     """The identity of a run, from its description or results; of ``--tune``, what it starts at."""
@@ -36,8 +39,8 @@ def check(theirs: Json, ours: Json, what: str) -> None:
         text.append(f"--methods {' '.join(its)} (now {' '.join(mine)})")
     for a, b in ((its[method], mine[method]) for method in its if method in mine):
         text += [
-            "the file of --model has changed"
-            if option == "model_sha256"
+            f"the file of {_FILES[option]} has changed"
+            if option in _FILES
             else f"--{option.replace('_', '-')} {a.get(option)} (now {b.get(option)})"
             for option in {**a, **b}
             if a.get(option) != b.get(option)
