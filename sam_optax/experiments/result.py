@@ -3,14 +3,18 @@
 import dataclasses
 import functools
 import io
+from collections.abc import Iterator
 
+import rich.console
+from rich.jupyter import JupyterMixin
+
+from sam_optax.experiments.reporting import table
 from sam_optax.experiments.reporting.console import Console
-from sam_optax.experiments.reporting.table import ResultsTable
 from sam_optax.experiments.types import Json, PyTree
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Result(ResultsTable):
+class Result(JupyterMixin):
     """What :func:`sam_optax.experiments.compare` returns; shown as a table.
 
     Attributes:
@@ -30,7 +34,12 @@ class Result(ResultsTable):
 
     def print(self) -> None:
         """Prints the table."""
-        Console().print(self)
+        Console().print(self, soft_wrap=True)  # paths stay on one line
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> Iterator[rich.console.RenderableType]:
+        return table.rendered(self.results, options.max_width)
 
     def __repr__(self) -> str:
         file = io.StringIO()  # a console would show in a notebook what it prints

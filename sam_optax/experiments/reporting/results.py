@@ -6,13 +6,12 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.schema import UNITS, Results
 from sam_optax.experiments.reporting.words import Score
 from sam_optax.experiments.types import Json, Record
 
@@ -22,6 +21,70 @@ if TYPE_CHECKING:
 FORMAT, FORMAT_VERSION = "sam_optax.experiment", 2
 ANALYSIS = "analysis.json"
 """What ``analyze`` has measured of a run's networks, beside its results."""
+UNITS = {
+    "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
+    "held_out": "score on the held-out examples, with labels as trained on, by seed",
+    "best_test_accuracy": "the best after an epoch, chosen on the test examples: optimistic",
+    "interval": "half the width of a mean's 95 % confidence interval, Student's t",
+    "differences": "to sgd, and to the sam with the best mean score, seed by seed",
+    "train_loss": "mean over the training set, on the labels trained on; nats, or of your loss",
+    "sharpness": "L(w + eps) - L(w) on training examples, eps of SAM at sharpness_rho",
+    "gradients": "gradients on a batch per step",
+    "step_cost": "time of a training step relative to SGD, median over interleaved epochs",
+    "epoch_seconds": "seconds, training steps of one epoch of all seeds, median",
+    "compile_seconds": "seconds to compile the training step",
+    "examples_per_second": "training examples per second, of all seeds",
+}
+"""What each number is, besides the score after the last epoch, see ``words.Score``."""
+
+
+class _Seed(msgspec.Struct):
+    seed: int
+    diverged: bool
+    curves: dict[str, list[float | None]]
+
+
+class _Method(msgspec.Struct):
+    name: str
+    method: str
+    epochs: int
+    batch_size: int
+    steps_per_epoch: int
+    hyperparameters: dict[str, Any]
+    seeds: list[_Seed]
+    summary: dict[str, dict[str, float | None]]
+    title: str = ""
+    diverged: int = 0
+    sources: dict[str, str] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    differences: dict[str, dict[str, Any]] = {}
+    gradients: float | None = None
+    step_cost: float | None = None
+    epoch_seconds: float | None = None
+    compile_seconds: float | None = None
+    examples_per_second: float | None = None
+
+
+class _Dataset(msgspec.Struct):
+    name: str
+    train_examples: int
+    test_examples: int
+    classes: int
+    sha256: str
+    described: str = ""
+
+
+class _Results(msgspec.Struct):
+    """The fields that readers use; those with a default may be missing in older files."""
+
+    settings: dict[str, dict[str, Any]]
+    dataset: _Dataset
+    seeds: Annotated[list[int], msgspec.Meta(min_length=1)]
+    methods: Annotated[list[_Method], msgspec.Meta(min_length=1)]
+    metric: dict[str, Any] = {}
+    parameters: int = 0
+    notes: list[str] = []
+    versions: dict[str, str] = {}
 
 
 def versions() -> dict[str, str]:
@@ -55,25 +118,24 @@ def summary(values: np.ndarray) -> dict[str, float | None]:
     return {"mean": number(wide.mean()), "std": number(wide.std(ddof=1)), "interval": number(half)}
 
 
-def gain(ours: Json, theirs: Json, key: str) -> dict[str, float | None]:
-    """What a method gains over another, in the seeds in which neither diverged."""
-    pairs = zip(ours["seeds"], theirs["seeds"], strict=True)
-    both = [(a[key], b[key]) for a, b in pairs if not (a["diverged"] or b["diverged"])]
-    return summary(np.array([a - b for a, b in both]))
-
-
-def differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
+def _differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
     """The difference of a method's score to that of SGD and of SAM, as far as they are there.
 
-    Of a base that is trained at several radii, the one with the best mean score counts.
+    It is over the seeds in which neither diverged. Of a base that is trained at several radii, the
+    one with the best mean score counts.
     """
     found: Record = {}
     for base in ("sgd", "sam"):
         rows = [row for row in methods if row["method"] == base != method["method"]]
-        if rows:
-            best, key = max(rows, key=score.rank), score.key
-            keys = (of for of in (key, f"best_{key}", f"tuned_{key}") if of in method["summary"])
-            found[base] = {"to": best["name"], **{of: gain(method, best, of) for of in keys}}
+        if not rows:
+            continue
+        best = max(rows, key=score.rank)
+        found[base] = {"to": best["name"]}
+        pairs = zip(method["seeds"], best["seeds"], strict=True)
+        both = [(a, b) for a, b in pairs if not (a["diverged"] or b["diverged"])]
+        for key in (score.key, f"best_{score.key}", f"tuned_{score.key}"):
+            if key in method["summary"]:
+                found[base][key] = summary(np.array([a[key] - b[key] for a, b in both]))
     return found
 
 
@@ -94,7 +156,7 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
         "parameters": parameters,
         "units": {**UNITS, score.key: score.meaning},
         "versions": versions(),
-        "methods": [{**row, "differences": differences(row, methods, score)} for row in methods],
+        "methods": [{**row, "differences": _differences(row, methods, score)} for row in methods],
     }
 
 
@@ -154,8 +216,9 @@ def from_json(path: Path) -> Record | None:
             f"{FORMAT_VERSION}; use that version, or train again."
         )
     try:
-        known = msgspec.to_builtins(msgspec.convert(found, Results))
+        known = msgspec.to_builtins(msgspec.convert(found, _Results))
     except msgspec.ValidationError as error:
         raise UserError(f"{path}: {error}; restore the file, or train again.") from error
     pairs = zip(known["methods"], found["methods"], strict=True)
-    return {**known, **found, "methods": [{**ours, **theirs} for ours, theirs in pairs]}
+    methods = [{**ours, **theirs} for ours, theirs in pairs]
+    return {**known, **found, "dataset": known["dataset"] | found["dataset"], "methods": methods}

@@ -12,7 +12,6 @@ import numpy as np
 
 from sam_optax.experiments.data.builtin import hold_out
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
@@ -68,15 +67,13 @@ def held_out(task: Task) -> Task:
 
 def axes(entry: Entry, rate: bool) -> list[Axis]:
     """What a search chooses for a method: radius, weight decay, with ``rate`` the learning rate."""
-    method, recipe, found = entry.variant.method, entry.recipe, []
-    if method.radius:
-        start = {name: entry.variant.hyperparameters[name] for name in method.radius}
-        found.append(Axis(start, RADIUS))
-    if method.decays and recipe.weight_decay:
+    recipe, values = entry.recipe, entry.variant.hyperparameters
+    found = [Axis({name: values[name] for name in entry.variant.method.radius}, RADIUS)]
+    if entry.variant.method.decays and recipe.weight_decay:
         found.append(Axis({"weight_decay": recipe.weight_decay}, DECAY))
     if rate:
         found.append(Axis({"lr": recipe.lr}, RATE))
-    return found
+    return [axis for axis in found if axis.start]  # SGD has no radius
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +98,9 @@ class Search:
                 self.train(keep, progress)
         found = {}
         for name, entry in self.task.entries.items():
-            along, own = axes(entry, self.rate), entry.variant.method.radius
-            starts = choice.values(along, (0,) * len(along))
-            around = {f"{entry.method}.{k}" if k in own else k: v for k, v in starts.items()}
+            starts = {k: v for axis in axes(entry, self.rate) for k, v in axis.start.items()}
+            own, method = entry.variant.hyperparameters, entry.method
+            around = {f"{method}.{k}" if k in own else k: v for k, v in starts.items()}
             chosen = choice.choose(self.trials[name], self.task.metric.higher_is_better)
             found[name] = {"around": around, "seeds": list(self.task.seeds), **chosen}
         return found
@@ -127,11 +124,11 @@ class Search:
 
     def _left(self) -> dict[str, int]:
         """How many trials are missing, by method; where nothing is searched, one is enough."""
-        found = {}
-        for name, entry in self.task.entries.items():
-            count = self.count if axes(entry, self.rate) else 1
-            found[name] = count - len(self.trials.get(name, ()))
-        return {name: count for name, count in found.items() if count > 0}
+        counts = {
+            name: (self.count if axes(entry, self.rate) else 1) - len(self.trials.get(name, ()))
+            for name, entry in self.task.entries.items()
+        }
+        return {name: count for name, count in counts.items() if count > 0}
 
 
 def _chance(task: Task) -> float:
@@ -176,19 +173,18 @@ def load(path: Path, run: Json, resume: bool) -> dict[str, list[Trial]]:
 def settled(description: Json, found: Json) -> Record:
     """The description of a run with what was chosen for its methods, and the whole search."""
     methods = []
-    for method in description["methods"]:
-        tune, radius = found[method["name"]], METHODS[method["method"]].radius
-        own, sources, settings = ({**method[k]} for k in ("hyperparameters", "sources", "settings"))
-        for (name, value), start in zip(
-            tune["chosen"].items(), tune["around"].values(), strict=True
-        ):
+    for row in description["methods"]:
+        tune = found[row["name"]]
+        method = {**row, "tune": tune}
+        method |= {of: {**row[of]} for of in ("hyperparameters", "sources", "settings")}
+        pairs = zip(tune["chosen"].items(), tune["around"].values(), strict=True)
+        for (name, value), start in pairs:
             source = f"chosen by --tune, around {plain(start)}"
-            if name in radius:
-                own[name], sources[name] = value, source
+            if name in row["hyperparameters"]:
+                method["hyperparameters"][name], method["sources"][name] = value, source
             else:  # in the place of the shared setting
-                settings[name] = {"value": value, "source": source}
-        chosen = {"hyperparameters": own, "sources": sources, "settings": settings, "tune": tune}
-        methods.append({**method, **chosen})
+                method["settings"][name] = {"value": value, "source": source}
+        methods.append(method)
     return {**description, "methods": methods, "notes": [*description["notes"], *notes(found)]}
 
 
