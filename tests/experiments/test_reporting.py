@@ -97,7 +97,7 @@ def test_json_is_strict_and_comes_back(found, tmp_path):
     ("spoil", "field"),
     [
         (lambda found: found["methods"][1].update(epochs="4"), "Expected `int`, got .*epochs"),
-        (lambda found: found.update(format_version=3), "has format .* 3 of another version"),
+        (lambda found: found.update(format_version=3), r"Invalid enum value 3 - at `\$.format_version`"),
         (lambda found: found.update(methods=[]), r"length >= 1 - at `\$.methods`"),
         (lambda found: found.pop("settings"), "missing required field `settings`"),
     ],
@@ -106,7 +106,7 @@ def test_wrong_results_are_refused_by_file_and_field(found, tmp_path, spoil, fie
     spoil(found)
     path = tmp_path / "results.json"
     path.write_bytes(results.to_json(found))
-    with pytest.raises(UserError, match=rf"^{path}: .*{field}[^\n]*(restore|use)[^\n]*$"):
+    with pytest.raises(UserError, match=rf"^{path}: .*{field}[^\n]*restore[^\n]*$"):
         results.from_json(path)
 
 
@@ -123,7 +123,7 @@ def test_summaries_and_differences_are_those_of_scipy():
     of = asam["sgd"]["test_accuracy"]
     ends = stats.ttest_rel([0.8] * 3, [0.5, 0.6, 0.7]).confidence_interval(0.95)
     assert (of["mean"] - of["interval"], of["mean"] + of["interval"]) == pytest.approx(ends)
-    best = asam["sam"]["to"], asam["sam"]["best_test_accuracy"]["mean"]
+    best = asam["sam"]["to"], asam["sam"]["test_accuracy"]["mean"]
     assert best == ("sam 2", pytest.approx(0.05))  # of the two seeds that have not diverged
     assert "+20.00 ± 24.84" in rows(printed(found))["asam"]
     assert results.number(np.float32(0.1)) == 0.1  # the shortest decimal
@@ -227,14 +227,15 @@ def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(drawn):
     assert figures.swept(found) == ["rho", "rho_max", "rho_min"]  # infinity is no place on an axis
     assert next(iter(figures.all_figures(found))) == "sweep.png"
     rho, rho_max, _ = drawn[0].axes
-    assert rho.get_legend_handles_labels()[1] == ["sgd", "asam, p 2", "asam, p inf"]
-    assert "rsam (diverged), gsam 0.1 (not a number on this axis)" in rho.get_title("left")
+    labels = {*rho.get_legend_handles_labels()[1]}
+    assert labels == {"sgd", "asam, p 2", "asam, p inf", "gsam"}
+    assert "rsam (diverged)" in rho.get_title("left")
     (first, *_), (second, *_) = rho.containers
     assert first.get_xdata().tolist() == [0.1, 0.5, 2.0]
     assert not {*first.get_xdata()} & {*second.get_xdata()}  # none hides another
     assert rho.get_xscale() == "log"
     [[line, *_]] = rho_max.containers
-    assert line.get_xdata().tolist() == [0.1, 0.5]
+    assert line.get_xdata().tolist() == rho_max.get_xticks().tolist() == [0.1, 0.5]
 
 
 def test_trials_of_two_values_are_a_line_for_each_of_the_second():

@@ -15,8 +15,8 @@ from sam_optax.experiments.types import Json
 CAPTIONS = {
     "tune.png": "On held-out examples, with the labels trained on, after the last epoch. Stars are "
     "the choices; crosses are where training breaks down: it diverges, or is at chance.",
-    "sweep.png": "After the last epoch, with 95 % intervals; bands are methods with one setting. "
-    "Points of equal settings are shifted sideways, so that none hides another.",
+    "sweep.png": "After the last epoch, with 95 % intervals; bands are methods with one value, at "
+    "their best. Points of equal settings are shifted sideways, so that none hides another.",
     "curves.png": "After each epoch; bands are ± one standard deviation of several seeds.",
     "cost.png": "Each method at its best setting here, with 95 % intervals. Left is cheap.",
 }
@@ -116,14 +116,13 @@ def landscape(axes: Axes, search: Json, method: int, score: words.Score) -> None
     """
     trials, chosen, rows = search["trials"], search["chosen"], []
     several = (o for o in chosen if len({of["values"][o] for of in trials}) > 1)
-    option = next(several, next(iter(chosen)))
     for of in trials:
         last = [curve[-1] or 0 for curve in of["held_out"]]  # None of a seed that diverged
         summary = {score.key: {"mean": float(np.mean(last)), "interval": None}}
         marks = "*" * (of["values"] == chosen) + "x" * of["broken_down"]
         row = {"method": "", "hyperparameters": of["values"], "summary": summary}
         rows.append({**row, "marks": marks})
-    _panel(axes, option, [(method, rows)], score)
+    _panel(axes, next(several, next(iter(chosen))), [(method, rows)], score)
     axes.set_ylabel(score.label.replace("test", "held-out"))
 
 
@@ -132,27 +131,27 @@ def _panel(
 ) -> None:
     """Draws the score over a hyperparameter: a line for each setting of what else varies.
 
-    A method with one row has a band. Rows may have ``marks``, which are drawn on their points.
+    A method with one value of it has a band, of its best setting. Rows may have ``marks``, which
+    are drawn on their points.
     """
     absent, ticks = list[str](), set[float]()
     for i, rows in methods:
         known = [row for row in rows if math.isfinite(score.rank(row))]
         absent += [f"{row['name']} (diverged)" for row in rows if row not in known]
-        if len(rows) == 1 and "marks" not in rows[0]:
-            for row in known:
-                mean, half = score.shown(row)
-                how = {name: look(i)[name] for name in ("color", "linestyle", "linewidth")}
-                axes.axhline(mean, label=words.short(row["method"]), **how)
-                band: Any = {"color": how["color"], "alpha": 0.15, "linewidth": 0}
-                axes.axhspan(mean - half, mean + half, **band)
-            continue
-        fine = [row for row in known if _is_number(row["hyperparameters"].get(option))]
-        absent += [f"{row['name']} (not a number on this axis)" for row in known if row not in fine]
-        for j, (label, line) in enumerate(_lines(fine, option).items()):
-            x = np.array([row["hyperparameters"][option] for row in line])
-            ticks |= {*x.tolist()}
-            x = x * 1.015 ** len(axes.containers)  # none hides another
-            _points(axes, x, line, score, label, look(i, j))
+        numbers = [row for row in known if _is_number(row["hyperparameters"].get(option))]
+        values = {row["hyperparameters"][option] for row in numbers}
+        if len(values) > 1:
+            ticks |= values
+            absent += [f"{row['name']} (not a number)" for row in known if row not in numbers]
+            for j, (label, line) in enumerate(_lines(numbers, option).items()):
+                x = np.array([row["hyperparameters"][option] for row in line])
+                x = x * 1.015 ** len(axes.containers)  # none hides another
+                _points(axes, x, line, score, label, look(i, j))
+        elif known:
+            best, how = max(known, key=score.rank), {**look(i), "marker": None}
+            mean, half = score.shown(best)
+            axes.axhline(mean, label=words.short(best["method"]), **how)
+            axes.axhspan(mean - half, mean + half, color=how["color"], alpha=0.15, linewidth=0)
     if ticks and min(ticks) > 0 and max(ticks) >= 8 * min(ticks):
         axes.set_xscale("log")
     axes.set_xticks(sorted(ticks), map(words.plain, sorted(ticks)), fontsize="small")
@@ -165,20 +164,17 @@ def _panel(
 
 
 def _lines(rows: Sequence[Json], option: str) -> dict[str, list[Json]]:
-    """The rows by the values of what else varies, in the order of the option.
+    """The rows, in the order of an option, by the values of what else varies.
 
     Such as p, but not rho_min where rho_max determines it.
     """
-    rows = sorted(rows, key=lambda row: row["hyperparameters"][option])
     values = [row["hyperparameters"] for row in rows]
-    own, found = {of[option] for of in values}, dict[str, list[Json]]()
-    others = [
-        name
-        for name in dict.fromkeys(name for of in values for name in of)
-        if len({(of[option], str(of[name])) for of in values}) > len(own)
-    ]
-    for row, of in zip(rows, values, strict=True):
-        texts = [f"{words.symbol(name)} {words.plain(of[name])}" for name in others]
+    pairs = {name: {(of[option], str(of[name])) for of in values} for name in values[0]}
+    others = [name for name in pairs if len(pairs[name]) > len(pairs[option])]
+    found: dict[str, list[Json]] = {}
+    for row in sorted(rows, key=lambda row: row["hyperparameters"][option]):
+        own = row["hyperparameters"]
+        texts = [f"{words.symbol(name)} {words.plain(own[name])}" for name in others]
         label = ", ".join(filter(None, [words.short(row["method"]), *texts]))
         found.setdefault(label, []).append(row)
     return found

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -18,7 +18,6 @@ from sam_optax.experiments.types import Json, Record
 if TYPE_CHECKING:
     from sam_optax.experiments.training.train import Outcome
 
-FORMAT, FORMAT_VERSION = "sam_optax.experiment", 2
 ANALYSIS = "analysis.json"
 """What ``analyze`` has measured of a run's networks, beside its results."""
 UNITS = {
@@ -47,44 +46,42 @@ class _Seed(msgspec.Struct):
 class _Method(msgspec.Struct):
     name: str
     method: str
+    hyperparameters: dict[str, Any]
+    sources: dict[str, str]
+    settings: dict[str, dict[str, Any]]
     epochs: int
     batch_size: int
     steps_per_epoch: int
-    hyperparameters: dict[str, Any]
-    seeds: list[_Seed]
+    gradients: float
+    step_cost: float | None
+    epoch_seconds: float
+    compile_seconds: float
+    examples_per_second: float
+    diverged: int
     summary: dict[str, dict[str, float | None]]
-    title: str = ""
-    diverged: int = 0
-    sources: dict[str, str] = {}
-    settings: dict[str, dict[str, Any]] = {}
-    differences: dict[str, dict[str, Any]] = {}
-    gradients: float | None = None
-    step_cost: float | None = None
-    epoch_seconds: float | None = None
-    compile_seconds: float | None = None
-    examples_per_second: float | None = None
+    seeds: list[_Seed]
+    differences: dict[str, dict[str, Any]]
+    title: str
 
 
 class _Dataset(msgspec.Struct):
     name: str
-    train_examples: int
-    test_examples: int
-    classes: int
     sha256: str
-    described: str = ""
 
 
 class _Results(msgspec.Struct):
-    """The fields that readers use; those with a default may be missing in older files."""
+    """What readers rely on; other fields, and those with a default, older files may lack."""
 
+    format: Literal["sam_optax.experiment"]
+    format_version: Literal[2]
     settings: dict[str, dict[str, Any]]
     dataset: _Dataset
     seeds: Annotated[list[int], msgspec.Meta(min_length=1)]
     methods: Annotated[list[_Method], msgspec.Meta(min_length=1)]
+    parameters: int
+    notes: list[str]
+    versions: dict[str, str]
     metric: dict[str, Any] = {}
-    parameters: int = 0
-    notes: list[str] = []
-    versions: dict[str, str] = {}
 
 
 def versions() -> dict[str, str]:
@@ -127,15 +124,12 @@ def _differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
     found: Record = {}
     for base in ("sgd", "sam"):
         rows = [row for row in methods if row["method"] == base != method["method"]]
-        if not rows:
-            continue
-        best = max(rows, key=score.rank)
-        found[base] = {"to": best["name"]}
-        pairs = zip(method["seeds"], best["seeds"], strict=True)
-        both = [(a, b) for a, b in pairs if not (a["diverged"] or b["diverged"])]
-        for key in (score.key, f"best_{score.key}", f"tuned_{score.key}"):
-            if key in method["summary"]:
-                found[base][key] = summary(np.array([a[key] - b[key] for a, b in both]))
+        if rows:
+            best = max(rows, key=score.rank)
+            pairs = zip(method["seeds"], best["seeds"], strict=True)
+            both = [(a, b) for a, b in pairs if not (a["diverged"] or b["diverged"])]
+            gains = np.array([a[score.key] - b[score.key] for a, b in both])
+            found[base] = {"to": best["name"], score.key: summary(gains)}
     return found
 
 
@@ -150,8 +144,7 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
         for method in description["methods"]
     ]
     return {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        **{"format": "sam_optax.experiment", "format_version": 2},
         **description,
         "parameters": parameters,
         "units": {**UNITS, score.key: score.meaning},
@@ -161,12 +154,11 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
 
 
 def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score) -> Record:
-    curves, key, higher = outcome.curves, score.key, score.higher_is_better
-    best, where = (np.nanmax, np.nanargmax) if higher else (np.nanmin, np.nanargmin)
-    final = {key: curves[key][-1], f"best_{key}": best(curves[key], axis=0)}
+    curves, best = outcome.curves, np.nanmax if score.higher_is_better else np.nanmin
+    final = {score.key: curves[score.key][-1], f"best_{score.key}": best(curves[score.key], axis=0)}
     final |= {"train_loss": curves["train_loss"][-1], "sharpness": outcome.sharpness}
     if "tune" in method:
-        final[f"tuned_{key}"] = curves[key][method["tune"]["epoch"] - 1]
+        final[f"tuned_{score.key}"] = curves[score.key][method["tune"]["epoch"] - 1]
     finite = np.isfinite(final["train_loss"])
     seconds = float(np.median(outcome.seconds))
     examples = method["steps_per_epoch"] * method["batch_size"] * len(seeds)
@@ -175,7 +167,6 @@ def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score)
             "seed": seed,
             "diverged": not finite[i].item(),
             **{name: number(values[i]) for name, values in final.items()},
-            "best_epoch": int(where(curves[key][:, i])) + 1,
             "curves": {name: [*map(number, values[:, i])] for name, values in curves.items()},
         }
         for i, seed in enumerate(seeds)
@@ -198,7 +189,7 @@ def to_json(results: Json) -> bytes:
 
 
 def from_json(path: Path) -> Record | None:
-    """Reads the output of :func:`to_json`, if any; fields that older runs lack get defaults.
+    """Reads the output of :func:`to_json`, if any.
 
     Raises:
       UserError: the file is of another version, or a field is missing or not what it should be.
@@ -207,18 +198,13 @@ def from_json(path: Path) -> Record | None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    kind = found.get("format") if isinstance(found, dict) else None
-    if not str(kind).startswith("sam_optax."):
+    if not (isinstance(found, dict) and str(found.get("format")).startswith("sam_optax.")):
         return None
-    if (kind, version := found.get("format_version")) != (FORMAT, FORMAT_VERSION):
-        raise UserError(
-            f"{path}: has format {kind} {version} of another version of sam_optax, not {FORMAT} "
-            f"{FORMAT_VERSION}; use that version, or train again."
-        )
     try:
-        known = msgspec.to_builtins(msgspec.convert(found, _Results))
+        msgspec.convert(found, _Results)
     except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {error}; restore the file, or train again.") from error
-    pairs = zip(known["methods"], found["methods"], strict=True)
-    methods = [{**ours, **theirs} for ours, theirs in pairs]
-    return {**known, **found, "dataset": known["dataset"] | found["dataset"], "methods": methods}
+        raise UserError(
+            f"{path}: {error}; restore the file, use the version of sam_optax that has written it, "
+            "or train again."
+        ) from error
+    return found

@@ -157,7 +157,7 @@ def heading(results: Json) -> list[str]:
     preset = setting(results, "preset")
     return [
         *([f"preset {preset}"] if preset else []),
-        f"{printable(data['name'])}: {printable(data['described'])}",
+        f"{printable(data['name'])}: {printable(data.get('described', ''))}",
         f"{labels}{_seeds(results)}",
         f"{model}; {', '.join(extent)}",
         f"{setting(results, 'optimizer', 'sgd')}: {', '.join(recipe)}",
