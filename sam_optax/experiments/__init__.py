@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sam_optax.experiments.call import compare as compare
     from sam_optax.experiments.finished import open_run as open_run
-    from sam_optax.experiments.result import Result as Result
+    from sam_optax.experiments.reporting.table import Result as Result
 
 __all__ = ["Result", "compare", "open_run"]
 
-_MODULES = {"compare": "call", "open_run": "finished", "Result": "result"}
+_MODULES = {"compare": "call", "open_run": "finished", "Result": "reporting.table"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,8 +16,7 @@ from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.output import OutputDirectory, writable
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.snapshots import Snapshots, load_params, to_npz
-from sam_optax.experiments.reporting.table import print_settings
-from sam_optax.experiments.result import Result
+from sam_optax.experiments.reporting.table import Result, print_settings
 from sam_optax.experiments.training import devices, identity, initial
 from sam_optax.experiments.training.task import (
     NOTHING,
@@ -219,7 +218,7 @@ class _Run:
 
     def _print_table(self, found: Json) -> None:
         if self.show:
-            Result(found, {}).print()
+            Result(found).print()
 
 
 def _draw(out: OutputDirectory, found: Json) -> None:

@@ -16,7 +16,7 @@ from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.reporting import axes, figures, html, results, words
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.live import Live
-from sam_optax.experiments.result import Result
+from sam_optax.experiments.reporting.table import Result
 from sam_optax.experiments.training.task import ACCURACY
 from sam_optax.experiments.training.train import Outcome
 
@@ -68,7 +68,7 @@ def drawn(monkeypatch):
 
 def printed(found, width=120):
     file = io.StringIO()
-    Console(file=file, width=width).print(Result(found, {}), soft_wrap=True)
+    Console(file=file, width=width).print(Result(found), soft_wrap=True)
     return file.getvalue()
 
 
@@ -97,7 +97,10 @@ def test_json_is_strict_and_comes_back(found, tmp_path):
     ("spoil", "field"),
     [
         (lambda found: found["methods"][1].update(epochs="4"), "Expected `int`, got .*epochs"),
-        (lambda found: found.update(format_version=3), r"Invalid enum value 3 - at `\$.format_version`"),
+        (
+            lambda found: found.update(format_version=3),
+            r"Invalid enum value 3 - at `\$.format_version`",
+        ),
         (lambda found: found.update(methods=[]), r"length >= 1 - at `\$.methods`"),
         (lambda found: found.pop("settings"), "missing required field `settings`"),
     ],
@@ -159,7 +162,7 @@ def test_the_table_says_what_was_trained_on_and_what_came_out(found):
     assert lines["asam"].split()[-7:] == ["diverged", "–", "diverged", "–", "–", "–", "1.88"]
     assert "ρ 2, η 0.01" in lines["asam"]
     assert re.search(r"^± 0.00: +all seeds are equal", text, re.M)
-    assert "75.00 ± 25.00" in Result(found, {})._repr_mimebundle_((), ())["text/html"]
+    assert "75.00 ± 25.00" in Result(found)._repr_mimebundle_((), ())["text/html"]
 
 
 @pytest.mark.parametrize("width", [120, 40])

@@ -42,7 +42,7 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
         title=f"{what}: {words.setting(found, 'model')} on {words.data_name(found)}",
         heading=[*words.heading(found), f"{found['parameters']:,} params"],
         notes=found["notes"],
-        table=([column.header for column in columns], rows, 2),
+        table=([column.heading for column in columns], rows, 2),
         legend=table.legend(columns),
         figures=[(figures.CAPTIONS[n], base64.b64encode(p).decode()) for n, p in drawn.items()],
         sections=sections,

@@ -1,46 +1,43 @@
 # ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
-"""The table of a run, for the terminal, for notebooks and for the page."""
+"""What a comparison has found: its table, for the terminal, for notebooks and for the page."""
 
+import dataclasses
+import functools
+import io
 from collections.abc import Iterator, Sequence
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
 
+import rich.console
 from rich import box
-from rich.console import Console, RenderableType
+from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
 from sam_optax.experiments.reporting import words
+from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.results import UNITS
-from sam_optax.experiments.types import Json
+from sam_optax.experiments.types import Json, PyTree
 
 _CHOSEN = "the epoch that --tune chose on held-out examples, and the score after it"
 _OVER_SGD = "score minus SGD's, seed by seed; mean ± 95 % confidence interval"
 _OVER_SAM = "score minus SAM's, likewise; of several radii, that of the best one"
+_OMITTED = "sharpness", "± 95 %", "best epoch", "chosen epoch", "over SAM", "cost", "over SGD"
+"""What a terminal that is too narrow does not show, the first ones first."""
 
 
 class Column(NamedTuple):
-    """What is shown for each method; terminals that are too narrow omit the last ``place`` first.
+    """What is shown for each method."""
 
-    Those at place 0 are always there.
-    """
-
-    heading: str
+    name: str
     cells: Sequence[str]
     meaning: str = ""
     unit: str = ""
-    place: int = 0
 
     @property
-    def header(self) -> str:
-        """The heading, with the unit below it."""
-        return f"{self.heading}\n{self.unit}".strip()
-
-    @property
-    def width(self) -> int:
-        """The least number of characters of a line: only hyperparameters are wrapped."""
-        longest = max(len(line) for of in (self.header, *self.cells) for line in of.split("\n"))
-        return min(longest, 17) if self.heading == "with" else longest
+    def heading(self) -> str:
+        """The name, with the unit below it."""
+        return f"{self.name}\n{self.unit}".strip()
 
 
 def columns(results: Json) -> list[Column]:
@@ -60,11 +57,11 @@ def columns(results: Json) -> list[Column]:
     for i, method in enumerate(methods):
         if 0 < method["diverged"] < count:
             finals[i] += f"\n{method['diverged']} of {count} diverged"
-    epoch = Column("best epoch", scores(f"best_{key}"), UNITS["best_test_accuracy"], unit, 5)
+    epoch = Column("best epoch", scores(f"best_{key}"), UNITS["best_test_accuracy"], unit)
     if tuned:  # in the place of what is chosen on test examples
         pairs = zip(methods, scores(f"tuned_{key}"), strict=True)
         cells = [f"{method['tune']['epoch']}: {text}" for method, text in pairs]
-        epoch = Column("chosen epoch", cells, _CHOSEN, unit, 4)
+        epoch = Column("chosen epoch", cells, _CHOSEN, unit)
     what = score.meaning + "; mean ± standard deviation of seeds" * (count > 1)
     how = "radius and weight decay chosen on held-out examples" if tuned else ""
     halves = [score.text({"mean": of[key]["interval"]}) for of in summaries]
@@ -76,19 +73,19 @@ def columns(results: Json) -> list[Column]:
         Column("method", [words.short(method["method"]) for method in methods]),
         Column("with", [words.trained_with(method) for method in methods], how),
         Column(score.heading, finals, what, unit),
-        Column("± 95 %", halves, "confidence interval of the mean, by Student's t", unit, 6),
+        Column("± 95 %", halves, "confidence interval of the mean, by Student's t", unit),
         epoch,
-        Column("over SGD", gains("sgd"), _OVER_SGD, unit, 1),
-        Column("over SAM", gains("sam"), _OVER_SAM, unit, 3),
-        Column("sharpness", rises, rise, place=7),
-        Column("cost", costs, UNITS["step_cost"], "× SGD", 2),
+        Column("over SGD", gains("sgd"), _OVER_SGD, unit),
+        Column("over SAM", gains("sam"), _OVER_SAM, unit),
+        Column("sharpness", rises, rise),
+        Column("cost", costs, UNITS["step_cost"], "× SGD"),
     ]
     return [column for column in found if {*column.cells} - {"–"}]
 
 
 def legend(columns: Sequence[Column]) -> dict[str, str]:
     """The meaning of the columns, and of what else is in their cells."""
-    found = {column.heading: column.meaning for column in columns if column.meaning}
+    found = {column.name: column.meaning for column in columns if column.meaning}
     cells = " ".join(cell + "\n" for column in columns for cell in column.cells)
     if "± 0.00\n" in cells or "± 0.0000\n" in cells:
         found["± 0.00"] = "all seeds are equal, to this precision"
@@ -97,32 +94,63 @@ def legend(columns: Sequence[Column]) -> dict[str, str]:
     return found
 
 
-def rendered(results: Json, width: int) -> Iterator[RenderableType]:
-    """What was trained, one line per method, and the meaning of the columns.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Result(JupyterMixin):
+    """What :func:`sam_optax.experiments.compare` returns; shown as a table.
 
     Columns that would not fit are left out, and named.
+
+    Attributes:
+      results: all numbers as plain data, as in ``results.json``.
+      params: the trained variables, ``params[method][seed]``, as the network's ``init`` gives them.
     """
-    wrap = TextWrapper(width, break_long_words=False, break_on_hyphens=False)
-    yield Text("\n" + "\n".join(map(wrap.fill, words.heading(results))) + "\n")
-    shown, left_out, table = columns(results), list[str](), ruled()
-    while sum(column.width + 2 for column in shown) - 2 > width:
-        last = max(shown, key=lambda column: column.place)
-        if not last.place:
-            break
-        shown.remove(last)
-        left_out.append(last.heading)
-    for i, column in enumerate(shown):
-        justify: Any = "left" if i < 2 else "right"
-        table.add_column(column.header, justify=justify, min_width=column.width)
-    for row in zip(*(column.cells for column in shown), strict=True):
-        table.add_row(*map(Text, row))
-    yield table
-    meanings = legend(shown)
-    if left_out:
-        meanings["not shown"] = f"{', '.join(left_out)}, for lack of width; see the report of --out"
-    wrap.subsequent_indent = " " * 14
-    lines = [wrap.fill(f"{name + ':':13} {text}") for name, text in meanings.items()]
-    yield Text("\n" + "\n".join(lines), style="dim")
+
+    results: Json
+    params: dict[str, dict[int, PyTree]] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def figures(self) -> dict[str, bytes]:
+        """The figures as PNG, by file name; ``IPython.display.Image`` shows one."""
+        from sam_optax.experiments.reporting import figures  # slow to import
+
+        return figures.all_figures(self.results)
+
+    def print(self) -> None:
+        """Prints the table."""
+        Console().print(self, soft_wrap=True)  # paths stay on one line
+
+    def __repr__(self) -> str:
+        file = io.StringIO()  # a console would show in a notebook what it prints
+        Console(file=file, width=120, force_jupyter=False).print(self)
+        return file.getvalue()
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> Iterator[rich.console.RenderableType]:
+        wrap = TextWrapper(options.max_width, break_long_words=False, break_on_hyphens=False)
+        yield Text("\n" + "\n".join(map(wrap.fill, words.heading(self.results))) + "\n")
+        shown, left_out, widths = columns(self.results), list[str](), dict[str, int]()
+        for column in shown:
+            longest = max(map(len, "\n".join([column.heading, *column.cells]).split("\n")))
+            widths[column.name] = min(longest, 17) if column.name == "with" else longest  # wrapped
+        for name in (name for name in _OMITTED if name in widths):
+            if sum(widths.values()) + 2 * len(widths) - 2 > options.max_width:
+                left_out.append(name)
+                del widths[name]
+        shown, table = [column for column in shown if column.name in widths], ruled()
+        for i, column in enumerate(shown):
+            justify: Any = "left" if i < 2 else "right"
+            table.add_column(column.heading, justify=justify, min_width=widths[column.name])
+        for row in zip(*(column.cells for column in shown), strict=True):
+            table.add_row(*map(Text, row))
+        yield table
+        meanings = legend(shown)
+        if left_out:
+            text = f"{', '.join(left_out)}, for lack of width; see the report of --out"
+            meanings["not shown"] = text
+        wrap.subsequent_indent = " " * 14
+        lines = [wrap.fill(f"{name + ':':13} {text}") for name, text in meanings.items()]
+        yield Text("\n" + "\n".join(lines), style="dim")
 
 
 def print_settings(console: Console, description: Json) -> None:

@@ -91,44 +91,38 @@ class Search:
 
     def run(self, keep: Callable[[], None], console: Console) -> Record:
         """What is chosen for each method, with all trials; ``keep`` is called after each one."""
-        costs, left = work(self.task), self._left()
+        along = {name: axes(entry, self.rate) for name, entry in self.task.entries.items()}
+        costs, left = work(self.task), dict[str, tuple[float, int]]()
+        for name, of in along.items():  # where nothing is searched, one trial is enough
+            missing = (self.count if of else 1) - len(self.trials.setdefault(name, []))
+            if missing > 0:
+                left[name] = math.prod(costs[name]), missing
         if left:
-            pieces = {name: (math.prod(costs[name]), count) for name, count in left.items()}
-            with Progress(console, pieces, "tuning") as progress:
-                self.train(keep, progress)
+            with Progress(console, left, "tuning") as progress:
+                self._train(along, left, keep, progress)
         found = {}
         for name, entry in self.task.entries.items():
-            starts = {k: v for axis in axes(entry, self.rate) for k, v in axis.start.items()}
+            starts = {k: v for axis in along[name] for k, v in axis.start.items()}
             own, method = entry.variant.hyperparameters, entry.method
             around = {f"{method}.{k}" if k in own else k: v for k, v in starts.items()}
             chosen = choice.choose(self.trials[name], self.task.metric.higher_is_better)
             found[name] = {"around": around, "seeds": list(self.task.seeds), **chosen}
         return found
 
-    def train(self, keep: Callable[[], None], progress: Progress) -> None:
-        """Makes the trials that are missing."""
-        training, chance, left = Training(self.task, self.place), _chance(self.task), self._left()
+    def _train(self, along: Json, left: Json, keep: Callable[[], None], progress: Progress) -> None:
+        training, chance = Training(self.task, self.place), _chance(self.task)
         metric = self.task.metric
         for number, runner in enumerate(training.runners, 1):
-            name, along = runner.name, axes(runner.entry, self.rate)
-            if name not in left:
+            if runner.name not in left:
                 continue
-            progress.compiling(name, number, len(training.runners))
-            trials = self.trials.setdefault(name, [])
-            points = choice.points(trials, len(along), metric.higher_is_better)
-            for point in itertools.islice(points, left[name]):
-                values = choice.values(along, point)
-                curves = training.trial(runner, values, functools.partial(progress.done, name))
+            progress.compiling(runner.name, number, len(training.runners))
+            tick, trials = functools.partial(progress.done, runner.name), self.trials[runner.name]
+            points = choice.points(trials, len(along[runner.name]), metric.higher_is_better)
+            for point in itertools.islice(points, left[runner.name][1]):
+                values = choice.values(along[runner.name], point)
+                curves = training.trial(runner, values, tick)
                 trials.append(choice.trial(point, values, curves, metric, chance))
                 keep()
-
-    def _left(self) -> dict[str, int]:
-        """How many trials are missing, by method; where nothing is searched, one is enough."""
-        counts = {
-            name: (self.count if axes(entry, self.rate) else 1) - len(self.trials.get(name, ()))
-            for name, entry in self.task.entries.items()
-        }
-        return {name: count for name, count in counts.items() if count > 0}
 
 
 def _chance(task: Task) -> float:
