@@ -108,7 +108,8 @@ def _numbers(network: Network, options: Analyze) -> list[Record]:
         say(f"{where}, has diverged, and is not measured.")
         return []
     score = words.Score.of(network.run.results)
-    found = {(score.label, None, None): score.factor * np.asarray(network.score, float)}
+    found: dict[tuple[Any, ...], Any] = {}  # by measure, p and radius
+    found[score.label, None, None] = score.factor * np.asarray(network.score, float)
     radii = {"sharpness": options.rho, "adaptive_sharpness": options.adaptive_rho}
     for name in (name for name in radii if name in options.measures):
         for p, rho in itertools.product(options.p, radii[name]):

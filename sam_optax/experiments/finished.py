@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,23 +182,21 @@ def _networks(run: Run) -> list[Network]:
         for method in (method for method in methods if kept < method["epochs"]):
             name, epoch = method["name"], kept or method["epochs"]
             for of in method["seeds"]:
-                _check(path, arrays, needed, (name, of["seed"]))
+                _check(arrays, needed, (name, of["seed"]), path)
                 score = of["curves"][key][epoch - 1]
                 found.append(Network(run, name, of["seed"], epoch, score, not kept, path))
     names = [method["name"] for method in methods]
     return sorted(found, key=lambda network: names.index(network.method))
 
 
-def _check(path: Path, arrays: Record, needed: PyTree, network: tuple[str, int]) -> None:
+def _check(
+    arrays: Mapping[Any, np.ndarray], needed: PyTree, of: tuple[Any, ...], path: Path
+) -> None:
     """Raises :class:`UserError` unless the arrays of a network are those of its module."""
-    for place, leaf in flax.traverse_util.flatten_dict(needed).items():
-        like, there = (
-            "missing" if of is None else f"{of.dtype}{[*of.shape]}"
-            for of in (leaf, arrays.get((*network, *place)))
-        )
-        if there != like:
-            name = "/".join(map(str, (*network, *place)))
+    for place, like in flax.traverse_util.flatten_dict(needed).items():
+        found = arrays.get((*of, *place))
+        if found is None or (found.dtype, found.shape) != (like.dtype, like.shape):
             raise UserError(
-                f"{path}: {name} is {there}, but {like} in the network that results.json "
-                "describes; train again with --out."
+                f"{path}: {'/'.join(map(str, of + place))} is not the {like.dtype}{[*like.shape]} "
+                "of the network that results.json describes; train again with --out."
             )

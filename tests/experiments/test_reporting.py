@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from scipy import stats
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.reporting import axes, figures, html, results, words
+from sam_optax.experiments.reporting import axes, figures, html, results
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.live import Live
 from sam_optax.experiments.reporting.table import Result
@@ -241,14 +240,18 @@ def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(drawn):
     assert line.get_xdata().tolist() == rho_max.get_xticks().tolist() == [0.1, 0.5]
 
 
-def test_trials_of_two_values_are_a_line_for_each_of_the_second():
+def test_trials_of_two_values_are_a_line_for_each_of_the_second(drawn):
     def trial(rho, decay):
         values, broken = {"rho": rho, "weight_decay": decay}, rho == 0.4
         return {"values": values, "held_out": [[0.1, rho], [0.1, None]], "broken_down": broken}
 
     trials = [trial(rho, decay) for rho in (0.1, 0.2, 0.4) for decay in (0.001, 0.01)]
-    panel = Figure().subplots()
-    figures.landscape(panel, {"trials": trials, "chosen": trials[2]["values"]}, 0, words.Score())
+    tune = {"trials": trials, "chosen": trials[2]["values"], "epoch": 1}
+    nothing = {"trials": trials[:1], "chosen": {}, "epoch": 1}
+    found = of_run(of_method("sgd", tune=nothing), of_method("sam", tune=tune))
+    assert next(iter(figures.all_figures(found))) == "tune.png"
+    (panel,) = drawn[0].axes  # of sgd there was nothing to choose
+    assert panel.get_title("left") == "sam"
     assert panel.get_legend_handles_labels()[1] == ["weight decay 0.001", "weight decay 0.01"]
     marks = [of.get_marker() for of in panel.lines if len(of.get_xdata()) == 1]
     assert marks == ["*", "x", "x"]  # what was chosen, and what has broken down

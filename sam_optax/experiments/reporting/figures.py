@@ -30,7 +30,7 @@ def all_figures(results: Json) -> dict[str, bytes]:
     if swept(results):
         found["sweep.png"] = sweep(results)
     found["curves.png"] = over_epochs(results)
-    if len(methods) > 1 and any(method["step_cost"] for method in methods):
+    if len(methods) > 1 and any(method.get("step_cost") for method in methods):
         found["cost.png"] = cost(results)
     return found
 
@@ -68,7 +68,7 @@ def cost(results: Json) -> bytes:
     score, absent = words.Score.of(results), []
     for i, rows in by_method(results["methods"]):
         best = max(rows, key=score.rank)
-        if best["step_cost"] is None or math.isinf(score.rank(best)):
+        if best.get("step_cost") is None or math.isinf(score.rank(best)):
             absent.append(f"{best['name']} ({'diverged' if best['diverged'] else 'not timed'})")
         else:
             how = {**look(i), "linestyle": "none", "markersize": 9}
@@ -82,10 +82,8 @@ def cost(results: Json) -> bytes:
 
 def swept(results: Json) -> list[str]:
     """The hyperparameters for the axis of a figure: those with several numbers in one method."""
-    found = []
-    for _, rows in by_method(results["methods"]):
-        given = [row["hyperparameters"] for row in rows]
-        found += [o for o in given[0] if len({of[o] for of in given if _is_number(of[o])}) > 1]
+    methods = [rows for _, rows in by_method(results["methods"])]
+    found = [o for rows in methods for o in rows[0]["hyperparameters"] if len(_values(rows, o)) > 1]
     return [*dict.fromkeys(found)]
 
 
@@ -99,31 +97,26 @@ def sweep(results: Json) -> bytes:
 
 
 def tune(results: Json) -> bytes:
-    """What ``--tune`` has tried, a panel for each method for which it has chosen anything."""
+    """What ``--tune`` has tried, a panel for each method for which it has chosen anything.
+
+    The score is drawn over the first option with several values.
+    """
     methods = [(i, row) for i, rows in by_method(results["methods"]) for row in rows]
     methods = [(i, row) for i, row in methods if row["tune"]["chosen"]]
     figure, panels = column(len(methods), 2.4, sharey=True)
     for axes, (i, row) in zip(panels, methods, strict=True):
-        landscape(axes, row["tune"], i, words.Score.of(results))
+        score, search, trials = words.Score.of(results), row["tune"], list[Json]()
+        for of in search["trials"]:
+            last = [curve[-1] or 0 for curve in of["held_out"]]  # None of a seed that diverged
+            summary = {score.key: {"mean": float(np.mean(last)), "interval": None}}
+            marks = "*" * (of["values"] == search["chosen"]) + "x" * of["broken_down"]
+            trial = {"method": "", "hyperparameters": of["values"], "summary": summary}
+            trials.append({**trial, "marks": marks})
+        options = [o for o in search["chosen"] if len(_values(trials, o)) > 1]
+        _panel(axes, (options or [*search["chosen"]])[0], [(i, trials)], score)
+        axes.set_ylabel(score.label.replace("test", "held-out"))
         axes.set_title(row["name"], fontsize="medium", loc="left", parse_math=False)
     return png(figure, words.task(results))
-
-
-def landscape(axes: Axes, search: Json, method: int, score: words.Score) -> None:
-    """Draws the held-out score of a search of ``--tune``, in the look of a method by position.
-
-    It is drawn over the first option with several values, a line for each setting of others.
-    """
-    trials, chosen, rows = search["trials"], search["chosen"], []
-    several = (o for o in chosen if len({of["values"][o] for of in trials}) > 1)
-    for of in trials:
-        last = [curve[-1] or 0 for curve in of["held_out"]]  # None of a seed that diverged
-        summary = {score.key: {"mean": float(np.mean(last)), "interval": None}}
-        marks = "*" * (of["values"] == chosen) + "x" * of["broken_down"]
-        row = {"method": "", "hyperparameters": of["values"], "summary": summary}
-        rows.append({**row, "marks": marks})
-    _panel(axes, next(several, next(iter(chosen))), [(method, rows)], score)
-    axes.set_ylabel(score.label.replace("test", "held-out"))
 
 
 def _panel(
@@ -138,9 +131,9 @@ def _panel(
     for i, rows in methods:
         known = [row for row in rows if math.isfinite(score.rank(row))]
         absent += [f"{row['name']} (diverged)" for row in rows if row not in known]
-        numbers = [row for row in known if _is_number(row["hyperparameters"].get(option))]
-        values = {row["hyperparameters"][option] for row in numbers}
+        values = _values(known, option)
         if len(values) > 1:
+            numbers = [row for row in known if row["hyperparameters"][option] in values]
             ticks |= values
             absent += [f"{row['name']} (not a number)" for row in known if row not in numbers]
             for j, (label, line) in enumerate(_lines(numbers, option).items()):
@@ -193,5 +186,7 @@ def _points(
             axes.plot(*at, mark, markersize=14, color=colour, zorder=3)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _values(rows: Sequence[Json], option: str) -> set[float]:
+    """The numbers of a hyperparameter."""
+    found = {row["hyperparameters"].get(option) for row in rows}
+    return {x for x in found if isinstance(x, int | float) and not isinstance(x, bool)}

@@ -47,21 +47,14 @@ class _Method(msgspec.Struct):
     name: str
     method: str
     hyperparameters: dict[str, Any]
-    sources: dict[str, str]
     settings: dict[str, dict[str, Any]]
     epochs: int
     batch_size: int
     steps_per_epoch: int
-    gradients: float
-    step_cost: float | None
-    epoch_seconds: float
-    compile_seconds: float
-    examples_per_second: float
     diverged: int
     summary: dict[str, dict[str, float | None]]
     seeds: list[_Seed]
     differences: dict[str, dict[str, Any]]
-    title: str
 
 
 class _Dataset(msgspec.Struct):
@@ -70,7 +63,7 @@ class _Dataset(msgspec.Struct):
 
 
 class _Results(msgspec.Struct):
-    """What readers rely on; other fields, and those with a default, older files may lack."""
+    """What readers rely on; other fields may be missing in files of earlier versions."""
 
     format: Literal["sam_optax.experiment"]
     format_version: Literal[2]
@@ -78,10 +71,6 @@ class _Results(msgspec.Struct):
     dataset: _Dataset
     seeds: Annotated[list[int], msgspec.Meta(min_length=1)]
     methods: Annotated[list[_Method], msgspec.Meta(min_length=1)]
-    parameters: int
-    notes: list[str]
-    versions: dict[str, str]
-    metric: dict[str, Any] = {}
 
 
 def versions() -> dict[str, str]:

@@ -68,7 +68,7 @@ def columns(results: Json) -> list[Column]:
     halves = [half if half == "–" else f"± {half}" for half in halves]
     rises = [words.variation(of.get("sharpness", {}), 4, width="") for of in summaries]
     rise = f"{UNITS['sharpness']}, {words.setting(results, 'sharpness_rho'):g}"
-    costs = [words.variation({"mean": method["step_cost"]}) for method in methods]
+    costs = [words.variation({"mean": method.get("step_cost")}) for method in methods]
     found = [
         Column("method", [words.short(method["method"]) for method in methods]),
         Column("with", [words.trained_with(method) for method in methods], how),

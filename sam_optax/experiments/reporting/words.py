@@ -118,7 +118,7 @@ def settings(description: Json) -> list[list[Any]]:
     """Method ("" for all), name, value and source of each setting and hyperparameter."""
     rows = [["", named(k), of["value"], of["source"]] for k, of in description["settings"].items()]
     for method in description["methods"]:
-        name, sources = method["name"], method["sources"]
+        name, sources = method["name"], method.get("sources", {})
         own, values = method["settings"].items(), method["hyperparameters"].items()
         rows += [[name, named(k), of["value"], of["source"]] for k, of in own]
         rows += [[name, named(k), x, sources.get(k, "")] for k, x in values]
