@@ -275,14 +275,14 @@ def test_the_page_shows_what_this_run_uses(found):
     found["notes"] = ["the paper leaves <this> open"]
     found["settings"]["image_size"] = {"value": 224, "source": "default"}
     page = page_of(found, {"curves.png": b"png"})
-    assert "<h1>3 methods: mlp on npz:small.npz</h1>" in page
+    assert "<h1>3 methods: npz:small.npz, 25 % wrong training labels, mlp</h1>" in page
     assert "the paper leaves &lt;this&gt; open" in page
     assert 'src="data:image/png;base64,cG5n"' in page
     for text in ("sharpness rho", "1,234 params", "SHA-256", "examples per second", "5, 6, 7"):
         assert text in page
     assert "image size" not in page
     alone = {**found, "methods": found["methods"][1:2]}
-    assert "<h1>SAM: mlp on npz:small.npz</h1>" in page_of(alone)
+    assert "<h1>SAM: npz:small.npz, 25 % wrong" in page_of(alone)
 
 
 def test_tensorboard_is_told_what_a_later_process_repeats(tmp_path):

@@ -39,7 +39,7 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
     what = methods[0].get("title") if len(methods) == 1 else f"{len(methods)} methods"
     template = environment.get_template("report.html")
     return template.render(
-        title=f"{what}: {words.setting(found, 'model')} on {words.data_name(found)}",
+        title=f"{what}: {words.task(found)}",
         heading=[*words.heading(found), f"{found.get('parameters', 0):,} params"],
         notes=found.get("notes", []),
         table=([column.heading for column in columns], rows, 2),

@@ -125,17 +125,13 @@ def settings(description: Json) -> list[list[Any]]:
     return rows
 
 
-def data_name(results: Json, longest: int = 48) -> str:
-    """The name of the data set, its end if it is long."""
-    name = printable(results["dataset"]["name"])
-    return name if len(name) <= longest else "…" + name[1 - longest :]
-
-
-def task(results: Json) -> str:
-    """The task in a few words."""
-    noise = setting(results, "label_noise", 0)
+def task(results: Json, longest: int = 48) -> str:
+    """The task in a few words; of a long name of the data the end."""
+    name, noise = printable(results["dataset"]["name"]), setting(results, "label_noise", 0)
+    if len(name) > longest:
+        name = "…" + name[1 - longest :]
     labels = [f"{100 * noise:g} % wrong training labels"] if noise else []
-    return ", ".join([data_name(results), *labels, setting(results, "model")])
+    return ", ".join([name, *labels, setting(results, "model")])
 
 
 def title(results: Json, spread: str = "95 % confidence interval") -> str:
