@@ -12,11 +12,15 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
+import flax.traverse_util
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from sam_optax.experiments.errors import UserError
@@ -27,7 +31,8 @@ TRAIN = {"train": True, "training": True, "deterministic": False, "use_running_a
 """Arguments of a Linen module's call that tell training from evaluation, with training's value."""
 _FORMS = (
     "give a Flax Linen module, the class of a Linen or NNX module, or a function that returns one: "
-    "of NNX with the parameter rngs; a parameter classes gets their number"
+    "of NNX with the parameter rngs; a parameter classes gets their number. Or a pair of one of "
+    "these and the variables that it starts from"
 )
 
 
@@ -83,19 +88,23 @@ def _imported(spec: str, place: str) -> Any:
         sys.path.remove(folder)
 
 
-def adapted(given: Any, name: str, classes: int) -> Any:
-    """A user's network with the interface of this module; ``name`` is for errors.
+def adapted(given: Any, name: str, classes: int) -> tuple[Any, PyTree]:
+    """A user's network with the interface of this module, and the variables it is given, if any.
+
+    ``name`` is for errors.
 
     Raises:
       UserError: it is neither a Linen nor an NNX module, or making it fails.
     """
+    if isinstance(given, tuple) and len(given) == 2:
+        return adapted(given[0], name, classes)[0], given[1]
     if isinstance(given, nnx.Module):
         raise UserError(
             f"--model {name}: is an NNX module, with one initialization for all seeds; give its "
             "class, or a function of rngs that returns it."
         )
     if isinstance(given, nn.Module):
-        return _linen(given, name)
+        return _linen(given, name), {}
     if not callable(given):
         raise UserError(f"--model {name}: is of type {type(given).__name__}; {_FORMS}.")
     # NNX's classes have a call of their own, which hides the arguments.
@@ -103,16 +112,18 @@ def adapted(given: Any, name: str, classes: int) -> Any:
     accepted = inspect.signature(call.__init__ if isinstance(given, type) else call).parameters
     known = {"classes": classes} if "classes" in accepted else {}
 
-    def make(kind: type = nnx.Module, **options: Any) -> Any:
+    def make(kinds: Any = nnx.Module, **options: Any) -> Any:
         try:
             made = given(**known, **options)
         except Exception as error:
             raise UserError(f"--model {name}: fails with {_line(error)}; {_FORMS}.") from error
-        if not isinstance(made, kind):
+        if not isinstance(made, kinds):
             raise UserError(f"--model {name}: returns the type {type(made).__name__}; {_FORMS}.")
         return made
 
-    return Nnx(make) if "rngs" in accepted else _linen(make(nn.Module), name)
+    if "rngs" in accepted:
+        return Nnx(make), {}
+    return adapted(make((nn.Module, tuple)), name, classes)
 
 
 def _linen(module: nn.Module, name: str) -> Any:
@@ -177,6 +188,31 @@ def check(model: Any, name: str, example: jax.Array, outputs: tuple[int, ...] | 
             f"--model {name}: returns outputs of shape {found.shape[1:]} for an example, but the "
             f"data need {needed}, a logit for each class; let it return these, or give a loss."
         )
+
+
+def fitted(variables: Any, name: str, shapes: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The variables that a network starts from by path; ``shapes`` are those of the network.
+
+    Raises:
+      UserError: an array is not in the network, or has another shape there, or is not finite.
+    """
+    if not isinstance(variables, dict):
+        given = type(variables).__name__
+        raise UserError(f"--model {name}: its variables are of type {given}; give nested dicts.")
+    flat = flax.traverse_util.flatten_dict(variables).items()
+    found = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat}
+    for path, leaf in found.items():
+        if leaf.shape != (needed := getattr(shapes.get(path), "shape", "no such array")):
+            raise UserError(
+                f"--model {name}: {path} is {leaf.shape} among its variables, {needed} in the "
+                "network; leave it out to have it initialized, or give the network that it is of."
+            )
+        if not (jnp.issubdtype(leaf.dtype, jnp.number) and np.isfinite(leaf).all()):
+            raise UserError(
+                f"--model {name}: {path} is not all finite numbers among its variables; give those "
+                "of another network."
+            )
+    return found
 
 
 def _line(error: Exception) -> str:

@@ -8,7 +8,6 @@ from sam_optax.experiments.networks import own
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import FIELDS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS
-from sam_optax.experiments.training import initial
 from sam_optax.experiments.training.task import NOTHING, Entry, Given, entries_of, values
 from sam_optax.experiments.types import Json, Record
 
@@ -32,14 +31,14 @@ def describe(
     for entry in entries.values():
         _check_examples(entry, dataset, devices)
     preset = PRESETS[options.preset] if options.preset else None
-    if preset and preset.init and not options.init:
+    if preset and preset.init and given.model is None and not own.is_spec(options.model or ""):
         raise UserError(
-            f"--preset {options.preset}: starts from pretrained params; give --init FILE, "
+            f"--preset {options.preset}: starts from pretrained params; give --model FILE.py:NAME, "
             f"{preset.init}."
         )
     examples = len(dataset.train.y)
     return {
-        "settings": {**run["settings"], **_of_files(options, run, given)},
+        "settings": {**run["settings"], **_of_files(run, given)},
         "dataset": {
             "name": dataset.name,
             "train_examples": examples,
@@ -65,7 +64,7 @@ def describe(
     }
 
 
-def _of_files(options: Compare, run: Json, given: Given) -> Record:
+def _of_files(run: Json, given: Given) -> Record:
     """What tells the files that the run reads, and the objects from Python, from others."""
     found: Record = {}
     model = run["settings"]["model"]["value"]
@@ -76,8 +75,6 @@ def _of_files(options: Compare, run: Json, given: Given) -> Record:
         found["from_python"] = {"value": objects, "source": "given"}
     if given.metric.of is not None:
         found["metric"] = {"value": given.metric.key, "source": "given"}
-    if options.init:
-        found["init_sha256"] = {"value": initial.sha256(options.init), "source": "of the file"}
     return found
 
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +21,14 @@ class Evaluation:
     """Measures networks, given the variables of each group of seeds, block by block."""
 
     def __init__(self, source: feed.Source) -> None:
-        task, self._place = source.task, source.place
-        self._count, self._test_set = len(source.groups[0]), task.dataset.test
-        self._key = task.metric.key
+        self._source, task = source, source.task
         x, examples = measures.measured(task.dataset.train)
+        self._examples = np.float32(len(examples))
         labels = [noisy_labels(task, seeds)[:, examples] for seeds in source.groups]
-        self._trained, self._train = len(examples), self._blocks(x, labels)
-        self._test: list[list[Blocks]] | None = None
-        if isinstance(self._test_set.x, np.ndarray):
-            tested = [np.stack([self._test_set.y] * len(seeds)) for seeds in source.groups]
-            if task.held_out:
-                tested = [noisy_labels(task, seeds, held_out=True) for seeds in source.groups]
-            self._test = self._blocks(self._test_set.x, tested)
+        self._train: Any = self._blocks(x, labels)
+        labels = [noisy_labels(task, seeds, held_out=True) for seeds in source.groups]
+        x = task.dataset.test.x
+        self._test: Any = self._blocks(x, labels) if isinstance(x, np.ndarray) else None
         sam = sam_optax.sam(task.sharpness_rho)
 
         def gradient(variables: PyTree, block: Blocks) -> PyTree:
@@ -48,18 +45,18 @@ class Evaluation:
         self._loss = self._program(functools.partial(measures.total_loss, task))
         self._score = self._program(functools.partial(measures.total_score, task))
         self._gradient = self._program(gradient)
-        self._perturbed = jax.jit(over_seeds(perturbed, self._count))
+        self._perturbed = jax.jit(over_seeds(perturbed, source.count))
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
 
     def after_epoch(self, variables: Sequence[PyTree]) -> dict[str, np.ndarray]:
         """Mean training loss and mean score of the test examples, (seeds,) each."""
-        found, train = [], np.float32(self._trained)
-        test = np.float32(len(self._test_set.y))
+        found, task = [], self._source.task
+        tested = np.float32(len(task.dataset.test.y))
         for group, of in enumerate(variables):
-            tested = self._test[group] if self._test is not None else self._from_disk()
+            blocks = self._test[group] if self._test else self._from_disk()
             loss = self._total(self._loss, of, self._train[group])
-            loss, score = jax.device_get((loss, self._total(self._score, of, tested)))
-            found.append({"train_loss": loss / train, self._key: score / test})
+            loss, score = jax.device_get((loss, self._total(self._score, of, blocks)))
+            found.append({"train_loss": loss / self._examples, task.metric.key: score / tested})
         return {name: np.concatenate([of[name] for of in found]) for name in found[0]}
 
     def sharpness(self, variables: Sequence[PyTree]) -> np.ndarray:
@@ -68,7 +65,7 @@ class Evaluation:
         One gradient step of length ρ gives a lower bound of the largest rise within ρ. It sees
         nothing at a point where the gradient is zero.
         """
-        found, n = [], np.float32(self._trained)
+        found, n = [], self._examples
         for of, blocks in zip(variables, self._train, strict=True):
             loss, grads = self._total(self._gradient, of, blocks)
             above = self._total(self._loss, self._perturbed(of, grads), blocks)
@@ -78,28 +75,24 @@ class Evaluation:
 
     def _blocks(self, x: np.ndarray, labels: Sequence[np.ndarray]) -> list[list[Blocks]]:
         """Blocks of examples with the labels of each group; devices share each block."""
-        index, weight = measures.in_blocks(len(x), self._place.count)
-        shared = [self._place.put((x[i], w), 0) for i, w in zip(index, weight, strict=True)]
+        put = self._source.put
+        index, weight = measures.in_blocks(len(x), self._source.mesh.size)
+        shared = [put((x[i], w), 0) for i, w in zip(index, weight, strict=True)]
         pairs = list(zip(shared, index, strict=True))
-        return [
-            [Blocks(x, self._place.put(y[:, i], 1), weight) for (x, weight), i in pairs]
-            for y in labels
-        ]
+        return [[Blocks(x, put(y[:, i], 1), weight) for (x, weight), i in pairs] for y in labels]
 
     def _from_disk(self) -> Iterator[Blocks]:
         """The test examples for one seed."""
-        (x, y), place = self._test_set, self._place
-        index, weight = measures.in_blocks(len(y), place.count)
-        rows = place.rows(index.shape[1])
-        index, weight = index[:, rows], weight[:, rows]
+        (x, y), put = self._source.task.dataset.test, self._source.put
+        index, weight = measures.in_blocks(len(y), self._source.mesh.size)
         for images, i, w in zip(feed.images(x, index), index, weight, strict=True):
-            yield Blocks(place.put_rows(images), place.put_rows(y[None, i], 1), place.put_rows(w))
+            yield Blocks(put(images, 0), put(y[None, i], 1), put(w, 0))
 
     def _program(self, f: Function) -> Function:
         """``f(variables, block)`` of all seeds of a group, each with its own labels."""
 
         def of_block(variables: PyTree, block: Blocks) -> PyTree:
-            one = over_seeds(lambda v, y: f(v, block._replace(y=y)), self._count)
+            one = over_seeds(lambda v, y: f(v, block._replace(y=y)), self._source.count)
             return one(variables, block.y)
 
         return jax.jit(of_block)

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.networks.small import CNN, MLP
-from sam_optax.experiments.training.devices import Devices
-from sam_optax.experiments.training.task import Task, initial_variables, noisy_labels
+from sam_optax.experiments.training.devices import put
+from sam_optax.experiments.training.task import Task, noisy_labels, shapes
 from sam_optax.experiments.types import PyTree
 
 SMALL = 2**24
@@ -20,24 +21,26 @@ SMALL = 2**24
 
 
 class Source:
-    """The examples for the steps of all methods, on the devices (``resident``) or on disk.
+    """The examples for the steps of all methods, on the devices or, if not ``resident``, on disk.
 
-    The seeds of one of the ``groups`` are trained by the same call of a program. ``looped``: this
-    call runs many steps.
+    The seeds of one of the ``groups``, which have ``count`` each, are trained by the same call of a
+    program. ``looped``: this call runs many steps. ``put`` places arrays on the devices.
     """
 
-    def __init__(self, task: Task, place: Devices) -> None:
-        self.task, self.place = task, place
+    def __init__(self, task: Task, mesh: Mesh) -> None:
+        self.task, self.mesh, self.put = task, mesh, functools.partial(put, mesh)
         self.resident = isinstance(task.dataset.train.x, np.ndarray)
         # Inside a loop, XLA for CPUs uses fewer threads: convolutions take up to 16 times as long.
         # Small networks gain more from one call for an epoch of all seeds.
         on_cpu, small = jax.default_backend() == "cpu", isinstance(task.model, MLP | CNN)
         self.looped = self.resident and (small or not on_cpu)
-        together = self.looped and (on_cpu or _size(task) <= SMALL)
+        size = sum(leaf.size for leaf in shapes(task).values()) * len(task.seeds)
+        together = self.looped and (on_cpu or size <= SMALL)
         self.groups = [task.seeds] if together else [(seed,) for seed in task.seeds]
+        self.count = len(self.groups[0])
         self._labels = [noisy_labels(task, seeds) for seeds in self.groups]
         if self.resident:
-            self._x, self._labels = place.put((task.dataset.train.x, self._labels))
+            self._x, self._labels = self.put((task.dataset.train.x, self._labels))
 
     def epoch(self, group: int, batch_size: int, epoch: int) -> tuple[Iterator[PyTree], PyTree]:
         """The input of each call of a step, and labels and indices for each seed of the group.
@@ -45,20 +48,12 @@ class Source:
         The input is all examples again, with labels (seeds, examples) and indices (seeds, steps,
         batch_size); from disk, a batch with its labels, and nothing for each seed.
         """
-        seeds, dataset = self.groups[group], self.task.dataset
+        seeds, dataset, labels = self.groups[group], self.task.dataset, self._labels[group]
         if self.resident:
             orders = [order(len(dataset.train.y), batch_size, s, epoch) for s in seeds]
-            indices = self.place.put(np.stack(orders), 2)
-            return itertools.repeat(self._x), (self._labels[group], indices)
-        rows, labels = self.place.rows(batch_size), self._labels[group][0]
-        batches = train_batches(dataset, batch_size, seeds[0], epoch, rows)
-        return (self.place.put_rows((x, labels[index])) for x, index in batches), (None, None)
-
-
-def _size(task: Task) -> int:
-    """The number of values of the variables of all seeds."""
-    shapes = jax.tree.leaves(jax.eval_shape(functools.partial(initial_variables, task), 0))
-    return sum(leaf.size for leaf in shapes) * len(task.seeds)
+            return itertools.repeat(self._x), (labels, self.put(np.stack(orders), 2))
+        batches = train_batches(dataset, batch_size, seeds[0], epoch)
+        return (self.put((x, labels[0, index]), 0) for x, index in batches), (None, None)
 
 
 def order(examples: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
@@ -72,14 +67,13 @@ def order(examples: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def train_batches(
-    dataset: Dataset, batch_size: int, seed: int, epoch: int, rows: slice
+    dataset: Dataset, batch_size: int, seed: int, epoch: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields an epoch of this process's ``rows`` of each batch, with random crops.
+    """Yields an epoch of random crops and their indices; the crops depend on seed and epoch.
 
-    Images are uint8, (rows, size, size, 3), with their indices, int32, (rows,). Crops depend on
-    seed and epoch.
+    Images are uint8, (batch_size, size, size, 3), indices int32, (batch_size,).
     """
-    index = order(len(dataset.train.y), batch_size, seed, epoch)[:, rows]
+    index = order(len(dataset.train.y), batch_size, seed, epoch)
 
     def random(i: int) -> np.random.Generator:
         return np.random.default_rng([seed, 3, epoch, i])

@@ -4,7 +4,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.training.task import values
 from sam_optax.experiments.types import Json, Record
 
-_FILES = {"model_sha256": "--model", "init_sha256": "--init"}
+_FILES = {"model_sha256": "--model"}
 """The digests among the settings, with the options that name their files."""
 
 

@@ -9,16 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sam_optax.experiments.training.devices import over_seeds
+from sam_optax.experiments.training.devices import jit, over_seeds
 from sam_optax.experiments.training.feed import Source
 from sam_optax.experiments.training.step import MethodStep, State
 from sam_optax.experiments.training.task import EPOCHS, METHOD, Entry, key
-from sam_optax.experiments.types import Function, PyTree, Record
+from sam_optax.experiments.types import PyTree
 
 STRETCH = 2.0
 """Approximate seconds of training between two readings of the clock."""
-STEPS = 20
-"""Steps between two readings if several processes must agree on them, or batches are fed."""
 
 
 class Runner:
@@ -32,15 +30,14 @@ class Runner:
         self.seconds: list[float] = []  # of the training steps per epoch, all seeds
         self.compile_seconds = 0.0
         self._program: Any = None
-        self._stretch = STEPS if jax.process_count() > 1 or not source.resident else 1
-        self._seeds = source.place.put([np.array(seeds, np.int32) for seeds in source.groups])
-        self._values: Record = {}
-        self._count = len(source.groups[0])
+        self._stretch = 1  # steps between two readings of the clock
+        self._seeds = source.put([np.array(seeds, np.int32) for seeds in source.groups])
+        self._values: dict[str, jax.Array] = {}
 
         def first(seed: jax.Array, variables: PyTree) -> State:
             return MethodStep(source.task, entry, key(seed, METHOD)).init(variables)
 
-        self._init = source.place.jit(over_seeds(first, self._count))
+        self._init = jit(source.mesh, over_seeds(first, source.count))
 
     @property
     def variables(self) -> list[PyTree]:
@@ -52,24 +49,31 @@ class Runner:
         """Whether all seeds have diverged."""
         return bool(self.curve) and bool(np.isnan(self.curve[-1]["train_loss"]).all())
 
+    @property
+    def curves(self) -> dict[str, np.ndarray]:
+        """(epochs, seeds); epochs that were skipped after all seeds had diverged are NaN."""
+        skipped = (0, self.entry.recipe.epochs - len(self.curve)), (0, 0)
+        each = {k: np.array([point[k] for point in self.curve], np.float32) for k in self.curve[0]}
+        return {k: np.pad(values, skipped, constant_values=np.nan) for k, values in each.items()}
+
     def start(self, variables: list[PyTree], values: Mapping[str, float] = {}) -> None:
         """Takes the initial variables of each group, for a training from the beginning.
 
         ``values`` are those for :meth:`Entry.at`; the program is compiled for any.
         """
-        each = {name: np.full(self._count, value, np.float32) for name, value in values.items()}
-        self._values = self._source.place.put(each)
+        count, put = self._source.count, self._source.put
+        self._values = put({k: np.full(count, value, np.float32) for k, value in values.items()})
         variables = jax.tree.map(jnp.copy, variables)  # steps donate their inputs
         self.states = [self._init(*pair) for pair in zip(self._seeds, variables, strict=True)]
         self.curve, self.seconds = [], []
 
     def compile(self) -> None:
         """Compiles the steps."""
-        begin, jit = time.perf_counter(), self._source.place.jit
+        begin, zero = time.perf_counter(), np.int32(0)
         calls, *per_seed = self._arguments(0, 0)
-        x, zero, given = next(calls), np.int32(0), (self.states[0], *per_seed)
-        steps = jit(self._steps, donate_argnums=4).lower(x, zero, zero, zero, *given)
-        self._program = steps.compile()
+        steps = jit(self._source.mesh, self._steps, donate_argnums=4)
+        given = next(calls), zero, zero, zero, self.states[0], *per_seed
+        self._program = steps.lower(*given).compile()
         self.compile_seconds = time.perf_counter() - begin
 
     def run_epoch(self, epoch: int, tick: Callable[[float], None]) -> None:
@@ -94,8 +98,7 @@ class Runner:
                 seconds = time.perf_counter() - start
                 tick((stop - done) / total)
                 self.seconds[-1] += seconds
-                if jax.process_count() == 1 and self._source.resident:
-                    self._stretch = max(1, int(STRETCH * (stop - done) / seconds))
+                self._stretch = max(1, int(STRETCH * (stop - done) / seconds))
                 done = stop
             self.states[group] = state
 
@@ -109,32 +112,19 @@ class Runner:
     ) -> State:
         """Steps ``start`` to ``stop`` of an epoch, both traced, so that one program serves all."""
 
-        def one(state: State, *of_seed: PyTree) -> State:
-            step, batch, epoch_key = self._of_seed(x, epoch, *of_seed)
+        def one(
+            state: State, seed: jax.Array, values: PyTree, labels: PyTree, indices: PyTree
+        ) -> State:
+            entry, data = self.entry.at(values), (x, labels)
+            step = MethodStep(self._source.task, entry, key(seed, METHOD), data)
+            epoch_key = key(seed, EPOCHS + epoch)
 
             def body(i: jax.Array, state: State) -> State:
-                return step.take(state, batch(i), jax.random.fold_in(epoch_key, i))
+                batch = x if indices is None else (x[indices[i]], labels[indices[i]])
+                return step.take(state, batch, jax.random.fold_in(epoch_key, i))
 
             if not self._source.looped:
                 return body(start, state)
             return jax.lax.fori_loop(start, stop, body, state)
 
-        return over_seeds(one, self._count)(*per_seed)
-
-    def _of_seed(
-        self,
-        x: PyTree,
-        epoch: jax.Array,
-        seed: jax.Array,
-        values: PyTree,
-        labels: PyTree,
-        indices: PyTree,
-    ) -> tuple[MethodStep, Function, jax.Array]:
-        """A seed's steps, their batches in an epoch, and its key of the epoch."""
-
-        def batch(i: jax.Array) -> PyTree:
-            return x if indices is None else (x[indices[i]], labels[indices[i]])
-
-        entry, data = self.entry.at(values), (x, labels)
-        step = MethodStep(self._source.task, entry, key(seed, METHOD), data)
-        return step, batch, key(seed, EPOCHS + epoch)
+        return over_seeds(one, self._source.count)(*per_seed)

@@ -1,6 +1,7 @@
 """The task, the methods with their recipes, and the random draws of each seed."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict
 
 from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.data.dataset import Dataset, load
@@ -157,10 +159,10 @@ class Task:
 
 
 def noisy_labels(task: Task, seeds: tuple[int, ...], held_out: bool = False) -> np.ndarray:
-    """The labels that each seed trains on, or of its held-out examples, (seeds, examples)."""
+    """The labels that each seed trains on, or of the test examples, (seeds, examples)."""
     part, stream = (task.dataset.test, 2) if held_out else (task.dataset.train, 0)
     y, classes = part.y, task.dataset.classes
-    if not task.label_noise:
+    if not task.label_noise or (held_out and not task.held_out):
         return np.stack([y] * len(seeds))
     rngs = [np.random.default_rng([seed, stream]) for seed in seeds]
     return np.stack([corrupt(y, task.label_noise, classes, rng) for rng in rngs])
@@ -180,6 +182,12 @@ def key(seed: chex.Numeric, purpose: chex.Numeric) -> jax.Array:
 def initial_variables(task: Task, seed: chex.Numeric) -> PyTree:
     """The variables of a seed's network before training."""
     return task.model.init(key(seed, INITIALIZATION), task.example, train=False)
+
+
+def shapes(task: Task) -> dict[str, jax.ShapeDtypeStruct]:
+    """The variables of a seed's network by path, without their values."""
+    found = jax.eval_shape(functools.partial(initial_variables, task), 0)
+    return flatten_dict(found, sep="/")
 
 
 def load_dataset(settings: Json) -> Dataset:
@@ -224,8 +232,9 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
     """
     settings = values(description["settings"])
     name, classes = settings["model"], dataset.classes
-    if given.model is not None:
-        model = own.adapted(given.model, name, classes)
+    if users := given.model is not None or own.is_spec(name):
+        found = own.find(name) if given.model is None else given.model
+        model, variables = own.adapted(found, name, classes)
     else:
         model = registry.build(name, dataset.shape, classes, jnp.dtype(settings["dtype"]))
     task = Task(
@@ -238,6 +247,7 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
         loss=given.loss,
         metric=given.metric,
     )
-    if given.model is not None or own.is_spec(name):
-        own.check(model, name, task.example, None if given.loss else (classes,))
-    return task
+    if not users:
+        return task
+    own.check(model, name, task.example, None if given.loss else (classes,))
+    return dataclasses.replace(task, initial=own.fitted(variables, name, shapes(task)))
