@@ -13,39 +13,28 @@ from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.reporting import results
 from sam_optax.experiments.reporting.console import Console, say
-from sam_optax.experiments.reporting.live import Live
+from sam_optax.experiments.reporting.live import live
 from sam_optax.experiments.reporting.output import OutputDirectory, writable
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.snapshots import Snapshots, load_params, to_npz
 from sam_optax.experiments.reporting.table import ResultsTable, print_settings
 from sam_optax.experiments.result import Result
 from sam_optax.experiments.training import devices, identity
-from sam_optax.experiments.training.task import (
-    NOTHING,
-    Given,
-    Task,
-    entries_of,
-    load_dataset,
-    shapes,
-    task_of,
-    values,
-)
+from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.training.train import Outcome, Training, work
 from sam_optax.experiments.tuning import search
-from sam_optax.experiments.types import Json, Record
+from sam_optax.experiments.types import Function, Json, Record
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
-CHECKPOINT = "checkpoint"
-"""Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
 _FILES = ("results.json", "params*.npz", REPORT, results.ANALYSIS, "tensorboard", search.FILE)
 """Besides the figures."""
 
 
-def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result | None:
+def run(options: Compare, given: tasks.Given = tasks.NOTHING, show: bool = True) -> Result | None:
     """Trains the methods, prints the table and writes the files.
 
     Args:
@@ -65,10 +54,10 @@ def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result |
         print_settings(Console(), resolved)
         return None
     mesh = devices.choose(options.devices if options.devices or options.preset else 1)
-    dataset = given.dataset or load_dataset(values(resolved["settings"]))
+    dataset = given.dataset or tasks.load_dataset(tasks.values(resolved["settings"]))
     description = describe(options, resolved, dataset, mesh.size, given)
-    task = task_of(description, dataset, given)
-    if task.initial and (new := [path for path in shapes(task) if path not in task.initial]):
+    task = tasks.task_of(description, dataset, given)
+    if task.initial and (new := [path for path in tasks.shapes(task) if path not in task.initial]):
         description["notes"].append(f"Not among the variables of --model: {', '.join(new)}.")
     for note in description["notes"]:
         say(note)
@@ -86,7 +75,7 @@ class _Run:
     """A run, from its task to its results; ``--tune`` settles the methods of both."""
 
     options: Compare
-    task: Task
+    task: tasks.Task
     description: Record
     mesh: Mesh
     show: bool
@@ -112,12 +101,13 @@ class _Run:
     def _checkpoints(self) -> "Checkpoints | None":
         """The run's checkpoints, if requested or if there are any."""
         options = self.options
-        path = options.out / CHECKPOINT if options.out else None
+        path = options.out / "checkpoint" if options.out else None
         if not path or not (options.resume or options.checkpoint_every or path.exists()):
             return None
         from sam_optax.experiments.training.checkpoints import Checkpoints  # slow to import
 
-        found = Checkpoints(path, options.checkpoint_every, identity.of(self.description))
+        run, every = identity.of(self.description), options.checkpoint_every
+        found = Checkpoints(path, every, run, results.versions())
         for note in found.find() if options.resume else ():
             say(note)
         return found
@@ -188,22 +178,21 @@ class _Run:
         for note in search.notes(found):
             say(note)
         self.description = search.settled(self.description, found)
-        self.task = dataclasses.replace(self.task, entries=entries_of(self.description))
+        self.task = dataclasses.replace(self.task, entries=tasks.entries_of(self.description))
 
     def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
         options, task, out = self.options, self.task, self.out
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
         bar = Progress(Console(stderr=True), work(task), epochs=epochs)
-        live: AbstractContextManager[Live | None] = nullcontext()
+        points: AbstractContextManager[Function | None] = nullcontext()
         snapshots = None
         if out and options.save_every:
             snapshots = Snapshots(out, options.save_every, identity.of(self.description))
         if out and options.tensorboard:
-            live = Live(out.path / "tensorboard", checkpoints.epoch if checkpoints else 0)
+            points = live(out.path / "tensorboard", checkpoints.epoch if checkpoints else 0)
         try:
-            with live as writer, bar as progress:
-                training = Training(task, self.mesh)
-                return training.run(progress, checkpoints, writer, snapshots)
+            with points as add, bar as progress:
+                return Training(task, self.mesh).run(progress, checkpoints, add, snapshots)
         except KeyboardInterrupt:
             if checkpoints and checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"

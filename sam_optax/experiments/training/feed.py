@@ -23,8 +23,8 @@ SMALL = 2**24
 class Source:
     """The examples for the steps of all methods, on the devices or, if not ``resident``, on disk.
 
-    The seeds of one of the ``groups``, which have ``count`` each, are trained by the same call of a
-    program. ``looped``: this call runs many steps. ``put`` places arrays on the devices.
+    One call of a program runs many steps of all seeds, ``together``, or else one step of one seed:
+    each of the ``groups`` has ``count`` seeds. ``put`` places arrays on the devices.
     """
 
     def __init__(self, task: Task, mesh: Mesh) -> None:
@@ -32,11 +32,11 @@ class Source:
         self.resident = isinstance(task.dataset.train.x, np.ndarray)
         # Inside a loop, XLA for CPUs uses fewer threads: convolutions take up to 16 times as long.
         # Small networks gain more from one call for an epoch of all seeds.
-        on_cpu, small = jax.default_backend() == "cpu", isinstance(task.model, MLP | CNN)
-        self.looped = self.resident and (small or not on_cpu)
-        size = sum(leaf.size for leaf in shapes(task).values()) * len(task.seeds)
-        together = self.looped and (on_cpu or size <= SMALL)
-        self.groups = [task.seeds] if together else [(seed,) for seed in task.seeds]
+        small = isinstance(task.model, MLP | CNN)
+        if jax.default_backend() != "cpu":
+            small = sum(leaf.size for leaf in shapes(task).values()) * len(task.seeds) <= SMALL
+        self.together = self.resident and small
+        self.groups = [task.seeds] if self.together else [(seed,) for seed in task.seeds]
         self.count = len(self.groups[0])
         self._labels = [noisy_labels(task, seeds) for seeds in self.groups]
         if self.resident:

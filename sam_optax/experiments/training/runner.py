@@ -90,7 +90,7 @@ class Runner:
             done = 0
             while done < self.steps:
                 stop = min(self.steps, done + self._stretch)
-                bounds = [done, stop] if self._source.looped else range(done, stop + 1)
+                bounds = [done, stop] if self._source.together else range(done, stop + 1)
                 start = time.perf_counter()
                 for i, j in itertools.pairwise(map(np.int32, bounds)):
                     state = self._program(next(calls), i, j, np.int32(epoch), state, *per_seed)
@@ -123,7 +123,7 @@ class Runner:
                 batch = x if indices is None else (x[indices[i]], labels[indices[i]])
                 return step.take(state, batch, jax.random.fold_in(epoch_key, i))
 
-            if not self._source.looped:
+            if not self._source.together:
                 return body(start, state)
             return jax.lax.fori_loop(start, stop, body, state)
 

@@ -1,6 +1,6 @@
 """The training step of one seed, ``(state, batch) -> state``."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,53 +43,41 @@ class MethodStep:
         return State(params, self._tx.init(params), rest, previous)
 
     def take(self, state: State, batch: PyTree, step_key: jax.Array) -> State:
-        """The state after a step.
+        """The state after a step, both passes of which draw the same dropout.
 
-        The variables that are no params are those of the first pass, or of an additional pass at
-        the params if a method computes its own gradients.
+        Each of several groups of the batch is normalized by its own statistics, and the running
+        statistics are averaged. The variables that are no params are those of the first pass, or of
+        an additional pass at the params if a method computes its own gradients.
         """
-        step = self._step(state, batch, step_key)
-        params, opt_state, first = self._variant.update(self._tx, state.opt_state, step)
-        if first is None and state.rest:
-            _, rest = self._losses(state, _dropout(step_key), state.params, step.batch)
-        else:
-            rest = state.rest if first is None else first[1]
-        return State(params, opt_state, rest, self._kept(step.batch))
+        batch = self._augmented(jax.random.fold_in(step_key, 1), batch)
+        dropout, groups = jax.random.fold_in(step_key, 2), self._recipe.groups
 
-    def _step(self, state: State, batch: PyTree, step_key: jax.Array) -> Step:
-        """With several groups, ``value_and_grad_fn(params, i)`` is that of one of them.
-
-        Each is normalized by its own statistics, and the running statistics are averaged. Both
-        passes of a step draw the same dropout.
-        """
-        batch, key = self._augmented(jax.random.fold_in(step_key, 1), batch), _dropout(step_key)
-
-        def losses_fn(params: optax.Params, some: PyTree) -> jax.Array:
-            return self._losses(state, key, params, some)[0]
+        def losses(params: optax.Params, some: PyTree, key: jax.Array = dropout) -> Any:
+            return measures.losses(self._task, {"params": params, **state.rest}, some, key)
 
         def loss(params: optax.Params, *group: jax.Array) -> tuple[jax.Array, PyTree]:
-            some, dropout = batch, key
-            if group:
-                some = _group(batch, self._recipe.groups, *group)
-                dropout = jax.random.fold_in(key, *group)
-            losses, rest = self._losses(state, dropout, params, some)
-            return jnp.mean(losses), rest
+            some, key = batch, dropout
+            for i in group:  # if the step asks for one
+                some, key = _group(batch, groups, i), jax.random.fold_in(dropout, i)
+            each, rest = losses(params, some, key)
+            return jnp.mean(each), rest
 
         def last(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(state.opt_state.step == 0, new, old)
 
+        losses_fn, both = lambda *args: losses(*args)[0], jax.value_and_grad(loss, has_aux=True)
         previous = jax.tree.map(last, self._kept(batch), state.previous)
-        both = jax.value_and_grad(loss, has_aux=True)
-        return Step(losses_fn, both, state.params, batch, step_key, self._data, previous)
+        step = Step(losses_fn, both, state.params, batch, step_key, self._data, previous)
+        params, opt_state, first = self._variant.update(self._tx, state.opt_state, step)
+        rest = state.rest
+        if first is not None:
+            rest = first[1]
+        elif rest:
+            rest = losses(state.params, batch)[1]
+        return State(params, opt_state, rest, self._kept(batch))
 
     def _kept(self, batch: PyTree) -> PyTree:
         return batch if self._variant.method.needs_previous else ()
-
-    def _losses(
-        self, state: State, dropout: jax.Array, params: optax.Params, batch: PyTree
-    ) -> tuple[jax.Array, PyTree]:
-        """The loss of each example, and the variables that are no params after the pass."""
-        return measures.losses(self._task, {"params": params, **state.rest}, batch, dropout)
 
     def _augmented(self, key: jax.Array, batch: PyTree) -> PyTree:
         """Examples as the network receives them, and their labels or label distributions."""
@@ -103,10 +91,6 @@ class MethodStep:
             return x, y
         y = optax.smooth_labels(jax.nn.one_hot(y, dataset.classes), recipe.label_smoothing)
         return augmentation.mixup(keys[3], x, y, recipe.mixup)
-
-
-def _dropout(step_key: jax.Array) -> jax.Array:
-    return jax.random.fold_in(step_key, 2)
 
 
 def _group(batch: PyTree, groups: int, i: jax.Array) -> PyTree:

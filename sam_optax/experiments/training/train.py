@@ -16,14 +16,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from sam_optax.experiments.training.devices import over_seeds
-from sam_optax.experiments.training.evaluation import Evaluation
 from sam_optax.experiments.training.feed import Source
+from sam_optax.experiments.training.measures import Evaluation
 from sam_optax.experiments.training.runner import Runner
 from sam_optax.experiments.training.task import Task, initial_variables
-from sam_optax.experiments.types import PyTree
+from sam_optax.experiments.types import Function, PyTree
 
 if TYPE_CHECKING:
-    from sam_optax.experiments.reporting.live import Live
     from sam_optax.experiments.reporting.progress import Progress
     from sam_optax.experiments.reporting.snapshots import Snapshots
     from sam_optax.experiments.training.checkpoints import Checkpoints
@@ -65,7 +64,7 @@ class Training:
         self,
         progress: "Progress",
         checkpoints: "Checkpoints | None" = None,
-        live: "Live | None" = None,
+        add: Function | None = None,
         snapshots: "Snapshots | None" = None,
     ) -> dict[str, Outcome]:
         """Trains every method from every seed, starting at the checkpoint if there is one."""
@@ -77,7 +76,7 @@ class Training:
         for epoch in range(first, max(r.entry.recipe.epochs for r in self.runners)):
             turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
-                self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name), live)
+                self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name), add)
             going = [r for r in self.runners if epoch + 1 < r.entry.recipe.epochs]
             if snapshots and going and (epoch + 1) % snapshots.every == 0:
                 snapshots.save(epoch + 1, {r.name: self._networks(r) for r in going})
@@ -119,16 +118,16 @@ class Training:
         self._evaluation.after_epoch(self.runners[0].variables[:1])
 
     def _run_epoch(
-        self, runner: Runner, epoch: int, tick: Callable[[float], None], live: "Live | None" = None
+        self, runner: Runner, epoch: int, tick: Callable[[float], None], add: Function | None = None
     ) -> None:
         if epoch >= runner.entry.recipe.epochs or runner.diverged:
             return
         runner.run_epoch(epoch, tick)
         found = self._evaluation.after_epoch(runner.variables)
         runner.curve.append({name: values.tolist() for name, values in found.items()})
-        if live:
+        if add:
             for i, seed in enumerate(self.task.seeds):
-                live.add(runner.name, seed, epoch + 1, {name: of[i] for name, of in found.items()})
+                add(runner.name, seed, epoch + 1, {name: of[i] for name, of in found.items()})
 
     def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
         sharpness = self._evaluation.sharpness(runner.variables)
