@@ -11,8 +11,8 @@ from PIL import Image
 from sam_optax.__main__ import main
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.training.feed import images as images_of
-from sam_optax.experiments.training.feed import train_batches
+from sam_optax.experiments.training.devices import images as images_of
+from sam_optax.experiments.training.devices import train_batches
 
 datasets = pytest.importorskip("datasets")
 pyarrow = pytest.importorskip("pyarrow")

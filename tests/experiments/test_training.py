@@ -16,7 +16,7 @@ from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import augmentation
-from sam_optax.experiments.training import devices, feed, measures, runner, task
+from sam_optax.experiments.training import devices, measures, runner, task
 from sam_optax.experiments.training import train as training
 
 EPOCHS, BATCH = 2, 12
@@ -124,7 +124,7 @@ def test_sharpness_is_the_rise_along_the_full_gradient(small, outcomes):
 def test_mapped_seeds_are_seeds_in_turn_and_each_alone(small, outcomes, monkeypatch, few):
     """An accelerator has them batched, and large networks one after the other."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(feed, "SMALL", 0 if few else 2**24)
+    monkeypatch.setattr(devices, "SMALL", 0 if few else 2**24)
     chosen = some(small, "sgd", "rsam")
     (sgd, _) = training.Training(chosen, devices.choose(1)).runners
     assert len(sgd.states) == 1 + few
@@ -160,7 +160,7 @@ def test_neither_blocks_nor_devices_that_share_them_change_the_measures(
     small, outcomes, monkeypatch
 ):
     monkeypatch.setattr(measures, "BLOCK", 7)
-    found = measures.Evaluation(feed.Source(small, devices.choose(2)))
+    found = measures.Evaluation(devices.Source(small, devices.choose(2)))
     expected = outcomes["rsam"]
     each = [jax.tree.map(lambda leaf: leaf[None], of) for of in expected.variables.values()]
     assert len(found._train[0]) == 6  # of 40 examples

@@ -12,16 +12,15 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.from_nnx import Nnx
@@ -88,7 +87,7 @@ def _imported(spec: str, place: str) -> Any:
         sys.path.remove(folder)
 
 
-def adapted(given: Any, name: str, classes: int) -> tuple[Any, PyTree]:
+def adapted(given: Any, name: str, classes: int) -> tuple[Any, Any]:
     """A user's network with the interface of this module, and the variables it is given, if any.
 
     ``name`` is for errors.
@@ -104,7 +103,7 @@ def adapted(given: Any, name: str, classes: int) -> tuple[Any, PyTree]:
             "class, or a function of rngs that returns it."
         )
     if isinstance(given, nn.Module):
-        return _linen(given, name), {}
+        return _linen(given, name), None
     if not callable(given):
         raise UserError(f"--model {name}: is of type {type(given).__name__}; {_FORMS}.")
     # NNX's classes have a call of their own, which hides the arguments.
@@ -122,7 +121,7 @@ def adapted(given: Any, name: str, classes: int) -> tuple[Any, PyTree]:
         return made
 
     if "rngs" in accepted:
-        return Nnx(make), {}
+        return Nnx(make), None
     return adapted(make((nn.Module, tuple)), name, classes)
 
 
@@ -155,56 +154,57 @@ class Linen:
         return {} if self.argument is None else {self.argument: train == TRAIN[self.argument]}
 
 
-def check(model: Any, name: str, example: jax.Array, outputs: tuple[int, ...] | None) -> None:
-    """Raises :class:`UserError` if a user's network does not take the examples.
+def check(
+    model: Any, name: str, example: jax.Array, outputs: tuple[int, ...] | None, start: Any = None
+) -> dict[str, np.ndarray]:
+    """The variables by path that a user's network is to ``start`` from, after all checks.
 
     ``outputs`` is the shape of the outputs of one example, if the loss needs one.
+
+    Raises:
+      UserError: the network does not take the examples, or does not have such variables.
     """
     shape = "×".join(map(str, example.shape[1:])) or "no axes"
 
     def call() -> Any:
-        variables = model.init(jax.random.key(0), example, train=False)
-        rest = [k for k in variables if k != "params"]
+        made = model.init(jax.random.key(0), example, train=False)
+        rest = [k for k in made if k != "params"]
         streams = {"dropout": jax.random.key(0)}
-        trained = model.apply(variables, example, train=True, rngs=streams, mutable=rest)
-        return variables.get("params"), trained[0], trained[1]
+        return made, *model.apply(made, example, train=True, rngs=streams, mutable=rest)
 
     try:
-        params, found, _ = jax.eval_shape(call)
+        needed, found, _ = jax.eval_shape(call)
     except Exception as error:
         raise UserError(
             f"--model {name}: does not take examples of shape {shape} ({example.dtype}): "
             f"{_line(error)}."
         ) from error
-    if not jax.tree.leaves(params):
+    if not jax.tree.leaves(needed.get("params")):
         raise UserError(f"--model {name}: has no params to train.")
     if not hasattr(found, "shape"):
         raise UserError(
             f"--model {name}: returns the type {type(found).__name__}; let it return an array."
         )
     if outputs is not None and found.shape[1:] != outputs:
-        needed = "×".join(map(str, outputs))
+        logits = "×".join(map(str, outputs))
         raise UserError(
             f"--model {name}: returns outputs of shape {found.shape[1:]} for an example, but the "
-            f"data need {needed}, a logit for each class; let it return these, or give a loss."
+            f"data need {logits}, a logit for each class; let it return these, or give a loss."
         )
+    return {} if start is None else _fitted(start, name, needed)
 
 
-def fitted(variables: Any, name: str, shapes: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The variables that a network starts from by path; ``shapes`` are those of the network.
-
-    Raises:
-      UserError: an array is not in the network, or has another shape there, or is not finite.
-    """
-    if not isinstance(variables, dict):
-        given = type(variables).__name__
-        raise UserError(f"--model {name}: its variables are of type {given}; give nested dicts.")
-    flat = flax.traverse_util.flatten_dict(variables).items()
-    found = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat}
+def _fitted(start: Any, name: str, needed: PyTree) -> dict[str, np.ndarray]:
+    """Variables by path, if they have the shapes of those of the network."""
+    if not isinstance(start, dict):
+        kind = type(start).__name__
+        raise UserError(f"--model {name}: its variables are of type {kind}; give nested dicts.")
+    flat, shapes = flatten_dict(start), flatten_dict(needed, sep="/")
+    found = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat.items()}
     for path, leaf in found.items():
-        if leaf.shape != (needed := getattr(shapes.get(path), "shape", "no such array")):
+        if leaf.shape != (shape := getattr(shapes.get(path), "shape", "no such array")):
             raise UserError(
-                f"--model {name}: {path} is {leaf.shape} among its variables, {needed} in the "
+                f"--model {name}: {path} is {leaf.shape} among its variables, {shape} in the "
                 "network; leave it out to have it initialized, or give the network that it is of."
             )
         if not (jnp.issubdtype(leaf.dtype, jnp.number) and np.isfinite(leaf).all()):

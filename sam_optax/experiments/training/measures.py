@@ -13,8 +13,7 @@ import sam_optax
 from sam_optax.experiments.data.dataset import Dataset, Examples
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import augmentation
-from sam_optax.experiments.training.devices import over_seeds
-from sam_optax.experiments.training.feed import Source, images
+from sam_optax.experiments.training.devices import Source, images, over_seeds
 from sam_optax.experiments.training.task import Task, noisy_labels
 from sam_optax.experiments.types import Function, PyTree
 

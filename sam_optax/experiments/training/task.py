@@ -148,14 +148,11 @@ class Task:
         """Zeros in the place of an example, as the network receives it."""
         return jnp.zeros((1, *self.dataset.shape), self.dataset.dtype)
 
-    def steps_per_epoch(self, recipe: Recipe) -> int:
-        """Training steps in an epoch."""
-        return len(self.dataset.train.y) // recipe.batch_size
-
     def base(self, recipe: Recipe) -> Base:
         """The base optimizer of a recipe."""
-        base = recipe.base(recipe.epochs * self.steps_per_epoch(recipe))
-        return base._replace(examples=len(self.dataset.train.y))
+        examples = len(self.dataset.train.y)
+        base = recipe.base(recipe.epochs * (examples // recipe.batch_size))
+        return base._replace(examples=examples)
 
 
 def noisy_labels(task: Task, seeds: tuple[int, ...], held_out: bool = False) -> np.ndarray:
@@ -233,8 +230,7 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
     settings = values(description["settings"])
     name, classes = settings["model"], dataset.classes
     if users := given.model is not None or own.is_spec(name):
-        found = own.find(name) if given.model is None else given.model
-        model, variables = own.adapted(found, name, classes)
+        model, start = own.adapted(given.model or own.find(name), name, classes)
     else:
         model = registry.build(name, dataset.shape, classes, jnp.dtype(settings["dtype"]))
     task = Task(
@@ -247,7 +243,8 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
         loss=given.loss,
         metric=given.metric,
     )
-    if not users:
-        return task
-    own.check(model, name, task.example, None if given.loss else (classes,))
-    return dataclasses.replace(task, initial=own.fitted(variables, name, shapes(task)))
+    if users:
+        outputs = None if given.loss else (classes,)
+        initial = own.check(model, name, task.example, outputs, start)
+        task = dataclasses.replace(task, initial=initial)
+    return task

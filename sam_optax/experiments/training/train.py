@@ -15,8 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
-from sam_optax.experiments.training.devices import over_seeds
-from sam_optax.experiments.training.feed import Source
+from sam_optax.experiments.training.devices import Source, over_seeds
 from sam_optax.experiments.training.measures import Evaluation
 from sam_optax.experiments.training.runner import Runner
 from sam_optax.experiments.training.task import Task, initial_variables
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from sam_optax.experiments.reporting.progress import Progress
     from sam_optax.experiments.reporting.snapshots import Snapshots
     from sam_optax.experiments.training.checkpoints import Checkpoints
-
-REFERENCE = "sgd"
-"""The method to whose steps the times of steps are relative, if it is trained."""
 
 
 @dataclasses.dataclass
@@ -132,7 +128,7 @@ class Training:
     def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
         sharpness = self._evaluation.sharpness(runner.variables)
         progress.done("sharpness")
-        references = [other for other in self.runners if other.entry.method == REFERENCE]
+        references = [other for other in self.runners if other.entry.method == "sgd"]
         return Outcome(
             variables=self._networks(runner),
             curves=runner.curves,
