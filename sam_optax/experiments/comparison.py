@@ -17,7 +17,7 @@ from sam_optax.experiments.reporting.live import live
 from sam_optax.experiments.reporting.output import OutputDirectory, writable
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.snapshots import Snapshots, load_params, to_npz
-from sam_optax.experiments.reporting.table import ResultsTable, print_settings
+from sam_optax.experiments.reporting.table import print_settings
 from sam_optax.experiments.result import Result
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training import task as tasks
@@ -130,8 +130,10 @@ class _Run:
             return None
         theirs, ours = identity.of(found), identity.of(self.description)
         identity.check(theirs, ours, f"{options.out} holds the results of")
-        self._print_table(found)
-        return Result(found, load_params(path / "params.npz"))
+        before = Result(found, load_params(path / "params.npz"))
+        if self.show:
+            before.print()
+        return before
 
     def _trained(self, checkpoints: "Checkpoints | None") -> Result:
         """What the run finds, after writing its files and printing its table."""
@@ -151,7 +153,8 @@ class _Run:
                 if self.options.tune:
                     (self.out.path / search.FILE).unlink(missing_ok=True)  # it is in the results
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
-            self._print_table(found.results)
+            if self.show:
+                found.print()
         return found
 
     def _tune(self) -> None:
@@ -198,10 +201,6 @@ class _Run:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
                 say(f"{there}; --resume continues from it.")
             raise
-
-    def _print_table(self, found: Json) -> None:
-        if self.show:
-            Console().print(ResultsTable(found), soft_wrap=True)  # paths stay on one line
 
 
 def _draw(out: OutputDirectory, found: Json) -> None:

@@ -119,11 +119,12 @@ class Evaluation:
 
     def __init__(self, source: Source) -> None:
         self._source, task, groups = source, source.task, source.groups
-        x, examples = measured(task.dataset.train)
-        self._train = list(self._placed(x)), [noisy_labels(task, of)[:, examples] for of in groups]
-        tested, x = [noisy_labels(task, of, held_out=True) for of in groups], task.dataset.test.x
-        self._test = list(self._placed(x)) if isinstance(x, np.ndarray) else x, tested
-        self._sizes = np.float32(len(examples)), np.float32(len(x))
+        (train, examples), test = measured(task.dataset.train), task.dataset.test.x
+        labels = [noisy_labels(task, seeds)[:, examples] for seeds in groups]
+        self._train = list(self._placed(train)), labels
+        labels = [noisy_labels(task, seeds, held_out=True) for seeds in groups]
+        self._test = list(self._placed(test)) if isinstance(test, np.ndarray) else test, labels
+        self._sizes = np.float32(len(train)), np.float32(len(test))
         sam = sam_optax.sam(task.sharpness_rho)
 
         def gradient(task: Task, variables: PyTree, block: Blocks) -> PyTree:
