@@ -40,7 +40,9 @@ NAMES = {  # of timm and of Hugging Face: those of sam_optax.experiments' vit_s1
 OURS = {name: ours for names, ours in NAMES.items() for name in names.split()}
 
 
-def pretrained(path: str, network: str, classes: int) -> tuple[Any, dict[str, np.ndarray]]:
+def pretrained(
+    path: str, network: str, classes: int
+) -> tuple[Any, dict[str, np.ndarray]]:
     """The built-in ``network``, and the variables from a file that it starts with."""
     found = converted(load_file(path))
     if len(found["params/Dense_0/bias"]) != classes:  # of the pretraining
