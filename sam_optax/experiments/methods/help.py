@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (the papers' Greek letters)
 """What hyperparameters are, by name, or METHOD.NAME where a method's is something else."""
 
 HELP = {

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001, RUF009 (the papers' Greek letters, in help texts; functions declare fields)
+# ruff: noqa: RUF009 (functions declare the fields)
 """The options of ``compare``."""
 
 import dataclasses
