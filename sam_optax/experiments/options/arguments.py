@@ -77,30 +77,32 @@ def known(command: type) -> Declared:
 
 
 def print_help(command: type, given: Sequence[str], program: str) -> bool:
-    """Prints the help that the arguments ask for, if they do: short, of all, or of a method."""
+    """Prints the help that the arguments ask for, if they do: short, of all, or of a method.
+
+    A command with a short help names the options of it in ``BASIC``.
+    """
     asked = [i for i, one in enumerate(given) if one in ("-h", "--help", "--help-all")]
     if not asked:
         return False
-    declared, texts, more = known(command), {"description": inspect.getdoc(command)}, ""
+    declared, about, more = known(command), inspect.getdoc(command), ""
     shown = {name: of for name, of in declared.items() if "." not in name}
-    trains = len(shown) < len(declared)
+    short = getattr(command, "BASIC", "").split()
     method = "".join(given[asked[0] + 1 : asked[0] + 2])
-    if trains and "--help-all" in given:
-        more = "\n".join(f"{name:18}{found.title}" for name, found in METHODS.items())
-        more = f"\n{_MORE}\n\nmethods:\n{textwrap.indent(more, '  ')}"
-    elif trains and method and not method.startswith("-"):
+    if short and "--help-all" in given:
+        lines = "\n".join(f"  {name:18}{of.title}" for name, of in METHODS.items())
+        short, more = [], f"\n{_MORE}\n\nmethods:\n{lines}"
+    elif short and method and not method.startswith("-"):
         if method not in METHODS:
             raise UserError(f"--help {method}: unknown method; {suggest(method, METHODS)}")
         shown = {name: of for name, of in declared.items() if name.startswith(f"{method}.")}
-        texts = {"description": f"{method}: {METHODS[method].title}"}
-    elif trains:
-        shown = {name: of for name, of in shown.items() if of.metadata.get("basic")}
-        texts["epilog"] = f"methods: {', '.join(METHODS)}"
-        more = f"\n{_EXAMPLES}\n\n{_MORE}"
-    names = (of.metadata["metavar"] for of in shown.values() if of.metadata.get("positional"))
-    usage = " ".join([program, *names, "[options]"])
-    parser = _parser(shown, "epilog" in texts, usage=usage, **texts)
-    print(parser.format_help() + more)
+        short, about = [], f"{method}: {METHODS[method].title}"
+    elif short:
+        shown = {name: shown[name] for name in short}
+        names = textwrap.fill(f"methods: {', '.join(METHODS)}", 78)
+        more = f"\n{names}\n\n{_EXAMPLES}\n\n{_MORE}"
+    places = (of.metadata["metavar"] for of in shown.values() if of.metadata.get("positional"))
+    usage = " ".join([program, *places, "[options]"])
+    print(_parser(shown, bool(short), usage=usage, description=about).format_help() + more)
     return True
 
 
