@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sam_optax.experiments.data.dataset import Dataset
-from sam_optax.experiments.data.images import Examples
+from sam_optax.experiments.data.examples import Dataset, Examples
 from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve

@@ -223,7 +223,7 @@ REFUSED = {
     "noise of targets": ({"loss": SQUARE, "label_noise": 0.4}, "--label-noise 0.4"),
     "noise of the command": (
         {"train": None, "test": None, "dataset": "digits", "model": "mlp", "loss": SQUARE},
-        r"--label-noise 0.4: is not for a loss of yours; give 0.0.",
+        r"--label-noise 0.4: is for cross entropy, not a loss of yours; give 0.0.",
     ),
     "no integer": ({"epochs": 3.0}, r"--epochs 3: use an integer \(int\) of at l"),
     "no directory": ({"out": ""}, "--out: is empty"),

@@ -70,8 +70,8 @@ def known(command: type) -> Declared:
         for hyperparameter, parameter in METHODS[name].options.items():
             default = "that of sam_optax" if parameter.default is None else parameter.default
             text = HELP.get(f"{name}.{hyperparameter}") or HELP[hyperparameter]
-            of = option(default, text, several=True)
-            of.type = parameter.annotation
+            of = option(default, text)
+            of.type = types.GenericAlias(tuple, (parameter.annotation, ...))
             found[f"{name}.{hyperparameter}"] = of
     return found
 
@@ -123,7 +123,7 @@ def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.A
         else:
             how["type"] = functools.partial(_value, kind)
             how["metavar"] = field.metadata["metavar"] or _KINDS[kind][0]
-        if several or "several" in field.metadata:
+        if several:
             how["nargs"] = "*"
         if field.metadata.get("positional"):
             parser.add_argument(name, **how)
@@ -134,10 +134,10 @@ def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.A
 
 def _kind(hint: Any) -> tuple[type, bool]:
     """The type of a value, and whether an option has several."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    kind = next(kind for kind in kinds if kind is not type(None))
-    several = typing.get_origin(kind) is tuple
-    return (typing.get_args(kind)[0] if several else kind), several
+    if not (inner := typing.get_args(hint)):
+        return hint, False
+    kind, several = _kind(inner[0])  # of ``X | None``, or of ``tuple[X, ...]``
+    return kind, several or typing.get_origin(hint) is tuple
 
 
 def _value(kind: type, text: str) -> Any:

@@ -94,10 +94,10 @@ def check(options: Any) -> None:
             raise UserError(f"{flag(name)}: needs {what}; add it, or leave this out.")
 
 
-def check_once(name: str, values: Sequence[Any]) -> None:
+def check_once(name: str, values: Sequence[Any] | None) -> None:
     """Raises :class:`UserError` if an option is given without values, or with one of them twice."""
-    text = " ".join([flag(name), *map(plain, values)])
-    if not values:
-        raise UserError(f"{text}: no value is given; give one or several.")
-    if len({*values}) < len(values):
-        raise UserError(f"{text}: a value is given twice; give each once.")
+    if values == ():
+        raise UserError(f"{flag(name)}: no value is given; give one or several.")
+    if values and len({*values}) < len(values):
+        text = " ".join(map(plain, values))
+        raise UserError(f"{flag(name)} {text}: a value is given twice; give each once.")

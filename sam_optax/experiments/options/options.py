@@ -164,15 +164,14 @@ class Compare:
     def __post_init__(self) -> None:
         """Raises :class:`UserError` for a value out of range, before anything is loaded."""
         check(self)
-        for name, values in self.hyperparameters.items():
+        for name, values in {"methods": self.methods, **self.hyperparameters}.items():
             check_once(name, values)
-        if self.methods is not None:
-            check_once("methods", self.methods)
 
 
-FIELDS = {f.name: f for f in dataclasses.fields(Compare)}
 DEFAULTS = {
-    name: f.metadata["otherwise"] for name, f in FIELDS.items() if "otherwise" in f.metadata
+    field.name: field.metadata["otherwise"]
+    for field in dataclasses.fields(Compare)
+    if "otherwise" in field.metadata
 }
 """The settings that a preset may set, with their values without a preset."""
 UNMENTIONED = {**DEFAULTS, "weight_decay": 0.0, "label_noise": 0.0, "sharpness_rho": 0.05}

@@ -1,19 +1,17 @@
 """A run as plain data: each setting with its value and its source, in words."""
 
 import dataclasses
-import inspect
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import sam_optax
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import method as methods
 from sam_optax.experiments.methods.method import Variant
 from sam_optax.experiments.methods.registry import DEFAULT, METHODS
 from sam_optax.experiments.options.declare import flag
-from sam_optax.experiments.options.options import DEFAULTS, FIELDS, UNMENTIONED, Compare
+from sam_optax.experiments.options.options import DEFAULTS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import CHOSEN_HERE, WHOLE_BATCH, Found, Values
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.words import plain
@@ -22,7 +20,7 @@ from sam_optax.experiments.types import Json, Record
 
 RECIPE = tuple(field.name for field in dataclasses.fields(Recipe))
 SHARED = ("dataset", "model", "label_noise", "image_size", "sharpness_rho")
-"""Settings that all methods of a run share."""
+"""Further settings, which all methods of a run share."""
 CHOSEN_ON_DIGITS = "default, chosen on digits"
 _ALWAYS = ("dtype", "seeds", "seed_offset")
 _WHERE_GIVEN: tuple[str, ...] = ("preset", "tune", "tune_lr", "trials", "save_every", "init")
@@ -37,9 +35,7 @@ def resolve(options: Compare) -> Record:
     Raises:
       UserError: a method is unknown, or a value is missing, invalid or of no use.
     """
-    found = _settings(options)
-    _check_given(options, found)
-    shared = {name: _chosen(getattr(options, name), found[name]) for name in SHARED}
+    _check_given(options, _settings(options))
     rows = [row for name in _methods(options) for row in _rows(name, options)]
     common = {
         name: setting
@@ -48,7 +44,7 @@ def resolve(options: Compare) -> Record:
     }
     for row in rows:
         row["settings"] = {k: of for k, of in row["settings"].items() if k not in common}
-    run = {"settings": {**_of_options(options), **shared, **common}, "methods": rows}
+    run = {"settings": {**_of_options(options), **common}, "methods": rows}
     return {**run, "notes": _notes(options, run)}
 
 
@@ -63,23 +59,6 @@ def _settings(options: Compare, method: str = "") -> Values:
     if method and (decay := METHODS[method].weight_decay) is not None:
         found["weight_decay"] = Found(decay, CHOSEN_ON_DIGITS)
     return found
-
-
-def _hyperparameters(name: str, options: Compare) -> Values:
-    """The hyperparameters of a method, where they are not given."""
-    method, function = METHODS[name], getattr(sam_optax, name, None)
-    defaults = {k: of.default for k, of in method.options.items() if of.default is not None}
-    if options.table is None:
-        return _sourced(defaults, CHOSEN_ON_DIGITS)
-    ours = {k: of for k, of in defaults.items() if k not in method.radius}
-    known = inspect.signature(function).parameters if function else {}
-    numbers = {k: known[k].default for k in defaults if k in known}
-    theirs = {k: of for k, of in numbers.items() if isinstance(of, int | float)}
-    return {
-        **_sourced(ours, CHOSEN_HERE),
-        **_sourced(theirs, f"default of sam_optax.{name}"),
-        **options.table.rows.get(name, {}),
-    }
 
 
 def _sourced(values: Json, source: str) -> dict[str, Found]:
@@ -117,10 +96,9 @@ def _check_given(options: Compare, found: Values) -> None:
 def _of_options(options: Compare) -> Record:
     found = {}
     for name in (*_ALWAYS, *_WHERE_GIVEN):
-        given = getattr(options, name) != FIELDS[name].default
-        if given or name in _ALWAYS:
-            source = "given" if given else "default"
-            found[name] = {"value": getattr(options, name), "source": source}
+        value, default = getattr(options, name), getattr(Compare, name)
+        if value != default or name in _ALWAYS:
+            found[name] = {"value": value, "source": "default" if value == default else "given"}
     return found
 
 
@@ -137,7 +115,7 @@ def _methods(options: Compare) -> Sequence[str]:
 def _rows(name: str, options: Compare) -> Iterator[Record]:
     """A method, once for each combination of the values of its hyperparameters."""
     method, found, values = METHODS[name], _settings(options, name), _values(name, options)
-    settings = {s: _chosen(getattr(options, s), found[s]) for s in RECIPE}
+    settings = {s: _chosen(getattr(options, s), found[s]) for s in (*SHARED, *RECIPE)}
     settings["m"] = _group_size(name, settings)
     for chosen in itertools.product(*(found["value"] for found in values.values())):
         hyperparameters = dict(zip(values, chosen, strict=True))
@@ -158,11 +136,15 @@ def _rows(name: str, options: Compare) -> Iterator[Record]:
 
 def _values(name: str, options: Compare) -> dict[str, Record]:
     """The values of each hyperparameter to train with, with their source."""
-    method, defaults, several = METHODS[name], _hyperparameters(name, options), {}
+    method, preset, several = METHODS[name], options.table, {}
+    row = preset.rows.get(name, {}) if preset else {}
     for option, parameter in method.options.items():
         given, asked = options.hyperparameters.get(f"{name}.{option}"), flag(f"{name}.{option}")
-        chosen = _chosen(given, defaults.get(option))
-        if not chosen and parameter.default is not None:
+        found, default = row.get(option), parameter.default
+        if found is None and default is not None and not (preset and option in method.radius):
+            found = Found(default, CHOSEN_HERE if preset else CHOSEN_ON_DIGITS)
+        chosen = _chosen(given, found)
+        if not chosen and default is not None:
             raise UserError(
                 f"--preset {options.preset}: has no value of {option} for {name}; give {asked}."
             )

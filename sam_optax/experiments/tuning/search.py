@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sam_optax.experiments.data.builtin import hold_out
+from sam_optax.experiments.data.examples import hold_out
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.declare import flag
