@@ -40,7 +40,7 @@ def make(name: str, size: int, shape: tuple[int, ...], dtype: Any) -> Problem:
         depth, width = map(int, found.groups())
         return classification(MLP(width, width, depth - 1, dtype), size, (width,))
     module = registry.build(name, shape, 10, dtype)
-    if own.is_spec(name):
+    if named.is_spec(name):
         try:
             own.check(module, name, jnp.zeros((1, *shape)), None)
         except UserError as error:

@@ -7,12 +7,7 @@ outputs, and with ``mutable`` also the other variables after the call.
 """
 
 import dataclasses
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -20,6 +15,7 @@ import jax
 from flax import nnx
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.named import line
 from sam_optax.experiments.networks.from_nnx import Nnx
 from sam_optax.experiments.types import PyTree
 
@@ -29,58 +25,6 @@ _FORMS = (
     "give a Flax Linen module, the class of a Linen or NNX module, or a function that returns one: "
     "of NNX with the parameter rngs; a parameter classes gets their number"
 )
-
-
-def is_spec(name: str) -> bool:
-    """Whether a name is ``FILE.py:NAME`` or ``package.module:NAME``."""
-    return ":" in name
-
-
-def find(spec: str) -> Any:
-    """The object that ``FILE.py:NAME`` or ``package.module:NAME`` names.
-
-    Raises:
-      UserError: there is no such file, module or name, or importing it fails.
-    """
-    place, _, name = spec.rpartition(":")
-    module = _imported(spec, place)
-    if not hasattr(module, name):
-        raise UserError(f"--model {spec}: {place} has no {name or 'name after the colon'}.")
-    return getattr(module, name)
-
-
-def sha256(spec: str) -> str:
-    """The digest of the file in which :func:`find` looks; what that imports is not part of it."""
-    place = spec.rpartition(":")[0]
-    path = place if place.endswith(".py") else getattr(_imported(spec, place), "__file__", None)
-    if path is None:
-        raise UserError(f"--model {spec}: {place} is in no file; give FILE.py:NAME.")
-    return hashlib.sha256(_file(path).read_bytes()).hexdigest()
-
-
-def _file(path: str) -> Path:
-    if not (found := Path(path).expanduser().absolute()).is_file():
-        raise UserError(f"--model {path}: there is no such file.")
-    return found
-
-
-def _imported(spec: str, place: str) -> Any:
-    """The module of a file, executed anew, or of a package; the folder is that of the file."""
-    file = _file(place) if place.endswith(".py") else None
-    folder = str(file.parent) if file else ""
-    sys.path.insert(0, folder)
-    try:
-        if file is None:
-            return importlib.import_module(place)
-        found: Any = importlib.util.spec_from_file_location(file.stem, file)
-        module = importlib.util.module_from_spec(found)
-        sys.modules.setdefault(file.stem, module)  # dataclasses look up their module there
-        found.loader.exec_module(module)
-        return module
-    except Exception as error:  # whatever the user's code raises
-        raise UserError(f"--model {spec}: {place} fails with {_line(error)}.") from error
-    finally:
-        sys.path.remove(folder)
 
 
 def adapted(given: Any, name: str, classes: int) -> Any:
@@ -107,79 +51,9 @@ def adapted(given: Any, name: str, classes: int) -> Any:
         try:
             made = given(**known, **options)
         except Exception as error:
-            raise UserError(f"--model {name}: fails with {_line(error)}; {_FORMS}.") from error
+            raise UserError(f"--model {name}: fails with {line(error)}; {_FORMS}.") from error
         if not isinstance(made, kind):
             raise UserError(f"--model {name}: returns the type {type(made).__name__}; {_FORMS}.")
         return made
 
     return Nnx(make) if "rngs" in accepted else _linen(make(nn.Module), name)
-
-
-def _linen(module: nn.Module, name: str) -> Any:
-    names = [n for n in inspect.signature(type(module).__call__).parameters if n in TRAIN]
-    if len(names) > 1:
-        raise UserError(
-            f"--model {name}: {' and '.join(names)} of its call both tell training from "
-            "evaluation; leave one."
-        )
-    return module if names == ["train"] else Linen(module, *names)
-
-
-@dataclasses.dataclass(frozen=True)
-class Linen:
-    """A Linen module whose call tells training from evaluation by another argument, or by none."""
-
-    module: nn.Module
-    argument: str | None = None
-
-    def init(self, key: jax.Array, x: jax.Array, *, train: bool) -> PyTree:
-        """The variables."""
-        return nn.meta.unbox(self.module.init(key, x, **self._mode(train)))
-
-    def apply(self, variables: PyTree, x: jax.Array, *, train: bool, **options: Any) -> Any:
-        """The outputs, and with ``mutable`` what has changed."""
-        return self.module.apply(variables, x, **self._mode(train), **options)
-
-    def _mode(self, train: bool) -> dict[str, Any]:
-        return {} if self.argument is None else {self.argument: train == TRAIN[self.argument]}
-
-
-def check(model: Any, name: str, example: jax.Array, outputs: tuple[int, ...] | None) -> None:
-    """Raises :class:`UserError` if a user's network does not take the examples.
-
-    ``outputs`` is the shape of the outputs of one example, if the loss needs one.
-    """
-    shape = "×".join(map(str, example.shape[1:])) or "no axes"
-
-    def call() -> Any:
-        variables = model.init(jax.random.key(0), example, train=False)
-        rest = [k for k in variables if k != "params"]
-        streams = {"dropout": jax.random.key(0)}
-        trained = model.apply(variables, example, train=True, rngs=streams, mutable=rest)
-        return variables.get("params"), trained[0], trained[1]
-
-    try:
-        params, found, _ = jax.eval_shape(call)
-    except Exception as error:
-        raise UserError(
-            f"--model {name}: does not take examples of shape {shape} ({example.dtype}): "
-            f"{_line(error)}."
-        ) from error
-    if not jax.tree.leaves(params):
-        raise UserError(f"--model {name}: has no params to train.")
-    if not hasattr(found, "shape"):
-        raise UserError(
-            f"--model {name}: returns the type {type(found).__name__}; let it return an array."
-        )
-    if outputs is not None and found.shape[1:] != outputs:
-        needed = "×".join(map(str, outputs))
-        raise UserError(
-            f"--model {name}: returns outputs of shape {found.shape[1:]} for an example, but the "
-            f"data need {needed}, a logit for each class; let it return these, or give a loss."
-        )
-
-
-def _line(error: Exception) -> str:
-    """The kind of an error and the first line of its message."""
-    first = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

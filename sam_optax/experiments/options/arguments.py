@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.help import HELP
-from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.methods import registry
+from sam_optax.experiments.named import is_spec
 from sam_optax.experiments.options.declare import flag, option, suggest
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.types import Json, Record
@@ -42,9 +42,11 @@ def parse(command: type[Options], given: Sequence[str], program: str) -> Options
     Raises:
       UserError: an option is unknown, or its value is missing, not allowed or of another type.
     """
-    declared = known(command)
     see = f"(see {program} --help)"
     try:
+        methods = _parser({k: of for k, of in known(command).items() if k == "methods"})
+        asked, _ = methods.parse_known_args(given)
+        declared = known(command, vars(asked).get("methods", ()))
         found, unknown = _parser(declared).parse_known_intermixed_args(given)
     except argparse.ArgumentError as error:
         raise UserError(f"{error.argument_name}: {error.message}. {see}") from error
@@ -62,17 +64,22 @@ def collected(values: Json) -> Record:
     return {**found, "hyperparameters": more} if more else found
 
 
-def known(command: type) -> Declared:
-    """All options of a command; hyperparameters of methods, if it has them, take several values."""
+def known(command: type, methods: Sequence[str] = ()) -> Declared:
+    """All options of a command; hyperparameters of methods, if it has them, take several values.
+
+    Those of methods in files, which are among the given ones, take the place of others of a name.
+    """
     fields = {of.name: of for of in dataclasses.fields(command)}
     found = {name: of for name, of in fields.items() if "help" in of.metadata}
-    for name in METHODS if "hyperparameters" in fields else ():
-        for hyperparameter, parameter in METHODS[name].options.items():
+    if "hyperparameters" not in fields:
+        return found
+    own = [registry.get(name) for name in methods if is_spec(name)]
+    for name, method in {of.name: of for of in (*registry.METHODS.values(), *own)}.items():
+        for hyperparameter, parameter in method.options.items():
             default = "that of sam_optax" if parameter.default is None else parameter.default
-            text = HELP.get(f"{name}.{hyperparameter}") or HELP[hyperparameter]
-            of = option(default, text, several=True)
-            of.type = parameter.annotation
-            found[f"{name}.{hyperparameter}"] = of
+            kind, text = typing.get_args(parameter.annotation)
+            of = found[f"{name}.{hyperparameter}"] = option(default, text, several=True)
+            of.type = kind
     return found
 
 
@@ -86,16 +93,16 @@ def print_help(command: type, given: Sequence[str], program: str) -> bool:
     trains = len(shown) < len(declared)
     method = "".join(given[asked[0] + 1 : asked[0] + 2])
     if trains and "--help-all" in given:
-        more = "\n".join(f"{name:18}{found.title}" for name, found in METHODS.items())
+        more = "\n".join(f"{name:18}{found.title}" for name, found in registry.METHODS.items())
         more = f"\n{_MORE}\n\nmethods:\n{textwrap.indent(more, '  ')}"
     elif trains and method and not method.startswith("-"):
-        if method not in METHODS:
-            raise UserError(f"--help {method}: unknown method; {suggest(method, METHODS)}")
-        shown = {name: of for name, of in declared.items() if name.startswith(f"{method}.")}
-        texts = {"description": f"{method}: {METHODS[method].title}"}
+        found = registry.get(method, "--help")
+        declared = known(command, [method])
+        shown = {name: of for name, of in declared.items() if name.startswith(f"{found.name}.")}
+        texts = {"description": f"{method}: {found.title}"}
     elif trains:
         shown = {name: of for name, of in shown.items() if of.metadata.get("basic")}
-        texts["epilog"] = f"methods: {', '.join(METHODS)}"
+        texts["epilog"] = f"methods: {', '.join(registry.METHODS)}, or FILE.py:NAME"
         more = f"\n{_EXAMPLES}\n\n{_MORE}"
     names = (of.metadata["metavar"] for of in shown.values() if of.metadata.get("positional"))
     usage = " ".join([program, *names, "[options]"])
@@ -116,7 +123,7 @@ def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.A
     for name, field in declared.items():
         kind, several = _kind(field.type)
         how: dict[str, Any] = {"help": _text(field, short)}
-        if field.type is bool:
+        if field.type is bool and "several" not in field.metadata:
             how["action"] = "store_true"
         else:
             how["type"] = functools.partial(_value, kind)

@@ -2,9 +2,9 @@
 
 import itertools
 
+from sam_optax.experiments import named
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks import own
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import FIELDS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS
@@ -69,8 +69,11 @@ def _of_files(options: Compare, run: Json, given: Given) -> Record:
     """What tells the files that the run reads, and the objects from Python, from others."""
     found: Record = {}
     model = run["settings"]["model"]["value"]
-    if given.model is None and own.is_spec(model):
-        found["model_sha256"] = {"value": own.sha256(model), "source": "of the file"}
+    files = {"model": [model] * (given.model is None)}
+    files["methods"] = [row["method"] for row in run["methods"]]
+    for of, names in files.items():
+        if sha256 := named.sha256(names, f"--{of}"):
+            found[f"{of}_sha256"] = {"value": sha256, "source": "of the file"}
     objects = [of for of in ("model", "dataset", "loss") if getattr(given, of) is not None]
     if objects:
         found["from_python"] = {"value": objects, "source": "given"}
@@ -95,7 +98,7 @@ def _check_effects(run: Json, dataset: Dataset, given: Given) -> None:
         why["nesterov"] = f"is for --optimizer sgd and rmsprop, {instead}"
     if optimizers.isdisjoint(("adam", "adamw")):
         why["beta2"] = f"is for --optimizer adam and adamw, {instead}"
-    if given.model is not None or own.is_spec(settings[0]["model"]):
+    if given.model is not None or named.is_spec(settings[0]["model"]):
         why["dtype"] = "is for the built-in networks; set that of yours in its own code"
     if given.loss:
         why |= {name: f"is not for a loss of yours; give {_NEUTRAL[name]}" for name in _OF_LABELS}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import DEFAULT, METHODS
+from sam_optax.experiments.methods import registry
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.options.declare import (
     COUNT,
@@ -39,8 +39,9 @@ class Compare:
 
     methods: tuple[str, ...] | None = option(
         None,
-        f"Methods to train (default: {' '.join(DEFAULT)}).",
-        one_of(METHODS),
+        "Methods to train, by name or FILE.py:NAME for yours (default: "
+        f"{' '.join(registry.DEFAULT)}).",
+        registry.rule,
         "METHOD",
         basic=True,
     )

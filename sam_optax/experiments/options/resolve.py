@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import sam_optax
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import method as methods
+from sam_optax.experiments.methods import registry
 from sam_optax.experiments.methods.method import Variant
-from sam_optax.experiments.methods.registry import DEFAULT, METHODS
+from sam_optax.experiments.named import is_spec
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import DEFAULTS, FIELDS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import PRESETS, WHOLE_BATCH, Preset
@@ -77,14 +78,17 @@ def _of_options(options: Compare) -> Record:
 
 
 def _methods(options: Compare, preset: Preset | None) -> Sequence[str]:
-    names: Sequence[str] = (preset.methods or tuple(preset.rows)) if preset else DEFAULT
+    names: Sequence[str] = (preset.methods or tuple(preset.rows)) if preset else registry.DEFAULT
     if options.methods is not None:
         names = options.methods
-    for name in names:
+    short = [registry.get(name).name for name in names]
+    for name, its in zip(names, short, strict=True):
         if names.count(name) > 1:
             raise UserError(f"--methods {name}: given twice; name each method once.")
+        if short.count(its) > 1:
+            raise UserError(f"--methods {name}: one of two named {its}; rename its function.")
     for asked in options.hyperparameters:
-        if (name := asked.partition(".")[0]) not in names:
+        if (name := asked.partition(".")[0]) not in short:
             raise UserError(
                 f"{flag(asked)}: {name} is not trained; add it to --methods, or leave it out."
             )
@@ -94,11 +98,11 @@ def _methods(options: Compare, preset: Preset | None) -> Sequence[str]:
 def _layers(options: Compare, preset: Preset | None, method: str = "") -> list[Layer]:
     """Where the settings of a method come from, or of all (``""``), if they are not given."""
     if preset is None:
-        decay = METHODS[method].weight_decay if method else None
+        decay = registry.get(method).weight_decay if method else None
         chosen = {} if decay is None else {"weight_decay": decay}
         ours = options.dataset in (None, "digits", "mnist5k")
         noise = {} if ours else {"label_noise": 0.0}  # labels of a user's data stay as they are
-        return [Layer(chosen, CHOSEN_ON_DIGITS), Layer({**DEFAULTS, **noise}, "default")]
+        return [Layer(chosen, _of_method(method)), Layer({**DEFAULTS, **noise}, "default")]
     printed = {"dataset": preset.data, **preset.printed, **preset.rows.get(method, {})}
     return [
         *(Layer({name: printed[name]}, place, True) for name, place in preset.places.items()),
@@ -109,10 +113,10 @@ def _layers(options: Compare, preset: Preset | None, method: str = "") -> list[L
 
 
 def _layers_of_hyperparameters(name: str, preset: Preset | None) -> list[Layer]:
-    method, function = METHODS[name], getattr(sam_optax, name, None)
+    method, function = registry.get(name), getattr(sam_optax, name, None)
     defaults = {k: of.default for k, of in method.options.items() if of.default is not None}
     if preset is None:
-        return [Layer(defaults, CHOSEN_ON_DIGITS)]
+        return [Layer(defaults, _of_method(name))]
     known = inspect.signature(function).parameters if function else {}
     numbers = {k: p.default for k, p in known.items() if isinstance(p.default, int | float)}
     return [
@@ -121,6 +125,11 @@ def _layers_of_hyperparameters(name: str, preset: Preset | None) -> list[Layer]:
         Layer({k: numbers[k] for k in defaults if k in numbers}, f"default of sam_optax.{name}"),
         Layer({k: of for k, of in defaults.items() if k not in method.radius}, CHOSEN_HERE),
     ]
+
+
+def _of_method(name: str) -> str:
+    """The source of a method's own values."""
+    return f"default of {name}" if is_spec(name) else CHOSEN_ON_DIGITS
 
 
 def _found(name: str, given: Any, layers: Sequence[Layer]) -> Record:
@@ -134,16 +143,16 @@ def _found(name: str, given: Any, layers: Sequence[Layer]) -> Record:
 
 def _rows(name: str, options: Compare, preset: Preset | None) -> Iterator[Record]:
     """A method, once for each combination of the values of its hyperparameters."""
-    method, layers = METHODS[name], _layers(options, preset, name)
+    method, layers = registry.get(name), _layers(options, preset, name)
     settings = {s: _found(s, getattr(options, s), layers) for s in RECIPE}
     settings["m"] = _group_size(name, settings)
     values = _hyperparameters(name, options, preset)
     for chosen in itertools.product(*(found["value"] for found in values.values())):
         hyperparameters = dict(zip(values, chosen, strict=True))
-        methods.check(name, Variant(method, hyperparameters))
+        methods.check(Variant(method, hyperparameters))
         varied = (o for o, found in values.items() if len(found["value"]) > 1)
         yield {
-            "name": " ".join([name, *(f"{o} {plain(hyperparameters[o])}" for o in varied)]),
+            "name": " ".join([method.name, *(f"{o} {plain(hyperparameters[o])}" for o in varied)]),
             "method": name,
             "title": method.title,
             "hyperparameters": {  # JSON has no infinity
@@ -157,9 +166,10 @@ def _rows(name: str, options: Compare, preset: Preset | None) -> Iterator[Record
 
 def _hyperparameters(name: str, options: Compare, preset: Preset | None) -> dict[str, Record]:
     """The values of each hyperparameter to train with, with their source."""
-    method, layers, several = METHODS[name], _layers_of_hyperparameters(name, preset), {}
+    method, layers, several = registry.get(name), _layers_of_hyperparameters(name, preset), {}
     for option, parameter in method.options.items():
-        given, asked = options.hyperparameters.get(f"{name}.{option}"), flag(f"{name}.{option}")
+        asked = f"{method.name}.{option}"
+        given, asked = options.hyperparameters.get(asked), flag(asked)
         found = _found(option, given, layers)
         if given == ():
             raise UserError(f"{asked}: no value is given; give one or several.")
@@ -197,7 +207,7 @@ def _group_size(name: str, settings: Json) -> Record:
     source = settings["m"]["source"]
     if m in (None, WHOLE_BATCH):
         return {"value": batch_size, "source": f"{source} ({WHOLE_BATCH})"}
-    if not METHODS[name].groups and m != batch_size:
+    if not registry.get(name).groups and m != batch_size:
         source = f"{source}, but {name} has no groups ({WHOLE_BATCH})"
         return {"value": batch_size, "source": source}
     if batch_size % m:
@@ -218,9 +228,9 @@ def _notes(options: Compare, run: Json, preset: Preset | None) -> list[str]:
     ]
     notes = [f"Not printed in the paper, chosen here: {', '.join(chosen)}."] if chosen else []
     elsewhere = {  # methods whose radius was chosen elsewhere
-        row["method"]: METHODS[row["method"]].radius[0]
+        row["method"]: registry.get(row["method"]).radius[0]
         for row in run["methods"]
-        if {row["sources"][of] for of in METHODS[row["method"]].radius} == {CHOSEN_ON_DIGITS}
+        if {row["sources"][of] for of in registry.get(row["method"]).radius} == {CHOSEN_ON_DIGITS}
     }
     if options.tune:
         notes.append(
@@ -229,7 +239,7 @@ def _notes(options: Compare, run: Json, preset: Preset | None) -> list[str]:
         )
     elif elsewhere and any(run["settings"][k]["value"] != value for k, value in _THERE.items()):
         method, option = next(iter(elsewhere.items()))
-        half = METHODS[method].options[option].default / 2
+        half = registry.get(method).options[option].default / 2
         notes.append(
             f"The radii and weight decays of {', '.join(elsewhere)} were chosen on digits with "
             "40 % wrong labels, for the mlp, and this task may need others: add --tune, which "
