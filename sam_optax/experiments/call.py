@@ -67,8 +67,7 @@ def compare(
         raise UserError("higher_is_better: give True or False with a metric, and only with one.")
     named = isinstance(model, str)
     names = [
-        f"{of.build.__module__}:{of.name}" if isinstance(of, Method) else of
-        for of in methods or ()
+        f"{of.build.__module__}:{of.name}" if isinstance(of, Method) else of for of in methods or ()
     ]
     settings = {**_options(options, names), "tune": tune}
     if methods is not None:

@@ -125,7 +125,7 @@ def test_ratios_are_taken_within_rounds():
     ("arguments", "message"),
     [
         (["--methods", "adam"], "--methods adam: unknown; did you mean"),
-        (["--shape", "0"], "--shape 0: use an integer of at least 1"),
+        (["--shape", "0"], "--shape 0: use an integer (int) of at least 1"),
         (["--methods", "sync_perturbation"], "--methods sync_perturbation: use it with --per-d"),
         (["--target", "v5e"], "--target v5e: use tpu:v5e:2x2"),
         (["--mesh", "data"], "--mesh data: use NAME=SIZE"),

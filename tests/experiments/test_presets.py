@@ -15,16 +15,19 @@ import tasks
 from sam_optax.__main__ import main
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.options import presets
 from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.options import DEFAULTS, Compare
-from sam_optax.experiments.options.presets import PRESETS
-from sam_optax.experiments.options.resolve import CHOSEN_HERE, RECIPE, SHARED, resolve
+from sam_optax.experiments.options.presets import CHOSEN_HERE, PRESETS
+from sam_optax.experiments.options.resolve import RECIPE, SHARED, resolve
 from sam_optax.experiments.training.task import Recipe
 
 
 def options(preset=None, **given):
-    dataset = {"dataset": "hf:cifar10"} if preset else {}
-    return Compare(preset=preset, **{**dataset, **given})
+    needed = {"dataset": "hf:cifar10"} if preset else {}
+    if preset and PRESETS[preset].needs_model:
+        needed["model"] = "net.py:net"
+    return Compare(preset=preset, **{**needed, **given})
 
 
 def resolved(preset=None, **given):
@@ -70,16 +73,20 @@ def test_values_are_those_of_the_paper(name, method, values):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_resolves_and_says_where_its_values_are_from(name, capsys):
     preset = PRESETS[name]
-    assert preset.places.keys() <= preset.printed.keys()
-    assert not preset.printed.keys() & preset.stand_ins.keys()
-    assert (preset.printed.keys() | preset.stand_ins.keys()) <= {*RECIPE, *SHARED}
-    data = ["--dataset", "hf:nowhere", *(["--init", "x.npz"] if "transfer" in name else [])]
+    assert preset.shared.keys() <= {*RECIPE, *SHARED}
+    by_source = presets._extended(name)["shared"].values()
+    assert sum(map(len, by_source)) == len(preset.shared)  # each value has one source
+    for method, row in preset.rows.items():
+        assert row.keys() <= {*RECIPE, *METHODS[method].options}
+    data = ["--dataset", "hf:nowhere", *(["--model", "f.py:f"] if preset.needs_model else [])]
     assert main(["compare", "--preset", name, *data, "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    rows = preset.methods or preset.rows
-    for part in (preset.data, preset.source, *preset.places.values(), *preset.differs, *rows):
+    rows = [preset.shared, *(preset.rows[of] for of in preset.methods if of in preset.rows)]
+    found = [of for row in rows for of in row.values()]
+    for part in (*(of.source for of in found), *preset.differs, *preset.methods):
         assert part in text
-    chosen = bool(preset.stand_ins or preset.stand_in_rows)
+    assert preset.shared["dataset"].value in text
+    chosen = any(of.source == CHOSEN_HERE for of in found)
     assert (CHOSEN_HERE in text) == ("Not printed in the paper, chosen here: " in text) == chosen
 
 
@@ -213,22 +220,13 @@ def test_radii_that_were_chosen_on_digits_are_said_to_be_on_other_data(data):
         (note,) = described(data, **task)["notes"]
         assert re.fullmatch(
             "The radii and weight decays of sam were chosen on digits with 40 % wrong labels, for "
-            ".*: add --tune, which chooses .*, or give them, as in --sam.rho 0.25.",
+            ".*: add --tune, which chooses .*, or give them, such as --sam.rho.",
             note,
         )
     (note,) = described(data, tune=True)["notes"]
     assert note.startswith("--tune: radii, weight decays and stopping epochs are chosen")
     assert described(data, hyperparameters={"sam.rho": (0.2,)})["notes"] == []
     assert described(data, methods=("sgd",))["notes"] == []
-
-
-@pytest.mark.parametrize("method", ["asam", "gsam", "f_asam", "low_pass", "ssam_f"])
-def test_the_value_that_the_note_suggests_can_be_given(data, method):
-    (note,) = described(data, methods=("sgd", method))["notes"]
-    group, option, value = re.search(r"in --([\w-]+)\.([\w-]+) ([\d.]+)\.$", note).groups()
-    name, option = group.replace("-", "_"), option.replace("-", "_")
-    assert option in METHODS[name].radius
-    assert resolved(methods=(method,), hyperparameters={f"{name}.{option}": (float(value),)})
 
 
 # What a recipe is.

@@ -10,7 +10,7 @@ import jax
 from sam_optax.experiments.cost import measure, report, steps
 from sam_optax.experiments.cost.measure import DATA, Placement, make_mesh
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.options.declare import COUNT, NOT_EMPTY, allowed, check, one_of, option
+from sam_optax.experiments.options.declare import COUNT, allowed, check, one_of, option
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
@@ -34,7 +34,6 @@ class Cost:
     models: tuple[str, ...] = option(
         ("mlp:4x1024",),
         "mlp:DEPTHxWIDTH (square layers), networks of compare, or FILE.py:NAME for yours.",
-        NOT_EMPTY,
     )
     shape: tuple[int, ...] = option(
         (32, 32, 3), "Axes of an example, of all networks but mlp:DEPTHxWIDTH.", COUNT

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (dashes and multiplication signs, in what is printed)
 """Ratios, tables and the figure of the results, which are plain data as in the JSON file."""
 
 from collections.abc import Mapping

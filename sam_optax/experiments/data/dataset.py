@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (multiplication signs, in what is printed)
 """Data sets and how to load them."""
 
 import dataclasses

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (multiplication signs, in what is printed)
 """Networks of users, from a file, a package or a notebook: Flax Linen or NNX.
 
 Both are used as Linen modules are: ``init(key, x, train=False)`` gives nested variables, with the

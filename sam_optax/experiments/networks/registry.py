@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (multiplication signs, in what is printed)
 """The networks, by name."""
 
 from collections.abc import Callable

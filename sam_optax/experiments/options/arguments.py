@@ -67,14 +67,14 @@ def collected(values: Json) -> Record:
 def known(command: type, methods: Sequence[str] = ()) -> Declared:
     """All options of a command; hyperparameters of methods, if it has them, take several values.
 
-    Those of methods in files, which are among the given ones, take the place of others of a name.
+    Those of the given methods of files take the place of others of their names.
     """
     fields = {of.name: of for of in dataclasses.fields(command)}
     found = {name: of for name, of in fields.items() if "help" in of.metadata}
     if "hyperparameters" not in fields:
         return found
-    own = [registry.get(name) for name in methods if is_spec(name)]
-    for name, method in {of.name: of for of in (*registry.METHODS.values(), *own)}.items():
+    of_files = (registry.get(name) for name in methods if is_spec(name))
+    for name, method in {of.name: of for of in (*registry.METHODS.values(), *of_files)}.items():
         for hyperparameter, parameter in method.options.items():
             default = "that of sam_optax" if parameter.default is None else parameter.default
             kind, text = typing.get_args(parameter.annotation)
@@ -84,30 +84,32 @@ def known(command: type, methods: Sequence[str] = ()) -> Declared:
 
 
 def print_help(command: type, given: Sequence[str], program: str) -> bool:
-    """Prints the help that the arguments ask for, if they do: short, of all, or of a method."""
+    """Prints the help that the arguments ask for, if they do: short, of all, or of a method.
+
+    A command with a short help names the options of it in ``BASIC``.
+    """
     asked = [i for i, one in enumerate(given) if one in ("-h", "--help", "--help-all")]
     if not asked:
         return False
-    declared, texts, more = known(command), {"description": inspect.getdoc(command)}, ""
+    declared, about, more = known(command), inspect.getdoc(command), ""
     shown = {name: of for name, of in declared.items() if "." not in name}
-    trains = len(shown) < len(declared)
+    short = getattr(command, "BASIC", "").split()
     method = "".join(given[asked[0] + 1 : asked[0] + 2])
-    if trains and "--help-all" in given:
-        more = "\n".join(f"{name:18}{found.title}" for name, found in registry.METHODS.items())
-        more = f"\n{_MORE}\n\nmethods:\n{textwrap.indent(more, '  ')}"
-    elif trains and method and not method.startswith("-"):
+    if short and "--help-all" in given:
+        lines = "\n".join(f"  {name:18}{of.title}" for name, of in registry.METHODS.items())
+        short, more = [], f"\n{_MORE}\n\nmethods:\n{lines}"
+    elif short and method and not method.startswith("-"):
         found = registry.get(method, "--help")
         declared = known(command, [method])
         shown = {name: of for name, of in declared.items() if name.startswith(f"{found.name}.")}
-        texts = {"description": f"{method}: {found.title}"}
-    elif trains:
-        shown = {name: of for name, of in shown.items() if of.metadata.get("basic")}
-        texts["epilog"] = f"methods: {', '.join(registry.METHODS)}, or FILE.py:NAME"
-        more = f"\n{_EXAMPLES}\n\n{_MORE}"
-    names = (of.metadata["metavar"] for of in shown.values() if of.metadata.get("positional"))
-    usage = " ".join([program, *names, "[options]"])
-    parser = _parser(shown, "epilog" in texts, usage=usage, **texts)
-    print(parser.format_help() + more)
+        short, about = [], f"{method}: {found.title}"
+    elif short:
+        shown = {name: shown[name] for name in short}
+        names = textwrap.fill(f"methods: {', '.join(registry.METHODS)}, or FILE.py:NAME", 78)
+        more = f"\n{names}\n\n{_EXAMPLES}\n\n{_MORE}"
+    places = (of.metadata["metavar"] for of in shown.values() if of.metadata.get("positional"))
+    usage = " ".join([program, *places, "[options]"])
+    print(_parser(shown, bool(short), usage=usage, description=about).format_help() + more)
     return True
 
 

@@ -7,7 +7,6 @@ from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import FIELDS, UNMENTIONED, Compare
-from sam_optax.experiments.options.presets import PRESETS
 from sam_optax.experiments.training import initial
 from sam_optax.experiments.training.task import NOTHING, Entry, Given, entries_of, values
 from sam_optax.experiments.types import Json, Record
@@ -31,12 +30,6 @@ def describe(
     _check_effects(run, dataset, given)
     for entry in entries.values():
         _check_examples(entry, dataset, devices)
-    preset = PRESETS[options.preset] if options.preset else None
-    if preset and preset.init and not options.init:
-        raise UserError(
-            f"--preset {options.preset}: starts from pretrained params; give --init FILE, "
-            f"{preset.init}."
-        )
     examples = len(dataset.train.y)
     return {
         "settings": {**run["settings"], **_of_files(options, run, given)},
@@ -122,13 +115,10 @@ def _check_examples(entry: Entry, dataset: Dataset, devices: int) -> None:
         raise UserError(
             f"--batch-size {size}: there are {examples} training examples; use at most as many."
         )
-    if size % devices:
-        raise UserError(
-            f"--batch-size {size}: {devices} devices share each batch; use a multiple of "
-            f"{devices}, or fewer --devices."
-        )
-    if m % devices:
-        raise UserError(
-            f"--m {m}: {devices} devices share each group of examples; use a multiple of {devices} "
-            f"that divides the batch size, {size}, or fewer --devices."
-        )
+    for name, shared in {"batch_size": size, "m": m}.items():
+        if shared % devices:
+            what = "batch" if name == "batch_size" else "group of examples"
+            raise UserError(
+                f"{flag(name)} {shared}: {devices} devices share each {what}; use a multiple of "
+                f"{devices}, or fewer --devices."
+            )

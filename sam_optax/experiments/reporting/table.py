@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
 """The table of a run, for the terminal, for notebooks and for the page."""
 
 from collections.abc import Iterator, Sequence

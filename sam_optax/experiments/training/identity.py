@@ -18,7 +18,10 @@ def of(description: Json) -> Record:
             method["name"]: {
                 **shared,
                 **values(method["settings"]),
-                **{f"{short(method['method'])}.{k}": v for k, v in method["hyperparameters"].items()},
+                **{
+                    f"{short(method['method'])}.{k}": v
+                    for k, v in method["hyperparameters"].items()
+                },
                 **method.get("tune", {}).get("around", {}),
             }
             for method in description["methods"]
