@@ -66,9 +66,8 @@ def compare(
     if (metric is None) != (higher_is_better is None):
         raise UserError("higher_is_better: give True or False with a metric, and only with one.")
     named = isinstance(model, str)
-    names = [
-        f"{of.build.__module__}:{of.name}" if isinstance(of, Method) else of for of in methods or ()
-    ]
+    functions = [getattr(of, "build", of) for of in methods or ()]
+    names = [f"{of.__module__}:{of.__name__}" if callable(of) else str(of) for of in functions]
     settings = {**_options(options, names), "tune": tune}
     if methods is not None:
         settings["methods"] = tuple(names)

@@ -163,11 +163,11 @@ def _check_code(directory: Path, settings: Json, rows: Sequence[Json]) -> None:
         )
     files = {"model": [settings["model"]], "methods": [row["method"] for row in rows]}
     for of, names in files.items():
-        digest = settings.get(f"{of}_sha256")
+        digest, places = settings.get(f"{of}_sha256"), " ".join(filter(named.is_spec, names))
         if digest is not None and digest != named.sha256(names, f"--{of}"):
             raise UserError(
-                f"--{of} {' '.join(filter(named.is_spec, names))}: its file has changed since the run of {directory}; "
-                "restore it, or train again."
+                f"--{of} {places}: its file has changed since the run of {directory}; restore it, "
+                "or train again."
             )
 
 

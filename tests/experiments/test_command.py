@@ -124,7 +124,7 @@ def test_help_fits_two_screens_and_says_how_to_see_the_rest(capsys, monkeypatch)
     short = capsys.readouterr().out
     assert len(short.splitlines()) < 80
     assert max(map(len, short.splitlines())) <= 80
-    for part in ("--methods [METHOD", "--tune", "(default: 5)", "lookbehind", "examples:"):
+    for part in ("--methods [METHOD", "--tune", "(default: 5)", "looksam", "examples:"):
         assert part in short
     assert "package.module" not in short
     assert main(["compare", "--help", "--tune"]) == 0  # which is no method

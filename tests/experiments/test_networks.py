@@ -19,7 +19,8 @@ from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.training import TrainState
 
 FILE = Path(__file__).parents[2] / "notebooks" / "networks.py"
-THEIRS = {name: named.find(f"{FILE}:{name}") for name in ("DenseNet", "PyramidNet", "ResNeXt", "VGG")}
+NAMES = ("DenseNet", "PyramidNet", "ResNeXt", "VGG")
+THEIRS = {name: named.find(f"{FILE}:{name}") for name in NAMES}
 
 
 pytestmark = pytest.mark.usefixtures("compile_fast")

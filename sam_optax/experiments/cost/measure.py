@@ -15,7 +15,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sam_optax.experiments.cost.handwritten import Step
+from sam_optax.experiments.cost.steps import Step
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.types import Function, PyTree
 

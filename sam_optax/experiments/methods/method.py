@@ -143,7 +143,8 @@ def _hyperparameters(build: Callable[..., Optimizer]) -> dict[str, inspect.Param
         among = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         kinds = [kind for kind in among if kind in (int, float, bool, str)]
         if not kinds or of.default is of.empty:
-            raise TypeError(f"{of.name} of {build.__name__} needs a default, as in {of.name}=0.5")
+            wanted = "needs a default that is a number, text or bool"
+            raise TypeError(f"{of.name} of {build.__name__} {wanted}")
         found[of.name] = of.replace(annotation=Annotated[kinds[0], text])
     return found
 

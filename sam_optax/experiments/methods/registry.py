@@ -1,6 +1,7 @@
 """The methods of the experiments, built in or of a user's file."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from sam_optax.experiments import named
@@ -14,12 +15,11 @@ METHODS = {of.name: of for of in vars(builtin).values() if isinstance(of, Method
 DEFAULT = ("sgd", "sam", "asam", "rsam", "fsam")
 
 
-def rule(name: Any) -> str:
-    """For a name of a method or the place of one "", or else what to use instead."""
-    if name in METHODS or named.is_spec(str(name)):
-        return ""
-    more = "More are in notebooks/methods.py, to be given as FILE.py:NAME."
-    return f"unknown; {suggest(str(name), METHODS)} {more}"
+def rule(name: Any, others: Sequence[str] = ()) -> str:
+    """For a known name or the place of a method "", or else what to use instead."""
+    known, more = [*METHODS, *others], "More are in notebooks/methods.py, given as FILE.py:NAME."
+    allowed = name in known or named.is_spec(str(name))
+    return "" if allowed else f"unknown; {suggest(str(name), known)} {more}"
 
 
 def get(name: str, option: str = "--methods") -> Method:

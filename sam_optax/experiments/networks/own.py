@@ -56,3 +56,67 @@ def adapted(given: Any, name: str, classes: int) -> Any:
         return made
 
     return Nnx(make) if "rngs" in accepted else _linen(make(nn.Module), name)
+
+
+def _linen(module: nn.Module, name: str) -> Any:
+    names = [n for n in inspect.signature(type(module).__call__).parameters if n in TRAIN]
+    if len(names) > 1:
+        raise UserError(
+            f"--model {name}: {' and '.join(names)} of its call both tell training from "
+            "evaluation; leave one."
+        )
+    return module if names == ["train"] else Linen(module, *names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linen:
+    """A Linen module whose call tells training from evaluation by another argument, or by none."""
+
+    module: nn.Module
+    argument: str | None = None
+
+    def init(self, key: jax.Array, x: jax.Array, *, train: bool) -> PyTree:
+        """The variables."""
+        return nn.meta.unbox(self.module.init(key, x, **self._mode(train)))
+
+    def apply(self, variables: PyTree, x: jax.Array, *, train: bool, **options: Any) -> Any:
+        """The outputs, and with ``mutable`` what has changed."""
+        return self.module.apply(variables, x, **self._mode(train), **options)
+
+    def _mode(self, train: bool) -> dict[str, Any]:
+        return {} if self.argument is None else {self.argument: train == TRAIN[self.argument]}
+
+
+def check(model: Any, name: str, example: jax.Array, outputs: tuple[int, ...] | None) -> None:
+    """Raises :class:`UserError` if a user's network does not take the examples.
+
+    ``outputs`` is the shape of the outputs of one example, if the loss needs one.
+    """
+    shape = "×".join(map(str, example.shape[1:])) or "no axes"
+
+    def call() -> Any:
+        variables = model.init(jax.random.key(0), example, train=False)
+        rest = [k for k in variables if k != "params"]
+        streams = {"dropout": jax.random.key(0)}
+        trained = model.apply(variables, example, train=True, rngs=streams, mutable=rest)
+        return variables.get("params"), trained[0], trained[1]
+
+    try:
+        params, found, _ = jax.eval_shape(call)
+    except Exception as error:
+        raise UserError(
+            f"--model {name}: does not take examples of shape {shape} ({example.dtype}): "
+            f"{line(error)}."
+        ) from error
+    if not jax.tree.leaves(params):
+        raise UserError(f"--model {name}: has no params to train.")
+    if not hasattr(found, "shape"):
+        raise UserError(
+            f"--model {name}: returns the type {type(found).__name__}; let it return an array."
+        )
+    if outputs is not None and found.shape[1:] != outputs:
+        needed = "×".join(map(str, outputs))
+        raise UserError(
+            f"--model {name}: returns outputs of shape {found.shape[1:]} for an example, but the "
+            f"data need {needed}, a logit for each class; let it return these, or give a loss."
+        )

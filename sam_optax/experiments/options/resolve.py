@@ -134,7 +134,7 @@ def _methods(options: Compare) -> Sequence[str]:
     names = options.methods or (options.table.methods if options.table else registry.DEFAULT)
     short = [registry.get(name).name for name in names]
     for name, its in zip(names, short, strict=True):
-        if short.count(its) > 1:
+        if short.count(its) > 1 and is_spec(name):
             raise UserError(f"--methods {name}: one of two named {its}; rename its function.")
     for asked in options.hyperparameters:
         if (name := asked.partition(".")[0]) not in short:
