@@ -41,7 +41,8 @@ def sha256(names: Sequence[str], option: str = "--model") -> str | None:
     """
     paths: dict[str, None] = {}
     for spec in filter(is_spec, names):
-        path = place = spec.rpartition(":")[0]
+        place = spec.rpartition(":")[0]
+        path: str | None = place
         if not place.endswith(".py"):
             path = getattr(_imported(spec, place, option), "__file__", None)
         paths |= {path: None} if path else {}

@@ -51,7 +51,7 @@ WRONG = {
     "--dataset cifar": "--dataset cifar: unknown data set; use one of digits",
     "--dataset npz:nowhere": r"--dataset npz:nowhere: not a readable .npz file \(no such file",
     "--preset x": "--preset x: unknown; use one of asam-cifar10, ",
-    "--help sma": "--help sma: unknown method; did you mean sam?",
+    "--help sma": "--help sma: unknown; did you mean sam?",
     # what does not go together
     "--optimizer adamw": "--optimizer adamw: .* give --lr",
     "--model vit_s16": "--model vit_s16: images of 8×8 cannot be cut .*--image-size",

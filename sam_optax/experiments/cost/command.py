@@ -60,12 +60,9 @@ class Cost:
     """
 
     models: tuple[str, ...] = option(
-        ("mlp:4x1024",),
-        "mlp:DEPTHxWIDTH (square layers), networks of compare, or FILE.py:NAME for yours.",
+        ("mlp:4x1024",), "mlp:DEPTHxWIDTH, networks of compare, or FILE.py:NAME for yours."
     )
-    shape: tuple[int, ...] = option(
-        (32, 32, 3), "Axes of an example, of all networks but mlp:DEPTHxWIDTH.", COUNT
-    )
+    shape: tuple[int, ...] = option((32, 32, 3), "Axes of an example (mlp: its width).", COUNT)
     methods: tuple[str, ...] = option(
         ("sam", "asam", "fsam", "rsam"),
         "Methods of compare, by name or FILE.py:NAME for yours; or options of SAM: "
@@ -82,9 +79,7 @@ class Cost:
     params: str = option("replicated", "Over the axis data.", **choice("replicated", "fsdp"))
     per_device: bool = option(False, "The step under shard_map, with axis_name.")
     batch_size: int = option(256, "Examples in a batch, on all devices together.", COUNT)
-    dtype: str = option(
-        "float32", "What the network computes in.", **choice("float32", "bfloat16", "float16")
-    )
+    dtype: str = option("float32", "Of the network.", **choice("float32", "bfloat16", "float16"))
     time: bool = option(False, f"Also run the steps here, in {ROUNDS} rounds, and take times.")
     out: Path | None = option(
         None, "JSON file for all measurements, with a figure in addition (.png).", metavar="FILE"

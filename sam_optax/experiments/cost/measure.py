@@ -49,8 +49,8 @@ def _devices(target: str | None) -> Sequence[Any]:
     try:
         return topologies.get_topology_desc(name, platform="tpu").devices
     except Exception as error:  # of several types, which JAX does not document
-        reason = str(error).splitlines()[0]
-        raise UserError(f"--target {target}: {reason}; use tpu:v5e:2x2, say.") from error
+        said = f"--target {target}: {str(error).splitlines()[0]}; use tpu:v5e:2x2, say."
+        raise UserError(said) from error
 
 
 def make_mesh(target: str | None = None, axes: Sequence[str] = ()) -> Mesh:

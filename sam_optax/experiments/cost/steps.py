@@ -7,6 +7,7 @@ with them.
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -152,9 +153,7 @@ BY_HAND: dict[str, tuple[Function, Function]] = {
 def by_hand(method: Any, losses: Loss, base: Any, axis: str | None, **options: Any) -> Step:
     """The step of one of ``BY_HAND`` with its options; with ``axis``, the program of one device."""
     of, init = method
-
-    def mean(tree: PyTree) -> PyTree:
-        return tree if axis is None else jax.lax.pmean(tree, axis)
+    mean = partial(jax.lax.pmean, axis_name=axis) if axis else lambda tree: tree
 
     def step(params: optax.Params, state: PyTree, batch: PyTree) -> Any:
         def value_and_grad(at: optax.Params, some: PyTree = batch) -> PyTree:

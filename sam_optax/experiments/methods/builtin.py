@@ -123,9 +123,6 @@ def vasso(base: Base, rho: Rho = 0.5, theta: NewWeight = 0.4) -> Optimizer:
     return base.sharp(optax.chain(smooth, sam_optax.sam(rho)))
 
 
-# Methods whose step costs less than SAM's.
-
-
 def _rising(step: Step, fraction: float, **_: Any) -> Record:
     rising = sam_optax.rising_samples(step.losses_fn, step.params, step.batch, fraction)
     return {"grad_fn": rising, "ascent_grad_fn": step.grad_fn(step.batch)}
@@ -149,8 +146,8 @@ def every(base: Base, rho: Rho = 1.0, k: Period = 5) -> Optimizer:
 
 @method("LookSAM", gradients=lambda _, k, **__: 1 + 1 / k)
 def looksam(base: Base, rho: Rho = 0.075, k: Period = 5, alpha: Reused = 0.7) -> Optimizer:
-    reuse = sam_optax.reuse_orthogonal(alpha)
-    return base.sharp(sam_optax.sam(rho), reuse, when=sam_optax.every(k))
+    descent = sam_optax.reuse_orthogonal(alpha)
+    return base.sharp(sam_optax.sam(rho), descent, when=sam_optax.every(k))
 
 
 @method("AE-SAM", groups=False)  # at most 2 gradients

@@ -68,10 +68,6 @@ class Step:
         return jax.grad(self.loss_fn(batch))
 
 
-def _passes(step: Step, **_: Any) -> Record:
-    return {"value_and_grad_fn": step.value_and_grad_fn}
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
     """A method, with hyperparameters suitable for the default task of the command.
@@ -88,7 +84,7 @@ class Method:
     options: Mapping[str, inspect.Parameter]
     # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
     gradients: float | Callable[..., float] = 2.0
-    arguments: Callable[..., Record] = _passes
+    arguments: Callable[..., Record] = lambda s, **_: {"value_and_grad_fn": s.value_and_grad_fn}
     needs_data: bool = False  # whether a step needs all training examples in memory
     needs_previous: bool = False  # whether a step needs the batch of the previous step
     # Whether groups of a batch can have separate perturbations: not for methods that use the whole
@@ -119,11 +115,11 @@ def method(title: str, **traits: Any) -> Callable[[Callable[..., Optimizer]], Me
       ... def half(base: Base, rho: float = 0.5):
       ...     return base.sharp(sam_optax.sam(rho / 2))
     """
-    traits = {"groups": "arguments" not in traits, **traits}
 
     def declare(build: Callable[..., Optimizer]) -> Method:
         name, options = build.__name__, _hyperparameters(build)
-        found = Method(name, title, build, options, **traits)
+        own = {"groups": "arguments" not in traits, **traits}
+        found = Method(name, title, build, options, **own)
         if not options.keys() >= {*found.radius}:
             wanted = "name that of its radius in radius=(NAME,), or give () if it has none"
             raise TypeError(f"{name} has no hyperparameter {', '.join(found.radius)}; {wanted}")
@@ -161,15 +157,11 @@ class Variant(NamedTuple):
         return found(batches, **self.hyperparameters) if callable(found) else found
 
     def transformation(self, base: Base, key: jax.Array) -> Optimizer:
-        """Its optimizer.
-
-        Raises:
-          UserError: a hyperparameter is invalid, or the method's function fails.
-        """
+        """Its optimizer, or a :class:`UserError` that says what is wrong with it."""
         name = self.method.name
         try:
             found = self.method.build(base._replace(key=key), **self.hyperparameters)
-            if not isinstance(found, Optimizer):
+            if not isinstance(found, optax.GradientTransformation):
                 raise TypeError(f"it returns {found!r}; let it return base.sharp(...), say")
             return found
         except Exception as error:
@@ -180,11 +172,7 @@ class Variant(NamedTuple):
     def update(
         self, tx: Optimizer, state: optax.OptState, step: Step
     ) -> tuple[Any, optax.OptState, tuple[Any, Any] | None]:
-        """A training step: ``(params, state, (loss, aux))``.
-
-        Loss and aux are those of the first pass, or ``None`` if a method computes its own
-        gradients.
-        """
+        """A training step: params, state, and ``(loss, aux)`` of the first pass if it has one."""
         if not self.method.radius:  # an optimizer that takes gradients
             first, grads = step.value_and_grad_fn(step.params)
             updates, state = tx.update(grads, state, step.params)
