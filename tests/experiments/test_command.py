@@ -51,7 +51,7 @@ WRONG = {
     "--dataset cifar": "--dataset cifar: unknown data set; use one of digits",
     "--dataset npz:nowhere": r"--dataset npz:nowhere: not a readable .npz file \(no such file",
     "--preset x": "--preset x: unknown; use one of asam-cifar10, ",
-    "--help sma": "--help sma: unknown method; did you mean sam?",
+    "--help sma": "--help sma: unknown; did you mean sam?",
     # what does not go together
     "--optimizer adamw": "--optimizer adamw: .* give --lr",
     "--model vit_s16": "--model vit_s16: images of 8×8 cannot be cut .*--image-size",
@@ -124,7 +124,7 @@ def test_help_fits_two_screens_and_says_how_to_see_the_rest(capsys, monkeypatch)
     short = capsys.readouterr().out
     assert len(short.splitlines()) < 80
     assert max(map(len, short.splitlines())) <= 80
-    for part in ("--methods [METHOD", "--tune", "(default: 5)", "lookbehind", "examples:"):
+    for part in ("--methods [METHOD", "--tune", "(default: 5)", "looksam", "examples:"):
         assert part in short
     assert "package.module" not in short
     assert main(["compare", "--help", "--tune"]) == 0  # which is no method

@@ -16,9 +16,9 @@ import tasks
 from flax.traverse_util import unflatten_dict
 
 from sam_optax.__main__ import main
+from sam_optax.experiments import named
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks import own
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.reporting import results, snapshots
@@ -128,7 +128,7 @@ SCRIPT = Path(__file__).parents[2] / "notebooks" / "from_safetensors.py"
 
 def save(path, tensors):
     """The file of the tensors that the script makes."""
-    converted = own.find(f"{SCRIPT}:converted")
+    converted = named.find(f"{SCRIPT}:converted")
     converted.__globals__["HEAD"] = WIDTH // HEADS
     np.savez(path, **converted(tensors))
     return path

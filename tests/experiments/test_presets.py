@@ -14,13 +14,19 @@ import tasks
 
 from sam_optax.__main__ import main
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.methods import registry
+from sam_optax.experiments.named import short
 from sam_optax.experiments.options import presets
 from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.options import DEFAULTS, Compare
 from sam_optax.experiments.options.presets import CHOSEN_HERE, PRESETS
 from sam_optax.experiments.options.resolve import RECIPE, SHARED, resolve
 from sam_optax.experiments.training.task import Recipe
+
+
+@pytest.fixture(autouse=True)
+def _where_the_presets_find_methods(monkeypatch):
+    monkeypatch.chdir(tasks.FILE.parents[1])
 
 
 def options(preset=None, **given):
@@ -57,15 +63,15 @@ OF_PAPERS = [
     ("rsam-cifar10", "rsam", {"epochs": 200, "batch_size": 128, "model": "resnet18"}),
     ("rsam-vit-b16", "rsam", {"epochs": 300, "batch_size": 4096, "optimizer": "adamw"}),
     ("fsam-cifar10", "sgd", {"weight_decay": 5e-4, "lr": 0.05, "momentum": 0.9}),
-    ("fsam-cifar10", "sam_noise", {"weight_decay": 1e-3, "rho": 0.1}),
+    ("fsam-cifar10", "notebooks/methods.py:sam_noise", {"weight_decay": 1e-3, "rho": 0.1}),
     ("fsam-cifar100", "fsam", {"weight_decay": 1e-3, "rho": 0.2}),
-    ("fsam-transfer", "sam_db", {"rho": 0.075, "lr": 1e-4, "epochs": 10, "weight_decay": 1e-5}),
+    ("fsam-transfer", "notebooks/methods.py:sam_db", {"rho": 0.075, "lr": 1e-4, "epochs": 10}),
 ]
 
 
 @pytest.mark.parametrize(("name", "method", "values"), OF_PAPERS)
 def test_values_are_those_of_the_paper(name, method, values):
-    row = resolved(name, methods=(method,))[method]
+    row = resolved(name, methods=(method,))[short(method)]
     found = {k: value for k, (value, _) in row["settings"].items()} | row["hyperparameters"]
     assert {**found, **values} == found
 
@@ -77,7 +83,7 @@ def test_every_preset_resolves_and_says_where_its_values_are_from(name, capsys):
     by_source = presets._extended(name)["shared"].values()
     assert sum(map(len, by_source)) == len(preset.shared)  # each value has one source
     for method, row in preset.rows.items():
-        assert row.keys() <= {*RECIPE, *METHODS[method].options}
+        assert row.keys() <= {*RECIPE, *registry.get(method).options}
     data = ["--dataset", "hf:nowhere", *(["--model", "f.py:f"] if preset.needs_model else [])]
     assert main(["compare", "--preset", name, *data, "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -136,10 +142,10 @@ def test_without_a_preset_the_default_is_a_demonstration_on_digits():
     found = resolved()
     assert [*found] == ["sgd", "sam", "asam", "rsam", "fsam"]
     for name, row in found.items():
-        decay = METHODS[name].weight_decay or DEFAULTS["weight_decay"]
+        decay = registry.get(name).weight_decay or DEFAULTS["weight_decay"]
         expected = {**DEFAULTS, "m": 100, "weight_decay": decay}
         assert {k: row["settings"][k][0] for k in DEFAULTS} == expected
-        assert row["hyperparameters"] == METHODS[name].variant().hyperparameters
+        assert row["hyperparameters"] == registry.get(name).variant().hyperparameters
         assert {*row["sources"].values()} <= {"default, chosen on digits"}
 
 

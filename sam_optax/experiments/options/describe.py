@@ -2,9 +2,9 @@
 
 import itertools
 
+from sam_optax.experiments import named
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks import own
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import UNMENTIONED, Compare
 from sam_optax.experiments.training import initial
@@ -62,8 +62,11 @@ def _of_files(options: Compare, run: Json, given: Given) -> Record:
     """What tells the files that the run reads, and the objects from Python, from others."""
     found: Record = {}
     model = run["settings"]["model"]["value"]
-    if given.model is None and own.is_spec(model):
-        found["model_sha256"] = {"value": own.sha256(model), "source": "of the file"}
+    files = {"model": [model] * (given.model is None)}
+    files["methods"] = [row["method"] for row in run["methods"]]
+    for of, names in files.items():
+        if sha256 := named.sha256(names, f"--{of}"):
+            found[f"{of}_sha256"] = {"value": sha256, "source": "of the file"}
     objects = [of for of in ("model", "dataset", "loss") if getattr(given, of) is not None]
     if objects:
         found["from_python"] = {"value": objects, "source": "given"}
@@ -78,7 +81,7 @@ def _check_effects(run: Json, dataset: Dataset, given: Given) -> None:
     """Raises :class:`UserError` for a setting that has no effect on this network, data and loss."""
     settings = [values({**run["settings"], **method["settings"]}) for method in run["methods"]]
     optimizers, shape = {of["optimizer"] for of in settings}, dataset.shape
-    ours = given.model is None and not own.is_spec(settings[0]["model"])
+    ours = given.model is None and not named.is_spec(settings[0]["model"])
     for names, suits, what in (
         (["image_size"], dataset.name.startswith("hf:"), "--dataset hf:NAME_OR_PATH"),
         (["nesterov"], optimizers & {"sgd", "rmsprop"}, "--optimizer sgd and rmsprop"),

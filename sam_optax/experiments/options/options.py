@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sam_optax.experiments.methods.registry import DEFAULT, METHODS
+from sam_optax.experiments.methods import registry
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.options.declare import (
     COUNT,
@@ -41,7 +41,11 @@ class Compare:
         "preset out checkpoint_every resume dry_run"
     )
     methods: tuple[str, ...] | None = option(
-        None, f"Methods to train (default: {' '.join(DEFAULT)}).", one_of(METHODS), "METHOD"
+        None,
+        "Methods to train, by name or FILE.py:NAME for yours (default: "
+        f"{' '.join(registry.DEFAULT)}).",
+        registry.rule,
+        "METHOD",
     )
     dataset: str | None = setting(
         "digits",

@@ -8,8 +8,9 @@ from typing import Any
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import method as methods
+from sam_optax.experiments.methods import registry
 from sam_optax.experiments.methods.method import Variant
-from sam_optax.experiments.methods.registry import DEFAULT, METHODS
+from sam_optax.experiments.named import is_spec
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import DEFAULTS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import CHOSEN_HERE, WHOLE_BATCH, Found, Values
@@ -56,9 +57,14 @@ def _settings(options: Compare, method: str = "") -> Values:
     found = _sourced(DEFAULTS, "default")
     if options.dataset not in (None, "digits", "mnist5k"):
         found["label_noise"] = Found(0.0, "default")  # labels of a user's data stay as they are
-    if method and (decay := METHODS[method].weight_decay) is not None:
-        found["weight_decay"] = Found(decay, CHOSEN_ON_DIGITS)
+    if method and (decay := registry.get(method).weight_decay) is not None:
+        found["weight_decay"] = Found(decay, _source(method, CHOSEN_ON_DIGITS))
     return found
+
+
+def _source(method: str, built_in: str) -> str:
+    """That of a method's own values, which of those built in is known."""
+    return f"default of {method}" if is_spec(method) else built_in
 
 
 def _sourced(values: Json, source: str) -> dict[str, Found]:
@@ -103,9 +109,13 @@ def _of_options(options: Compare) -> Record:
 
 
 def _methods(options: Compare) -> Sequence[str]:
-    names = options.methods or (options.table.methods if options.table else DEFAULT)
+    names = options.methods or (options.table.methods if options.table else registry.DEFAULT)
+    short = [registry.get(name).name for name in names]
+    for name, its in zip(names, short, strict=True):
+        if short.count(its) > 1 and is_spec(name):
+            raise UserError(f"--methods {name}: one of two named {its}; rename its function.")
     for asked in options.hyperparameters:
-        if (name := asked.partition(".")[0]) not in names:
+        if (name := asked.partition(".")[0]) not in short:
             raise UserError(
                 f"{flag(asked)}: {name} is not trained; add it to --methods, or leave it out."
             )
@@ -114,15 +124,15 @@ def _methods(options: Compare) -> Sequence[str]:
 
 def _rows(name: str, options: Compare) -> Iterator[Record]:
     """A method, once for each combination of the values of its hyperparameters."""
-    method, found, values = METHODS[name], _settings(options, name), _values(name, options)
+    method, found, values = registry.get(name), _settings(options, name), _values(name, options)
     settings = {s: _chosen(getattr(options, s), found[s]) for s in (*SHARED, *RECIPE)}
     settings["m"] = _group_size(name, settings)
     for chosen in itertools.product(*(found["value"] for found in values.values())):
         hyperparameters = dict(zip(values, chosen, strict=True))
-        methods.check(name, Variant(method, hyperparameters))
+        methods.check(Variant(method, hyperparameters))
         varied = (o for o, found in values.items() if len(found["value"]) > 1)
         yield {
-            "name": " ".join([name, *(f"{o} {plain(hyperparameters[o])}" for o in varied)]),
+            "name": " ".join([method.name, *(f"{o} {plain(hyperparameters[o])}" for o in varied)]),
             "method": name,
             "title": method.title,
             "hyperparameters": {  # JSON has no infinity
@@ -136,13 +146,14 @@ def _rows(name: str, options: Compare) -> Iterator[Record]:
 
 def _values(name: str, options: Compare) -> dict[str, Record]:
     """The values of each hyperparameter to train with, with their source."""
-    method, preset, several = METHODS[name], options.table, {}
+    method, preset, several = registry.get(name), options.table, {}
     row = preset.rows.get(name, {}) if preset else {}
     for option, parameter in method.options.items():
-        given, asked = options.hyperparameters.get(f"{name}.{option}"), flag(f"{name}.{option}")
+        asked = f"{method.name}.{option}"
+        given, asked = options.hyperparameters.get(asked), flag(asked)
         found, default = row.get(option), parameter.default
         if found is None and default is not None and not (preset and option in method.radius):
-            found = Found(default, CHOSEN_HERE if preset else CHOSEN_ON_DIGITS)
+            found = Found(default, _source(name, CHOSEN_HERE if preset else CHOSEN_ON_DIGITS))
         chosen = _chosen(given, found)
         if not chosen and default is not None:
             raise UserError(
@@ -165,7 +176,7 @@ def _group_size(name: str, settings: Json) -> Record:
     source = settings["m"]["source"]
     if m in (None, WHOLE_BATCH):
         return {"value": batch_size, "source": f"{source} ({WHOLE_BATCH})"}
-    if not METHODS[name].groups and m != batch_size:
+    if not registry.get(name).groups and m != batch_size:
         source = f"{source}, but {name} has no groups ({WHOLE_BATCH})"
         return {"value": batch_size, "source": source}
     if batch_size % m:
@@ -188,7 +199,7 @@ def _notes(options: Compare, run: Json) -> list[str]:
     elsewhere = [  # methods whose radius was chosen elsewhere
         row["method"]
         for row in run["methods"]
-        if {row["sources"][of] for of in METHODS[row["method"]].radius} == {CHOSEN_ON_DIGITS}
+        if {row["sources"][of] for of in registry.get(row["method"]).radius} == {CHOSEN_ON_DIGITS}
     ]
     if options.tune:
         notes.append(
@@ -201,6 +212,6 @@ def _notes(options: Compare, run: Json) -> list[str]:
             f"The radii and weight decays of {', '.join(dict.fromkeys(elsewhere))} were chosen on "
             "digits with 40 % wrong labels, for the mlp, and this task may need others: add "
             "--tune, which chooses them on held-out examples, or give them, such as "
-            f"{flag(f'{first}.{METHODS[first].radius[0]}')}."
+            f"{flag(f'{first}.{registry.get(first).radius[0]}')}."
         )
     return [*notes, *(options.table.differs if options.table else ())]

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from sam_optax.experiments import named
 from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.data.dataset import Dataset, load
+from sam_optax.experiments.methods import registry as methods
 from sam_optax.experiments.methods.method import Base, Variant
-from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import own, registry
 from sam_optax.experiments.types import Json, PyTree, Record
 
@@ -211,8 +212,8 @@ def entries_of(description: Json) -> dict[str, Entry]:
     for method in description["methods"]:
         own = {**values(description["settings"]), **values(method["settings"])}
         recipe = Recipe(**{name: own[name] for name in Recipe.__dataclass_fields__ if name in own})
-        variant = Variant(METHODS[method["method"]], method["hyperparameters"])
-        entries[method["name"]] = Entry(method["method"], variant, recipe)
+        variant = Variant(methods.get(method["method"]), method["hyperparameters"])
+        entries[method["name"]] = Entry(variant.method.name, variant, recipe)
     return entries
 
 
@@ -238,6 +239,6 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
         loss=given.loss,
         metric=given.metric,
     )
-    if given.model is not None or own.is_spec(name):
+    if given.model is not None or named.is_spec(name):
         own.check(model, name, task.example, None if given.loss else (classes,))
     return task
