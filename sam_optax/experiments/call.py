@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from sam_optax.experiments import comparison
 from sam_optax.experiments.data.dataset import ARRAYS, from_arrays
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.methods.method import Method
 from sam_optax.experiments.options import arguments
 from sam_optax.experiments.options.declare import suggest
 from sam_optax.experiments.options.options import Compare
@@ -23,7 +23,7 @@ def compare(
     *,
     train: tuple[ArrayLike, ArrayLike] | None = None,
     test: tuple[ArrayLike, ArrayLike] | None = None,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | Method] | None = None,
     tune: bool = False,
     loss: PerExample | None = None,
     metric: PerExample | None = None,
@@ -42,7 +42,9 @@ def compare(
       train: training examples ``(x, y)``: x of any shape (n, …), y the integer labels (n,), or with
         a ``loss`` anything it takes. Default: the command's data, digits, or ``dataset=``.
       test: test examples ``(x, y)``. Default: a fifth of the training examples is held out.
-      methods: names of methods, such as ``["sgd", "sam"]``. Default: the command's.
+      methods: names of methods, such as ``["sgd", "sam"]``; one of yours is ``FILE.py:NAME``, or
+        what ``@method`` of this package makes of a function at the top of a module or notebook.
+        Default: the command's.
       tune: whether radius and weight decay of every method are chosen on held-out examples first.
       loss: ``(outputs, y) -> (n,)``, the loss of each example. Default: cross entropy.
       metric: ``(outputs, y) -> (n,)``, a score of each test example, averaged over them. Default:
@@ -65,9 +67,11 @@ def compare(
     """
     if (metric is None) != (higher_is_better is None):
         raise UserError("higher_is_better: give True or False with a metric, and only with one.")
-    settings, dataset, scored = {**_options(options), "tune": tune}, None, ACCURACY
+    functions = [getattr(of, "build", of) for of in methods or ()]
+    names = [f"{of.__module__}:{of.__name__}" if callable(of) else str(of) for of in functions]
+    settings, dataset, scored = {**_options(options, names), "tune": tune}, None, ACCURACY
     if methods is not None:
-        settings["methods"] = tuple(methods)
+        settings["methods"] = tuple(names)
     if isinstance(model, str):
         settings["model"], model = model, None
     elif model is not None:
@@ -92,14 +96,15 @@ def compare(
     return found
 
 
-def _options(options: Json) -> Record:
+def _options(options: Json, methods: Sequence[str]) -> Record:
     """The fields of :class:`Compare` from arguments."""
-    found, known = dict[str, Any](), arguments.known(Compare)
+    found, known = dict[str, Any](), arguments.known(Compare, methods)
+    trained = {"sgd", *(name.partition(".")[0] for name in known if "." in name)}
     for name, value in options.items():
-        if name in METHODS and isinstance(value, Mapping):
+        if name in trained and isinstance(value, Mapping):
             for option, x in value.items():
                 found[f"{name}.{option}"] = x if isinstance(x, list | tuple) else (x,)
-        elif name in METHODS and name not in known:
+        elif name in trained and name not in known:
             raise UserError(f'{name}: got {value!r}; give a dict, such as {name}={{"rho": 0.1}}.')
         else:
             found[name] = Path(value) if name == "out" and value else value

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,9 @@ import numpy as np
 import optax
 
 from sam_optax import analysis
+from sam_optax.experiments import named
 from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks import own
 from sam_optax.experiments.reporting import snapshots, words
 from sam_optax.experiments.reporting.console import say
 from sam_optax.experiments.reporting.results import from_json
@@ -137,7 +137,7 @@ def open_run(directory: str | Path) -> Run:
         )
     try:
         settings = tasks.values(results["settings"])
-        _check_code(directory, settings)
+        _check_code(directory, settings, results["methods"])
         dataset = tasks.load_dataset(settings)
         if dataset.sha256 != results["dataset"]["sha256"]:
             raise UserError(
@@ -154,19 +154,21 @@ def open_run(directory: str | Path) -> Run:
     return run
 
 
-def _check_code(directory: Path, settings: Json) -> None:
-    """Raises :class:`UserError` unless the run's network, data and loss are those of the names."""
+def _check_code(directory: Path, settings: Json, rows: Sequence[Json]) -> None:
+    """Raises :class:`UserError` unless the run's code and data are still those of the names."""
     if objects := settings.get("from_python"):
         raise UserError(
             f"{directory}: has its {' and '.join(objects)} from Python, in no file of the run; "
             "measure it with sam_optax.analysis."
         )
-    digest, model = settings.get("model_sha256"), settings["model"]
-    if digest is not None and digest != own.sha256(model):
-        raise UserError(
-            f"--model {model}: its file has changed since the run of {directory}; restore it, or "
-            "train again."
-        )
+    files = {"model": [settings["model"]], "methods": [row["method"] for row in rows]}
+    for of, names in files.items():
+        digest, places = settings.get(f"{of}_sha256"), " ".join(filter(named.is_spec, names))
+        if digest is not None and digest != named.sha256(names, f"--{of}"):
+            raise UserError(
+                f"--{of} {places}: its file has changed since the run of {directory}; restore it, "
+                "or train again."
+            )
 
 
 def _networks(run: Run) -> Iterator[Network]:

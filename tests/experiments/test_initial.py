@@ -13,9 +13,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import save_file
 
 from sam_optax.__main__ import main
-from sam_optax.experiments import compare
+from sam_optax.experiments import compare, named
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks import own
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.training import devices
@@ -111,7 +110,7 @@ def convert(tmp_path, monkeypatch):
     """
     make = partial(VisionTransformer, width=WIDTH, depth=DEPTH, heads=HEADS, patch=PATCH)
     monkeypatch.setitem(ARCHITECTURES, "vit_s16", ARCHITECTURES["vit_s16"]._replace(make=make))
-    function, path = own.find(f"{SCRIPT}:pretrained"), tmp_path / "vit.safetensors"
+    function, path = named.find(f"{SCRIPT}:pretrained"), tmp_path / "vit.safetensors"
     function.__globals__["HEAD"] = WIDTH // HEADS
 
     def convert(tensors, classes):

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 import sam_optax
 from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.methods import builtin
 from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.training import devices, measures, runner, task
 from sam_optax.experiments.training import train as training
@@ -63,7 +63,7 @@ def test_a_seed_of_a_method_is_a_straightforward_loop(small, outcomes):
         optax.trace(0.9),
         optax.scale_by_schedule(lambda t: -0.1 * 0.5 * (1 + jnp.cos(jnp.pi * t / steps))),
     )
-    h = METHODS["rsam"].variant().hyperparameters
+    h = builtin.rsam.variant().hyperparameters
     rsam = sam_optax.rsam(h["rho"], h["gamma"], h["lmbda"], key=jax.random.fold_in(key, 1))
     tx = sam_optax.sharpness_aware(base, rsam)
 
@@ -219,7 +219,7 @@ def stepped(small, name, *keys):
     step, first, method_key = tasks.begin(small, name)
     state = jax.jit(first)()
     x, y = (part[:16] for part in small.dataset.train)
-    data = small.dataset.train if METHODS[small.entries[name].method].needs_data else None
+    data = small.dataset.train if small.entries[name].variant.method.needs_data else None
     run = jax.jit(lambda key: step(method_key, state, (x, y), key, data))
     found = [run(jax.random.key(key)) for key in keys or (7,)]
     x = augmentation.normalize(x, small.dataset.mean, small.dataset.std)
@@ -298,7 +298,7 @@ def traced(name, **options):
 
 @slow
 @pytest.mark.parametrize("m", [16, 8])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", tasks.NAMES)
 def test_every_method_trains(name, m):
     traced(name, m=m, crop=1, flip=True, cutout=2, label_smoothing=0.1, dtype="bfloat16")
 

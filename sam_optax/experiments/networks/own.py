@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (multiplication signs, in what is printed)
 """Networks of users, from a file, a package or a notebook: Flax Linen or NNX.
 
 Both are used as Linen modules are: ``init(key, x, train=False)`` gives nested variables, with the
@@ -7,12 +6,7 @@ outputs, and with ``mutable`` also the other variables after the call.
 """
 
 import dataclasses
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -23,6 +17,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.named import line
 from sam_optax.experiments.networks.from_nnx import Nnx
 from sam_optax.experiments.types import PyTree
 
@@ -33,58 +28,6 @@ _FORMS = (
     "of NNX with the parameter rngs; a parameter classes gets their number. Or a pair of one of "
     "these and the variables that it starts from"
 )
-
-
-def is_spec(name: str) -> bool:
-    """Whether a name is ``FILE.py:NAME`` or ``package.module:NAME``."""
-    return ":" in name
-
-
-def find(spec: str) -> Any:
-    """The object that ``FILE.py:NAME`` or ``package.module:NAME`` names.
-
-    Raises:
-      UserError: there is no such file, module or name, or importing it fails.
-    """
-    place, _, name = spec.rpartition(":")
-    module = _imported(spec, place)
-    if not hasattr(module, name):
-        raise UserError(f"--model {spec}: {place} has no {name or 'name after the colon'}.")
-    return getattr(module, name)
-
-
-def sha256(spec: str) -> str:
-    """The digest of the file in which :func:`find` looks; what that imports is not part of it."""
-    place = spec.rpartition(":")[0]
-    path = place if place.endswith(".py") else getattr(_imported(spec, place), "__file__", None)
-    if path is None:
-        raise UserError(f"--model {spec}: {place} is in no file; give FILE.py:NAME.")
-    return hashlib.sha256(_file(path).read_bytes()).hexdigest()
-
-
-def _file(path: str) -> Path:
-    if not (found := Path(path).expanduser().absolute()).is_file():
-        raise UserError(f"--model {path}: there is no such file.")
-    return found
-
-
-def _imported(spec: str, place: str) -> Any:
-    """The module of a file, executed anew, or of a package; the folder is that of the file."""
-    file = _file(place) if place.endswith(".py") else None
-    folder = str(file.parent) if file else ""
-    sys.path.insert(0, folder)
-    try:
-        if file is None:
-            return importlib.import_module(place)
-        found: Any = importlib.util.spec_from_file_location(file.stem, file)
-        module = importlib.util.module_from_spec(found)
-        sys.modules.setdefault(file.stem, module)  # dataclasses look up their module there
-        found.loader.exec_module(module)
-        return module
-    except Exception as error:  # whatever the user's code raises
-        raise UserError(f"--model {spec}: {place} fails with {_line(error)}.") from error
-    finally:
-        sys.path.remove(folder)
 
 
 def adapted(given: Any, name: str, classes: int) -> tuple[Any, Any]:
@@ -115,7 +58,7 @@ def adapted(given: Any, name: str, classes: int) -> tuple[Any, Any]:
         try:
             made = given(**known, **options)
         except Exception as error:
-            raise UserError(f"--model {name}: fails with {_line(error)}; {_FORMS}.") from error
+            raise UserError(f"--model {name}: fails with {line(error)}; {_FORMS}.") from error
         if not isinstance(made, kinds):
             raise UserError(f"--model {name}: returns the type {type(made).__name__}; {_FORMS}.")
         return made
@@ -177,7 +120,7 @@ def check(
     except Exception as error:
         raise UserError(
             f"--model {name}: does not take examples of shape {shape} ({example.dtype}): "
-            f"{_line(error)}."
+            f"{line(error)}."
         ) from error
     if not jax.tree.leaves(needed.get("params")):
         raise UserError(f"--model {name}: has no params to train.")
@@ -213,9 +156,3 @@ def _fitted(start: Any, name: str, needed: PyTree) -> dict[str, np.ndarray]:
                 "of another network."
             )
     return found
-
-
-def _line(error: Exception) -> str:
-    """The kind of an error and the first line of its message."""
-    first = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

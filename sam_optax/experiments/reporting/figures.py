@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from sam_optax.experiments.named import short
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.axes import (
     Style,
@@ -83,7 +84,7 @@ def cost(results: Json) -> bytes:
             absent.append(f"{best['name']} ({'diverged' if best['diverged'] else 'not timed'})")
         else:
             look = style(i)._replace(linestyle="none")
-            _points(axes, [x], [best], score, look, label=best["method"], markersize=9)
+            _points(axes, [x], [best], score, look, label=short(best["method"]), markersize=9)
     axes.set(xlabel="time of a training step, relative to SGD", ylabel=score.label)
     tidy(axes, "both", absent)
     if axes.containers:
@@ -176,11 +177,11 @@ def _over(
         elif len(rows) == 1 and "marks" not in row:
             mean, half = (score.factor * (summary[key] or 0) for key in ("mean", "interval"))
             colour, line, _ = style(method)
-            axes.axhline(mean, color=colour, linestyle=line, label=row["method"])
+            axes.axhline(mean, color=colour, linestyle=line, label=short(row["method"]))
             axes.axhspan(mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
         elif _is_number(values.get(option)):
             texts = [f"{words.symbol(o)} {words.plain(values[o])}" for o in others]
-            label = ", ".join(filter(None, [row["method"], *texts]))
+            label = ", ".join(filter(None, [short(row["method"]), *texts]))
             lines.setdefault(label, []).append(row)
         else:
             absent.append(f"{row['name']} (not a number on this axis)")

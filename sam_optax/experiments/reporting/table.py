@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
 """The table of a run, for the terminal, for notebooks and for the page."""
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
+from sam_optax.experiments.named import short
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.schema import UNITS
 from sam_optax.experiments.types import Json
@@ -62,7 +62,7 @@ def columns(results: Json) -> list[Column]:
     how = "radius and weight decay chosen on held-out examples" if tuned else ""
     rise = f"{UNITS['sharpness']}, {words.setting(results, 'sharpness_rho'):g}"
     found = [
-        Column("method", [m["method"] for m in methods]),
+        Column("method", [short(m["method"]) for m in methods]),
         Column("with", [words.trained_with(m) for m in methods], how),
         Column(score.heading, finals, what, unit),
         Column("± 95 %", halves, "confidence interval of the mean, by Student's t", unit, 6),

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
 """Settings, numbers and names as text, for the terminal, the figures and the page."""
 
 import math

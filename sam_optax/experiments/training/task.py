@@ -12,10 +12,11 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
 
+from sam_optax.experiments import named
 from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.data.dataset import Dataset, load
+from sam_optax.experiments.methods import registry as methods
 from sam_optax.experiments.methods.method import Base, Variant
-from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.networks import own, registry
 from sam_optax.experiments.types import Json, PyTree, Record
 
@@ -216,8 +217,8 @@ def entries_of(description: Json) -> dict[str, Entry]:
     for method in description["methods"]:
         own = {**values(description["settings"]), **values(method["settings"])}
         recipe = Recipe(**{name: own[name] for name in Recipe.__dataclass_fields__ if name in own})
-        variant = Variant(METHODS[method["method"]], method["hyperparameters"])
-        entries[method["name"]] = Entry(method["method"], variant, recipe)
+        variant = Variant(methods.get(method["method"]), method["hyperparameters"])
+        entries[method["name"]] = Entry(variant.method.name, variant, recipe)
     return entries
 
 
@@ -229,8 +230,8 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
     """
     settings = values(description["settings"])
     name, classes = settings["model"], dataset.classes
-    if users := given.model is not None or own.is_spec(name):
-        model, start = own.adapted(given.model or own.find(name), name, classes)
+    if users := given.model is not None or named.is_spec(name):
+        model, start = own.adapted(given.model or named.find(name), name, classes)
     else:
         model = registry.build(name, dataset.shape, classes, jnp.dtype(settings["dtype"]))
     task = Task(

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from jax.sharding import Mesh
 
-from sam_optax.experiments.data.builtin import hold_out
+from sam_optax.experiments.data.examples import hold_out
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.methods import registry
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
@@ -177,7 +177,7 @@ def settled(description: Json, found: Json) -> Record:
     """The description of a run with what was chosen for its methods, and the whole search."""
     methods = []
     for method in description["methods"]:
-        tune, radius = found[method["name"]], METHODS[method["method"]].radius
+        tune, radius = found[method["name"]], registry.get(method["method"]).radius
         own, sources, settings = ({**method[k]} for k in ("hyperparameters", "sources", "settings"))
         for (name, value), start in zip(
             tune["chosen"].items(), tune["around"].values(), strict=True
