@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (the Greek letter in what is drawn)
 """Draws ``overview.png`` from the results of a run.
 
 ::

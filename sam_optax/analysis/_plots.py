@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
 """Figures of the measures: spectrum, stability and rank correlation."""
 
 from __future__ import annotations

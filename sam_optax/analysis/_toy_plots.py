@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is drawn)
 """Figures 1 and 3 of the ASAM paper."""
 
 from __future__ import annotations

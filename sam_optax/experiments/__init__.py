@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sam_optax.experiments.call import compare as compare
     from sam_optax.experiments.finished import open_run as open_run
+    from sam_optax.experiments.methods.method import Base as Base
+    from sam_optax.experiments.methods.method import Step as Step
+    from sam_optax.experiments.methods.method import method as method
     from sam_optax.experiments.reporting.table import Result as Result
 
-__all__ = ["Result", "compare", "open_run"]
+__all__ = ["Base", "Result", "Step", "compare", "method", "open_run"]
 
 _MODULES = {"compare": "call", "open_run": "finished", "Result": "reporting.table"}
+_MODULES |= dict.fromkeys(("Base", "Step", "method"), "methods.method")
 
 
 def __getattr__(name: str) -> Any:

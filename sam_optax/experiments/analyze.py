@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001, RUF009 (the papers' Greek letters, in texts; functions declare fields)
+# ruff: noqa: RUF009 (functions declare the fields)
 """``python -m sam_optax analyze RUN_DIR ...``: the sharpness of the networks of some runs."""
 
 import dataclasses

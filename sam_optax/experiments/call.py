@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from sam_optax.experiments import comparison
 from sam_optax.experiments.data.dataset import ARRAYS, from_arrays
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.methods.method import Method
 from sam_optax.experiments.options import arguments
 from sam_optax.experiments.options.declare import suggest
 from sam_optax.experiments.options.options import Compare
@@ -23,7 +23,7 @@ def compare(
     *,
     train: tuple[ArrayLike, ArrayLike] | None = None,
     test: tuple[ArrayLike, ArrayLike] | None = None,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | Method] | None = None,
     tune: bool = False,
     loss: PerExample | None = None,
     metric: PerExample | None = None,
@@ -36,11 +36,15 @@ def compare(
       model: the name of a built-in network, ``FILE.py:NAME``, a Flax Linen module, the class of a
         Linen or NNX module, or a function that returns one; one of NNX takes ``rngs``, and a
         parameter ``classes`` gets their number. A Linen module may take ``train``, ``training``,
-        ``deterministic`` or ``use_running_average`` in its call. Default: the command's, an MLP.
+        ``deterministic`` or ``use_running_average`` in its call. Or a pair of one of these objects
+        and the variables that every seed starts from, such as ``open_run(DIR).networks[0].load()``;
+        what they lack is initialized. Default: the command's, an MLP.
       train: training examples ``(x, y)``: x of any shape (n, …), y the integer labels (n,), or with
         a ``loss`` anything it takes. Default: the command's data, digits, or ``dataset=``.
       test: test examples ``(x, y)``. Default: a fifth of the training examples is held out.
-      methods: names of methods, such as ``["sgd", "sam"]``. Default: the command's.
+      methods: names of methods, such as ``["sgd", "sam"]``; one of yours is ``FILE.py:NAME``, or
+        what ``@method`` of this package makes of a function at the top of a module or notebook.
+        Default: the command's.
       tune: whether radius and weight decay of every method are chosen on held-out examples first.
       loss: ``(outputs, y) -> (n,)``, the loss of each example. Default: cross entropy.
       metric: ``(outputs, y) -> (n,)``, a score of each test example, averaged over them. Default:
@@ -63,13 +67,16 @@ def compare(
     """
     if (metric is None) != (higher_is_better is None):
         raise UserError("higher_is_better: give True or False with a metric, and only with one.")
-    named = isinstance(model, str)
-    settings = {**_options(options), "tune": tune}
+    functions = [getattr(of, "build", of) for of in methods or ()]
+    names = [f"{of.__module__}:{of.__name__}" if callable(of) else str(of) for of in functions]
+    settings, dataset, scored = {**_options(options, names), "tune": tune}, None, ACCURACY
     if methods is not None:
-        settings["methods"] = tuple(methods)
-    if model is not None:
-        settings["model"] = model if named else getattr(model, "__name__", type(model).__name__)
-    dataset = None
+        settings["methods"] = tuple(names)
+    if isinstance(model, str):
+        settings["model"], model = model, None
+    elif model is not None:
+        network = model[0] if isinstance(model, tuple) and model else model
+        settings["model"] = getattr(network, "__name__", type(network).__name__)
     if train is not None:
         if "dataset" in settings:
             raise UserError("dataset: train is given, too; leave one out.")
@@ -77,27 +84,27 @@ def compare(
         settings["dataset"] = ARRAYS
     elif test is not None:
         raise UserError("test: give train, too.")
-    scored = ACCURACY
     if metric is not None:
         name = getattr(metric, "__name__", "metric")
         scored = Metric(metric, name if name.isidentifier() else "metric", bool(higher_is_better))
     elif loss is not None:
         scored = Metric(loss, "loss", False)
-    given = Given(None if named else model, dataset, loss, scored)
+    given = Given(model, dataset, loss, scored)
     found = comparison.run(Compare(**settings), given, show=False)
     if found is None:
         raise UserError("dry_run: nothing is trained; leave it out.")
     return found
 
 
-def _options(options: Json) -> Record:
+def _options(options: Json, methods: Sequence[str]) -> Record:
     """The fields of :class:`Compare` from arguments."""
-    found, known = dict[str, Any](), arguments.known(Compare)
+    found, known = dict[str, Any](), arguments.known(Compare, methods)
+    trained = {"sgd", *(name.partition(".")[0] for name in known if "." in name)}
     for name, value in options.items():
-        if name in METHODS and isinstance(value, Mapping):
+        if name in trained and isinstance(value, Mapping):
             for option, x in value.items():
                 found[f"{name}.{option}"] = x if isinstance(x, list | tuple) else (x,)
-        elif name in METHODS and name not in known:
+        elif name in trained and name not in known:
             raise UserError(f'{name}: got {value!r}; give a dict, such as {name}={{"rho": 0.1}}.')
         else:
             found[name] = Path(value) if name == "out" and value else value

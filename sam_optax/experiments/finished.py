@@ -2,19 +2,18 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from sam_optax import analysis
+from sam_optax.experiments import named
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks import own
 from sam_optax.experiments.reporting import snapshots, words
 from sam_optax.experiments.reporting.console import say
 from sam_optax.experiments.reporting.results import from_json
@@ -132,7 +131,7 @@ def open_run(directory: str | Path) -> Run:
         )
     try:
         settings = tasks.values(results["settings"])
-        _check_code(directory, settings)
+        _check_code(directory, settings, results["methods"])
         dataset = tasks.load_dataset(settings)
         if dataset.sha256 != results["dataset"]["sha256"]:
             raise UserError(
@@ -149,26 +148,28 @@ def open_run(directory: str | Path) -> Run:
     return run
 
 
-def _check_code(directory: Path, settings: Json) -> None:
-    """Raises :class:`UserError` unless the run's network, data and loss are those of the names."""
+def _check_code(directory: Path, settings: Json, rows: Sequence[Json]) -> None:
+    """Raises :class:`UserError` unless the run's code and data are still those of the names."""
     if objects := settings.get("from_python"):
         raise UserError(
             f"{directory}: has its {' and '.join(objects)} from Python, in no file of the run; "
             "measure it with sam_optax.analysis."
         )
-    digest, model = settings.get("model_sha256"), settings["model"]
-    if digest is not None and digest != own.sha256(model):
-        raise UserError(
-            f"--model {model}: its file has changed since the run of {directory}; restore it, or "
-            "train again."
-        )
+    files = {"model": [settings["model"]], "methods": [row["method"] for row in rows]}
+    for of, names in files.items():
+        digest, places = settings.get(f"{of}_sha256"), " ".join(filter(named.is_spec, names))
+        if digest is not None and digest != named.sha256(names, f"--{of}"):
+            raise UserError(
+                f"--{of} {places}: its file has changed since the run of {directory}; restore it, "
+                "or train again."
+            )
 
 
 def _networks(run: Run) -> list[Network]:
     """Those in the files of the run, by method, epoch and seed; says which files are not."""
     ours, methods, found = snapshots.mark(identity.of(run.results)), run.results["methods"], []
     key, every = words.Score.of(run.results).key, words.setting(run.results, "save_every", 0)
-    needed = jax.eval_shape(lambda: tasks.initial_variables(run.task, 0))
+    needed = tasks.shapes(run.task)
     longest = max(method["epochs"] for method in methods)
     for kept in (*(range(every, longest, every) if every else ()), 0):  # 0: the last ones
         path = run.directory / (snapshots.file_name(kept) if kept else "params.npz")
@@ -182,21 +183,20 @@ def _networks(run: Run) -> list[Network]:
         for method in (method for method in methods if kept < method["epochs"]):
             name, epoch = method["name"], kept or method["epochs"]
             for of in method["seeds"]:
-                _check(arrays, needed, (name, of["seed"]), path)
+                _check(path, (name, of["seed"]), arrays, needed)
                 score = of["curves"][key][epoch - 1]
                 found.append(Network(run, name, of["seed"], epoch, score, not kept, path))
     names = [method["name"] for method in methods]
     return sorted(found, key=lambda network: names.index(network.method))
 
 
-def _check(
-    arrays: Mapping[Any, np.ndarray], needed: PyTree, of: tuple[Any, ...], path: Path
-) -> None:
+def _check(path: Path, network: tuple[str, int], arrays: Mapping[Any, Any], needed: Json) -> None:
     """Raises :class:`UserError` unless the arrays of a network are those of its module."""
-    for place, like in flax.traverse_util.flatten_dict(needed).items():
-        found = arrays.get((*of, *place))
+    for place, like in needed.items():
+        found = arrays.get((*network, *place.split("/")))
         if found is None or (found.dtype, found.shape) != (like.dtype, like.shape):
+            name = "/".join([network[0], str(network[1]), place])
             raise UserError(
-                f"{path}: {'/'.join(map(str, of + place))} is not the {like.dtype}{[*like.shape]} "
-                "of the network that results.json describes; train again with --out."
+                f"{path}: {name} is not the {like.dtype}{[*like.shape]} of the network that "
+                "results.json describes; train again with --out."
             )

@@ -12,8 +12,8 @@ from more_by_hand import LIBRARY, by_hand
 
 import sam_optax
 from sam_optax.experiments.cost import measure, steps
-from sam_optax.experiments.cost.handwritten import Loss, Step
 from sam_optax.experiments.cost.measure import Placement, make_mesh
+from sam_optax.experiments.cost.steps import Loss, Step
 from sam_optax.experiments.networks.vit import VisionTransformer
 
 MakeStep = Callable[[Loss], Step]

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from sam_optax.experiments.cost import handwritten, steps
-from sam_optax.experiments.cost.handwritten import Step, along, guarded_norm
+from sam_optax.experiments.cost import steps
+from sam_optax.experiments.cost.steps import Step, along, guarded_norm
 
 FRACTION = 0.125
 
@@ -89,7 +89,7 @@ def contrib(losses):
 
 
 NO_STATE = lambda params: ()
-METHODS = handwritten.METHODS | {
+METHODS = steps.BY_HAND | {
     "fisher_sam": (fisher_sam, NO_STATE),
     "gsam": (gsam, NO_STATE),
     "part": (part, NO_STATE),
@@ -108,6 +108,6 @@ LIBRARY = {  # what the library's steps get, so that both take the same step
 
 def by_hand(name, losses, base, axis=None, **changes):
     """The hand-written step of a method, with the hyperparameters of the library's."""
-    if name in handwritten.METHODS:
+    if name in steps.BY_HAND:
         changes = steps.variant(name, **changes).hyperparameters
-    return handwritten.by_hand(METHODS[name], losses, base, axis, **changes)
+    return steps.by_hand(METHODS[name], losses, base, axis, **changes)

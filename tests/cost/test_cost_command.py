@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from sam_optax.__main__ import main
-from sam_optax.experiments.cost import command, measure, report
+from sam_optax.experiments.cost import command, measure
 
 slow = pytest.mark.slow
 NETWORK = """
@@ -111,12 +111,12 @@ def test_results_of_several_arrays_are_added():
 
 def test_ratios_are_taken_within_rounds():
     """A machine that is ten times slower in one round changes nothing."""
-    keys = dict.fromkeys(report.MEASURES, 1.0) | {"temporaries": 0.0}
+    keys = dict.fromkeys(command.MEASURES, 1.0) | {"temporaries": 0.0}
     found = {
         "a": {**keys, "reference": "base optimizer", "seconds": [2.0, 20.0, 4.0]},
         "base optimizer": {**keys, "reference": "base optimizer", "seconds": [1.0, 10.0, 2.0]},
     }
-    report.add_ratios(found)
+    command.add_ratios(found)
     assert found["a"]["/hand"]["seconds"] == 2.0
     assert found["a"]["/base"]["temporaries"] is None  # 0 / 0
 
@@ -125,7 +125,7 @@ def test_ratios_are_taken_within_rounds():
     ("arguments", "message"),
     [
         (["--methods", "adam"], "--methods adam: unknown; did you mean"),
-        (["--shape", "0"], "--shape 0: use an integer of at least 1"),
+        (["--shape", "0"], "--shape 0: use an integer (int) of at least 1"),
         (["--methods", "sync_perturbation"], "--methods sync_perturbation: use it with --per-d"),
         (["--target", "v5e"], "--target v5e: use tpu:v5e:2x2"),
         (["--mesh", "data"], "--mesh data: use NAME=SIZE"),

@@ -11,7 +11,7 @@ from more_by_hand import contrib
 
 import sam_optax
 from sam_optax.experiments.cost.command import Cost
-from sam_optax.experiments.cost.handwritten import Step
+from sam_optax.experiments.cost.steps import Step
 
 pytestmark = pytest.mark.slow
 

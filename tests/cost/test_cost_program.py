@@ -19,8 +19,8 @@ from cost_programs import (
 from helpers import init_mlp, mlp_loss, x64
 
 import sam_optax
-from sam_optax.experiments.cost.handwritten import guarded_norm
 from sam_optax.experiments.cost.measure import COLLECTIVES
+from sam_optax.experiments.cost.steps import guarded_norm
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,8 @@
 """Small tasks and trainings that several tests share."""
 
 import dataclasses
+import runpy
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -8,15 +10,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sam_optax.experiments.data.dataset import Dataset
-from sam_optax.experiments.data.images import Examples
+from sam_optax.experiments.data.examples import Dataset, Examples
+from sam_optax.experiments.methods.method import Method
+from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.training import devices
-from sam_optax.experiments.training.step import MethodStep
+from sam_optax.experiments.training.runner import MethodStep
 from sam_optax.experiments.training.task import task_of
 from sam_optax.experiments.training.train import Training
+
+FILE = Path(__file__).parents[2] / "notebooks" / "methods.py"
+OF_FILE = {
+    name: f"{FILE}:{name}"
+    for name, of in runpy.run_path(str(FILE)).items()
+    if isinstance(of, Method)
+}
+NAMES = {**{name: name for name in METHODS}, **OF_FILE}
+"""What names each method, built in or of the notebooks' file, by its short name."""
 
 
 class Flat(nn.Module):
@@ -80,7 +92,8 @@ def make(dataset, *methods, model=None, count=1, hyperparameters=None, **options
     options = {"weight_decay": 5e-4, **options}  # of all methods
     if isinstance(model, str):
         options["model"] = model
-    given = Compare(methods=methods, hyperparameters=hyperparameters or {}, **options)
+    names = tuple(NAMES[name] for name in methods)
+    given = Compare(methods=names, hyperparameters=hyperparameters or {}, **options)
     description = describe(given, resolve(given), dataset, count)
     task = task_of(description, dataset)
     if isinstance(model, str):

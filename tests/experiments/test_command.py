@@ -35,7 +35,7 @@ def names(out):
 
 WRONG = {
     # values
-    "--epochs 0": "--epochs 0: use an integer of at least 1, below 2",
+    "--epochs 0": r"--epochs 0: use an integer \(int\) of at least 1, below 2",
     "--label-noise 1": r"--label-noise 1: use a number in \[0, 1\)\.",
     "--schedule x": "--schedule x: unknown; use one of cosine, constant.",
     "--sam.rho -1": r"--sam.rho must be in \[0, inf\), got -1.0.",
@@ -45,28 +45,28 @@ WRONG = {
     "--m 7": "--m 7: does not divide the batch size, 100; .* such as 5",
     # names
     "--methods adam": "--methods adam: unknown; did you mean asam?",
-    "--methods sam sam": "--methods sam: given twice",
+    "--methods sam sam": "--methods sam sam: a value is given twice",
     "--methods": "--methods: no value is given",
     "--model vit": "--model vit: unknown model; use FILE.py:NAME for yours, or one",
     "--dataset cifar": "--dataset cifar: unknown data set; use one of digits",
     "--dataset npz:nowhere": r"--dataset npz:nowhere: not a readable .npz file \(no such file",
     "--preset x": "--preset x: unknown; use one of asam-cifar10, ",
-    "--help sma": "--help sma: unknown method; did you mean sam?",
+    "--help sma": "--help sma: unknown; did you mean sam?",
     # what does not go together
     "--optimizer adamw": "--optimizer adamw: .* give --lr",
     "--model vit_s16": "--model vit_s16: images of 8×8 cannot be cut .*--image-size",
     "--label-column y": "--label-column y: needs --dataset hf:NAME",
-    "--beta2 0.9": "--beta2 0.9: is for --optimizer adam and adamw, not sgd; leave it out.",
+    "--beta2 0.9": "--beta2 0.9: is for --optimizer adam and adamw; give 0.999.",
     "--optimizer adam --lr 1 --nesterov True": "--nesterov True: is for --optimizer sgd and rms",
-    "--batch-size 1438": "--batch-size 1438: there are 1437 .*at most as man",
+    "--batch-size 1438": "--batch-size 1438: is more than the 1437 training",
     "--devices 99": "--devices 99: there are 8 devices; use at most as many.",
     "--devices 8": "--batch-size 100: 8 devices share each batch; use a m",
     "--devices 8 --batch-size 64 --m 4": "--m 4: 8 devices share each group .* multiple of 8",
-    "--preset asam-cifar10": "--preset asam-cifar10: needs the data; give --dataset hf:NAME",
+    "--preset asam-cifar10": r"--preset asam-cifar10: needs the data \(cifar10\); give --dataset h",
     "--preset asam-cifar10 --dataset digits --methods gsam": (
         "--preset asam-cifar10: has no value of rho_max for gsam; give --gsam.rho-max"
     ),
-    "--preset fsam-transfer --dataset digits": "--preset fsam-transfer: .* give --init FILE",
+    "--preset fsam-transfer --dataset digits": "--preset fsam-transfer: .* give --model FILE",
     "--out /proc/here": "--out /proc/here: cannot be written to .*choose another",
     "--resume": "--resume: needs --out DIR",
     "--tensorboard": "--tensorboard: needs --out DIR",
@@ -124,7 +124,7 @@ def test_help_fits_two_screens_and_says_how_to_see_the_rest(capsys, monkeypatch)
     short = capsys.readouterr().out
     assert len(short.splitlines()) < 80
     assert max(map(len, short.splitlines())) <= 80
-    for part in ("--methods [METHOD", "--tune", "(default: 5)", "lookbehind", "examples:"):
+    for part in ("--methods [METHOD", "--tune", "(default: 5)", "looksam", "examples:"):
         assert part in short
     assert "package.module" not in short
     assert main(["compare", "--help", "--tune"]) == 0  # which is no method

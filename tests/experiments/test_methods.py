@@ -1,4 +1,7 @@
-"""Every method of the registry trains, and hands on what it is given."""
+"""Every method trains, built in or of a file, and hands on what it is given."""
+
+import runpy
+import typing
 
 import jax
 import jax.flatten_util
@@ -7,13 +10,14 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_close
+from tasks import FILE, NAMES
 
 import sam_optax
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods import method
 from sam_optax.experiments.methods.method import Base, Step, check
-from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.methods.registry import get
 
+METHODS = {name: get(place) for name, place in NAMES.items()}
 KEY = jax.random.key(3)
 _RNG = np.random.default_rng(1)
 X = jnp.asarray(_RNG.normal(size=(40, 3)), jnp.float32)
@@ -70,7 +74,7 @@ def run(name, base=BASE, **hyperparameters):
     return train(PARAMS)
 
 
-# What the registry says.
+# What the methods say.
 
 GRADIENTS = {
     **dict.fromkeys(("sgd", "momentum", "msam", "m_asam", "low_pass"), 1),
@@ -107,9 +111,9 @@ def test_every_method_states_its_gradients():
     ],
 )
 def test_what_the_library_refuses_names_the_option(name, wrong, message):
-    check(name, METHODS[name].variant())
+    check(METHODS[name].variant())
     with pytest.raises(UserError, match=message):
-        check(name, METHODS[name].variant(**wrong))
+        check(METHODS[name].variant(**wrong))
 
 
 # What it trains.
@@ -168,7 +172,7 @@ def changed(name):
     """Another value of each hyperparameter."""
     found = {}
     for option, of in METHODS[name].options.items():
-        default, kind = of.default, of.annotation
+        default, (kind, _) = of.default, typing.get_args(of.annotation)
         if kind is int:
             found[option] = 3 if default == 2 else 2
         elif kind is float and default is not None:
@@ -227,8 +231,9 @@ def test_the_learning_rate_of_lookbehind_follows_the_training_steps():
 
 
 @pytest.mark.slow
-def test_the_full_gradient_is_that_of_all_examples_in_one_block_or_many(monkeypatch):
-    whole = step(PARAMS, 0).full_grad_fn(PARAMS)
-    monkeypatch.setattr(method, "BLOCK", 3)  # 40 examples in 14 blocks
-    assert_close(step(PARAMS, 0).full_grad_fn(PARAMS), whole, 1e-6)
+def test_the_full_gradient_is_that_of_all_examples_in_one_block_or_many():
+    full_grad = runpy.run_path(str(FILE))["full_grad"]
+    whole = full_grad(step(PARAMS, 0), PARAMS)
+    full_grad.__globals__["BLOCK"] = 3  # 40 examples in 14 blocks
+    assert_close(full_grad(step(PARAMS, 0), PARAMS), whole, 1e-6)
     assert_close(whole, grad_of((X, Y))(PARAMS), 1e-6)

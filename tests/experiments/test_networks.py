@@ -11,14 +11,16 @@ import optax
 import pytest
 
 import sam_optax
-from sam_optax.experiments.networks import augmentation, own, registry
+from sam_optax.experiments import named
+from sam_optax.experiments.networks import augmentation, registry
 from sam_optax.experiments.networks.resnet import Basic, Bottleneck, ResNet, wide
 from sam_optax.experiments.networks.small import CNN, MLP
 from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.training import TrainState
 
 FILE = Path(__file__).parents[2] / "notebooks" / "networks.py"
-THEIRS = {name: own.find(f"{FILE}:{name}") for name in ("DenseNet", "PyramidNet", "ResNeXt", "VGG")}
+NAMES = ("DenseNet", "PyramidNet", "ResNeXt", "VGG")
+THEIRS = {name: named.find(f"{FILE}:{name}") for name in NAMES}
 
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
@@ -76,7 +78,7 @@ def test_params_are_as_many_as_published(name):
 
 def test_every_network_is_counted():
     others = {"mlp", "cnn", "tiny", "flat", "transformer", "transformer_base"}
-    ours = {name for name in PUBLISHED if not own.is_spec(name)}
+    ours = {name for name in PUBLISHED if not named.is_spec(name)}
     assert ours == set(registry.ARCHITECTURES) - others
 
 
@@ -154,7 +156,7 @@ def test_a_shortcut_without_params_is_every_other_pixel_and_zero_channels():
 
 
 def test_shake_drop_shakes_the_branch_and_its_gradient_apart():
-    branch, keep, n = own.find(f"{FILE}:ShakeDrop")(0.7), 0.7, 4000
+    branch, keep, n = named.find(f"{FILE}:ShakeDrop")(0.7), 0.7, 4000
     x = jnp.ones((n, 1, 1, 2))
     drop = lambda x: branch.apply({}, x, True, rngs={"dropout": jax.random.key(0)})
     y, pull = jax.vjp(drop, x)
@@ -174,7 +176,7 @@ def test_shake_drop_shakes_the_branch_and_its_gradient_apart():
 @pytest.mark.slow
 def test_dropout_around_a_network_drops_outputs_of_the_named_layers():
     plain = MLP(classes=5, width=8)
-    network = own.find(f"{FILE}:Dropout")(plain, 0.25, ("Dense_2",))  # the last one
+    network = named.find(f"{FILE}:Dropout")(plain, 0.25, ("Dense_2",))  # the last one
     x = jax.random.normal(jax.random.key(0), (50, 4))
     variables = network.init(jax.random.key(1), x, train=False)
     logits = plain.apply({"params": variables["params"]["network"]}, x, train=False)
@@ -196,7 +198,7 @@ class Same(nn.Module):
 
 @pytest.mark.slow
 def test_random_augmentation_is_of_training_and_undoes_the_normalization():
-    augment = own.find(f"{FILE.with_name('randaugment.py')}:RandAugment")
+    augment = named.find(f"{FILE.with_name('randaugment.py')}:RandAugment")
     x, rngs = jax.random.uniform(jax.random.key(0), (40, 8, 8, 3)), {"dropout": jax.random.key(1)}
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
     plain, normal = augment(Same()), augment(Same(), mean=mean, std=std)
@@ -232,7 +234,7 @@ def test_random_augmentations_are_those_of_pillow():
         12: moved(1, 0, 0.45 * 64, 0, 1, 0),
         13: moved(1, 0, 0, 0, 1, 0.45 * 64),
     }
-    operations = own.find(f"{FILE.with_name('randaugment.py')}:OPERATIONS")
+    operations = named.find(f"{FILE.with_name('randaugment.py')}:OPERATIONS")
     for i, theirs in expected.items():
         ours = 255 * np.asarray(operations[i](x, 1.0))
         assert np.mean(np.abs(ours - np.asarray(theirs))) < 1.5, i

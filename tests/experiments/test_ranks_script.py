@@ -8,10 +8,10 @@ import pytest
 
 from sam_optax import analysis
 from sam_optax.__main__ import main as command
-from sam_optax.experiments.networks import own
+from sam_optax.experiments import named
 
 pytestmark = pytest.mark.slow
-main = own.find(f"{Path(__file__).parents[2] / 'notebooks' / 'ranks.py'}:main")
+main = named.find(f"{Path(__file__).parents[2] / 'notebooks' / 'ranks.py'}:main")
 script = main.__globals__
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from sam_optax.experiments.networks import own
+from sam_optax.experiments import named
 
 SCRIPT = Path(__file__).parents[2] / "notebooks" / "text.py"
-find = lambda name: own.find(f"{SCRIPT}:{name}")
+find = lambda name: named.find(f"{SCRIPT}:{name}")
 pytestmark = pytest.mark.slow
 
 

@@ -14,9 +14,9 @@ from jax.flatten_util import ravel_pytree
 import sam_optax
 from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.methods import builtin
 from sam_optax.experiments.networks import augmentation
-from sam_optax.experiments.training import devices, evaluation, feed, measures, runner, task
+from sam_optax.experiments.training import devices, measures, runner, task
 from sam_optax.experiments.training import train as training
 
 EPOCHS, BATCH = 2, 12
@@ -63,7 +63,7 @@ def test_a_seed_of_a_method_is_a_straightforward_loop(small, outcomes):
         optax.trace(0.9),
         optax.scale_by_schedule(lambda t: -0.1 * 0.5 * (1 + jnp.cos(jnp.pi * t / steps))),
     )
-    h = METHODS["rsam"].variant().hyperparameters
+    h = builtin.rsam.variant().hyperparameters
     rsam = sam_optax.rsam(h["rho"], h["gamma"], h["lmbda"], key=jax.random.fold_in(key, 1))
     tx = sam_optax.sharpness_aware(base, rsam)
 
@@ -124,7 +124,7 @@ def test_sharpness_is_the_rise_along_the_full_gradient(small, outcomes):
 def test_mapped_seeds_are_seeds_in_turn_and_each_alone(small, outcomes, monkeypatch, few):
     """An accelerator has them batched, and large networks one after the other."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(feed, "SMALL", 0 if few else 2**24)
+    monkeypatch.setattr(devices, "SMALL", 0 if few else 2**24)
     chosen = some(small, "sgd", "rsam")
     (sgd, _) = training.Training(chosen, devices.choose(1)).runners
     assert len(sgd.states) == 1 + few
@@ -160,10 +160,10 @@ def test_neither_blocks_nor_devices_that_share_them_change_the_measures(
     small, outcomes, monkeypatch
 ):
     monkeypatch.setattr(measures, "BLOCK", 7)
-    found = evaluation.Evaluation(feed.Source(small, devices.choose(2)))
+    found = measures.Evaluation(devices.Source(small, devices.choose(2)))
     expected = outcomes["rsam"]
     each = [jax.tree.map(lambda leaf: leaf[None], of) for of in expected.variables.values()]
-    assert [len(blocks) for blocks in found._train] == [6, 6]  # of 40 examples
+    assert len(found._train[0]) == 6  # of 40 examples
     for name, values in found.after_epoch(each).items():
         np.testing.assert_allclose(values, expected.curves[name][-1], rtol=1e-5)
     np.testing.assert_allclose(found.sharpness(each), expected.sharpness, rtol=1e-3)
@@ -199,12 +199,6 @@ def test_the_number_of_devices_changes_nothing_but_rounding(m, counts):
     np.testing.assert_allclose(several.sharpness, one.sharpness, rtol=1e-2)
 
 
-def test_processes_that_are_not_found_are_told_with_the_environment_to_set(monkeypatch):
-    monkeypatch.setenv("JAX_PROCESS_ID", "one")
-    with pytest.raises(UserError, match=r"--distributed: .* not found .* set JAX_COORDINATOR_ADD"):
-        devices.connect()
-
-
 # A step.
 
 
@@ -225,7 +219,7 @@ def stepped(small, name, *keys):
     step, first, method_key = tasks.begin(small, name)
     state = jax.jit(first)()
     x, y = (part[:16] for part in small.dataset.train)
-    data = small.dataset.train if METHODS[small.entries[name].method].needs_data else None
+    data = small.dataset.train if small.entries[name].variant.method.needs_data else None
     run = jax.jit(lambda key: step(method_key, state, (x, y), key, data))
     found = [run(jax.random.key(key)) for key in keys or (7,)]
     x = augmentation.normalize(x, small.dataset.mean, small.dataset.std)
@@ -304,7 +298,7 @@ def traced(name, **options):
 
 @slow
 @pytest.mark.parametrize("m", [16, 8])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", tasks.NAMES)
 def test_every_method_trains(name, m):
     traced(name, m=m, crop=1, flip=True, cutout=2, label_smoothing=0.1, dtype="bfloat16")
 

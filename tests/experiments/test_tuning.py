@@ -14,7 +14,7 @@ import tasks
 from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.methods import registry
 from sam_optax.experiments.reporting import results, words
 from sam_optax.experiments.training import devices
 from sam_optax.experiments.training import train as training
@@ -107,9 +107,10 @@ def test_the_epoch_is_the_best_of_the_mean_curve():
 
 
 @slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", tasks.NAMES)
 def test_every_method_but_the_base_has_a_radius_and_what_is_searched_may_be_traced(name):
-    radius, options = METHODS[name].radius, METHODS[name].options
+    method = registry.get(tasks.NAMES[name])
+    radius, options = method.radius, method.options
     assert bool(radius) == (name != "sgd")
     assert all(options[option].default > 0 for option in radius)
     task = tasks.make(tasks.images(), name, model=tasks.Flat(norm=False), lr=0.1)

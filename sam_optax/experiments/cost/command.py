@@ -1,26 +1,54 @@
 # ruff: noqa: RUF009 (functions declare fields)
-"""``python -m sam_optax cost``: options and measurements."""
+"""``python -m sam_optax cost``: options, tables and figure."""
 
 import dataclasses
 import re
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
+from matplotlib.figure import Figure
 
-from sam_optax.experiments.cost import measure, report, steps
-from sam_optax.experiments.cost.measure import DATA, Placement, make_mesh
+from sam_optax.experiments.cost import measure, steps
+from sam_optax.experiments.cost.measure import COLLECTIVES, DATA, Placement, make_mesh
+from sam_optax.experiments.cost.steps import BASE
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.options.declare import COUNT, NOT_EMPTY, allowed, check, one_of, option
-from sam_optax.experiments.reporting import output
+from sam_optax.experiments.methods import registry
+from sam_optax.experiments.options.declare import COUNT, allowed, check, choice, option
+from sam_optax.experiments.reporting import axes, output
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import to_json, versions
-from sam_optax.experiments.types import Record
+from sam_optax.experiments.reporting.table import ruled
+from sam_optax.experiments.types import Json, Record
 
 ROUNDS = 15
 _TARGET = allowed(re.compile(r"cpu:\d+|tpu:.+").fullmatch, "use tpu:v5e:2x2 or cpu:8, say")
 _AXIS = allowed(re.compile(r"\w+=[1-9]\d*").fullmatch, "use NAME=SIZE, such as data=8")
-_DTYPE = one_of(("float32", "bfloat16", "float16"))
+
+LEGEND = """\
+÷ by hand: over the hand-written step of the same method, or else of SAM. ÷ base: over the base
+optimizer's. Per device, as compiled: temporaries are memory in addition to arguments and results;
+collectives are counted, with MiB of their results; the estimate is the compiler's, not a
+measurement. Ratios of measured times are medians over rounds of the ratio within a round."""
+_TO = {"/hand": "÷ by hand", "/base": "÷ base"}
+MEASURES = {
+    "gradients": ("gradients", 1),
+    "flops": ("FLOPs\nG", 1e9),
+    "bytes accessed": ("accessed\nMiB", 2**20),
+    "temporaries": ("temporaries\nMiB", 2**20),
+    "state": ("state\nMiB", 2**20),
+    "estimated seconds": ("estimate\nµs", 1e-6),
+    **{kind: (kind.replace("-", "-\n"), 1) for kind in COLLECTIVES},
+    "sent": ("collectives\nMiB", 2**20),
+    "compile seconds": ("compiling\ns", 1),
+    "seconds": ("time\nms", 1e-3),
+}
+"""The columns: heading with the unit, and that unit in terms of what was measured."""
+_DRAWN = "flops", "bytes accessed", "temporaries", "estimated seconds", "sent", "seconds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,32 +60,26 @@ class Cost:
     """
 
     models: tuple[str, ...] = option(
-        ("mlp:4x1024",),
-        "mlp:DEPTHxWIDTH (square layers), networks of compare, or FILE.py:NAME for yours.",
-        NOT_EMPTY,
+        ("mlp:4x1024",), "mlp:DEPTHxWIDTH, networks of compare, or FILE.py:NAME for yours."
     )
-    shape: tuple[int, ...] = option(
-        (32, 32, 3), "Axes of an example, of all networks but mlp:DEPTHxWIDTH.", COUNT
-    )
+    shape: tuple[int, ...] = option((32, 32, 3), "Axes of an example (mlp: its width).", COUNT)
     methods: tuple[str, ...] = option(
         ("sam", "asam", "fsam", "rsam"),
-        "Methods of compare, except those that use the whole training set; or options of SAM: "
+        "Methods of compare, by name or FILE.py:NAME for yours; or options of SAM: "
         "info, skip_nonfinite, sync_perturbation.",
-        one_of(steps.METHODS),
+        partial(registry.rule, others=steps.OPTIONS),
     )
-    optimizer: str = option("sgd", "Base optimizer, sgd or adam.", one_of(steps.OPTIMIZERS))
+    optimizer: str = option("sgd", "Base optimizer.", **choice(*steps.OPTIMIZERS))
     target: str | None = option(
         None, "cpu:N (simulated) or a TPU, such as tpu:v5e:16x16 (default: this device).", _TARGET
     )
     mesh: tuple[str, ...] | None = option(
         None, "data=N shards the batch, model=N each kernel (default: data only).", _AXIS
     )
-    params: str = option(
-        "replicated", "Over the axis data: replicated or fsdp.", one_of(("replicated", "fsdp"))
-    )
+    params: str = option("replicated", "Over the axis data.", **choice("replicated", "fsdp"))
     per_device: bool = option(False, "The step under shard_map, with axis_name.")
     batch_size: int = option(256, "Examples in a batch, on all devices together.", COUNT)
-    dtype: str = option("float32", "What the network computes in; the params are float32.", _DTYPE)
+    dtype: str = option("float32", "Of the network.", **choice("float32", "bfloat16", "float16"))
     time: bool = option(False, f"Also run the steps here, in {ROUNDS} rounds, and take times.")
     out: Path | None = option(
         None, "JSON file for all measurements, with a figure in addition (.png).", metavar="FILE"
@@ -81,20 +103,20 @@ def run(options: Cost) -> None:
     if options.batch_size % mesh.shape[DATA]:
         raise UserError(f"--batch-size {options.batch_size}: use a multiple of {mesh.shape[DATA]}.")
     placement = Placement(mesh, options.params == "fsdp", options.per_device)
-    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    devices = f"{options.target or jax.devices()[0].device_kind}, {axes}, {options.params}"
+    sizes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    devices = f"{options.target or jax.devices()[0].device_kind}, {sizes}, {options.params}"
     console, models = Console(), {}
     for name in options.models:
         model = models[name] = _model(name, options, placement)
         heading = f"{name}: {model['parameters']:,} parameters; {devices}"
         console.print(heading, "", style="bold", soft_wrap=True)
-        report.print_tables(console, model["steps"])
-    console.print(report.LEGEND, style="dim")
+        print_tables(console, model["steps"])
+    console.print(LEGEND, style="dim")
     if options.out is not None:
         found = {"versions": versions(), "devices": devices, "models": models}
         png = options.out.with_suffix(".png")
         with output.writable(options.out):
-            output.replace_files({options.out: to_json(found), png: report.draw(models)})
+            output.replace_files({options.out: to_json(found), png: draw(models)})
 
 
 def _model(name: str, options: Cost, placement: Placement) -> Record:
@@ -113,5 +135,50 @@ def _model(name: str, options: Cost, placement: Placement) -> Record:
             made = [*builds.values()]
             measure.take_times(made, problem.init, ROUNDS, lambda: progress.done("running"))
     found = {row: built.record for row, built in builds.items()}
-    report.add_ratios(found)
+    add_ratios(found)
     return {"parameters": sum(leaf.size for leaf in jax.tree.leaves(params)), "steps": found}
+
+
+def add_ratios(rows: Mapping[str, Record]) -> None:
+    """Adds the ratios to the reference and to the base, ``None`` where that is 0."""
+    for step in rows.values():
+        for to, other in (("/hand", rows[step["reference"]]), ("/base", rows[BASE])):
+            step[to] = {k: _ratio(step[k], other[k]) for k in MEASURES if k in step}
+
+
+def _ratio(a: Any, b: Any) -> float | None:
+    """Of numbers, or of the times in each round: the load of the machine drifts between them."""
+    return float(np.median(np.divide(a, b))) if np.all(b) else None
+
+
+def print_tables(console: Console, rows: Mapping[str, Json]) -> None:
+    """Prints what is not zero everywhere, as many measures side by side as there is room for."""
+    shown = [key for key in MEASURES if any(step.get(key) for step in rows.values())]
+    side = max(1, (console.width - max(map(len, rows))) // 13)
+    for i in range(0, len(shown), side):
+        keys = shown[i : i + side]
+        table = ruled("step")
+        for key in keys:
+            table.add_column(MEASURES[key][0], justify="right", no_wrap=True)
+        for name, step in rows.items():
+            values = (np.median(step[key]) / MEASURES[key][1] for key in keys)
+            table.add_row(name, *(f"{x:,.0f}" if x > 9999 else f"{x:.4g}" for x in values))
+            for to in _TO if step["reference"] != name else ():
+                ratios = (step[to][key] for key in keys)
+                cells = ("–" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
+                table.add_row(f"  {_TO[to]}", *cells, style="dim")
+        console.print(table, "")
+
+
+def draw(models: Mapping[str, Json]) -> bytes:
+    """Bars of what each step costs over the base optimizer's, a panel per measure."""
+    rows = {f"{of}, {name}": x for of, m in models.items() for name, x in m["steps"].items()}
+    drawn = [key for key in _DRAWN if any(step.get(key) for step in rows.values())]
+    figure = Figure(figsize=(3 + 2 * len(drawn), 1 + 0.2 * len(rows)), layout="constrained")
+    panels = figure.subplots(1, len(drawn), sharey=True)
+    for panel, key in zip(panels, drawn, strict=True):
+        panel.barh([*rows], [step["/base"][key] or np.nan for step in rows.values()])
+        panel.set(title=MEASURES[key][0].split("\n")[0], xlabel="× the base optimizer's")
+        axes.tidy(panel, "x")
+    panels[0].invert_yaxis()
+    return axes.png(figure)

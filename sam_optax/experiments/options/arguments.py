@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods.help import HELP
-from sam_optax.experiments.methods.registry import METHODS
+from sam_optax.experiments.methods import registry
+from sam_optax.experiments.named import is_spec
 from sam_optax.experiments.options.declare import flag, option, suggest
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.types import Json, Record
@@ -42,9 +42,11 @@ def parse(command: type[Options], given: Sequence[str], program: str) -> Options
     Raises:
       UserError: an option is unknown, or its value is missing, not allowed or of another type.
     """
-    declared = known(command)
     see = f"(see {program} --help)"
     try:
+        methods = _parser({k: of for k, of in known(command).items() if k == "methods"})
+        asked, _ = methods.parse_known_args(given)
+        declared = known(command, vars(asked).get("methods", ()))
         found, unknown = _parser(declared).parse_known_intermixed_args(given)
     except argparse.ArgumentError as error:
         raise UserError(f"{error.argument_name}: {error.message}. {see}") from error
@@ -62,45 +64,52 @@ def collected(values: Json) -> Record:
     return {**found, "hyperparameters": more} if more else found
 
 
-def known(command: type) -> Declared:
-    """All options of a command; hyperparameters of methods, if it has them, take several values."""
+def known(command: type, methods: Sequence[str] = ()) -> Declared:
+    """All options of a command; hyperparameters of methods, if it has them, take several values.
+
+    Those of the given methods of files take the place of others of their names.
+    """
     fields = {of.name: of for of in dataclasses.fields(command)}
     found = {name: of for name, of in fields.items() if "help" in of.metadata}
-    for name in METHODS if "hyperparameters" in fields else ():
-        for hyperparameter, parameter in METHODS[name].options.items():
+    if "hyperparameters" not in fields:
+        return found
+    of_files = (registry.get(name) for name in methods if is_spec(name))
+    for name, method in {of.name: of for of in (*registry.METHODS.values(), *of_files)}.items():
+        for hyperparameter, parameter in method.options.items():
             default = "that of sam_optax" if parameter.default is None else parameter.default
-            text = HELP.get(f"{name}.{hyperparameter}") or HELP[hyperparameter]
-            of = option(default, text, several=True)
-            of.type = parameter.annotation
-            found[f"{name}.{hyperparameter}"] = of
+            kind, text = typing.get_args(parameter.annotation)
+            of = found[f"{name}.{hyperparameter}"] = option(default, text)
+            of.type = types.GenericAlias(tuple, (kind, ...))
     return found
 
 
 def print_help(command: type, given: Sequence[str], program: str) -> bool:
-    """Prints the help that the arguments ask for, if they do: short, of all, or of a method."""
+    """Prints the help that the arguments ask for, if they do: short, of all, or of a method.
+
+    A command with a short help names the options of it in ``BASIC``.
+    """
     asked = [i for i, one in enumerate(given) if one in ("-h", "--help", "--help-all")]
     if not asked:
         return False
-    declared, texts, more = known(command), {"description": inspect.getdoc(command)}, ""
+    declared, about, more = known(command), inspect.getdoc(command), ""
     shown = {name: of for name, of in declared.items() if "." not in name}
-    trains = len(shown) < len(declared)
+    short = getattr(command, "BASIC", "").split()
     method = "".join(given[asked[0] + 1 : asked[0] + 2])
-    if trains and "--help-all" in given:
-        more = "\n".join(f"{name:18}{found.title}" for name, found in METHODS.items())
-        more = f"\n{_MORE}\n\nmethods:\n{textwrap.indent(more, '  ')}"
-    elif trains and method and not method.startswith("-"):
-        if method not in METHODS:
-            raise UserError(f"--help {method}: unknown method; {suggest(method, METHODS)}")
-        shown = {name: of for name, of in declared.items() if name.startswith(f"{method}.")}
-        texts = {"description": f"{method}: {METHODS[method].title}"}
-    elif trains:
-        shown = {name: of for name, of in shown.items() if of.metadata.get("basic")}
-        texts["epilog"] = f"methods: {', '.join(METHODS)}"
-        more = f"\n{_EXAMPLES}\n\n{_MORE}"
-    names = (of.metadata["metavar"] for of in shown.values() if of.metadata.get("positional"))
-    usage = " ".join([program, *names, "[options]"])
-    parser = _parser(shown, "epilog" in texts, usage=usage, **texts)
-    print(parser.format_help() + more)
+    if short and "--help-all" in given:
+        lines = "\n".join(f"  {name:18}{of.title}" for name, of in registry.METHODS.items())
+        short, more = [], f"\n{_MORE}\n\nmethods:\n{lines}"
+    elif short and method and not method.startswith("-"):
+        found = registry.get(method, "--help")
+        declared = known(command, [method])
+        shown = {name: of for name, of in declared.items() if name.startswith(f"{found.name}.")}
+        short, about = [], f"{method}: {found.title}"
+    elif short:
+        shown = {name: shown[name] for name in short}
+        names = textwrap.fill(f"methods: {', '.join(registry.METHODS)}, or FILE.py:NAME", 78)
+        more = f"\n{names}\n\n{_EXAMPLES}\n\n{_MORE}"
+    places = (of.metadata["metavar"] for of in shown.values() if of.metadata.get("positional"))
+    usage = " ".join([program, *places, "[options]"])
+    print(_parser(shown, bool(short), usage=usage, description=about).format_help() + more)
     return True
 
 
@@ -121,7 +130,7 @@ def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.A
         else:
             how["type"] = functools.partial(_value, kind)
             how["metavar"] = field.metadata["metavar"] or _KINDS[kind][0]
-        if several or "several" in field.metadata:
+        if several:
             how["nargs"] = "*"
         if field.metadata.get("positional"):
             parser.add_argument(name, **how)
@@ -132,10 +141,10 @@ def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.A
 
 def _kind(hint: Any) -> tuple[type, bool]:
     """The type of a value, and whether an option has several."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    kind = next(kind for kind in kinds if kind is not type(None))
-    several = typing.get_origin(kind) is tuple
-    return (typing.get_args(kind)[0] if several else kind), several
+    if not (inner := typing.get_args(hint)):
+        return hint, False
+    kind, several = _kind(inner[0])  # of ``X | None``, or of ``tuple[X, ...]``
+    return kind, several or typing.get_origin(hint) is tuple
 
 
 def _value(kind: type, text: str) -> Any:

@@ -3,10 +3,11 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.reporting.words import plain
 
 Rule: TypeAlias = Callable[[Any], str]
 """Of the values of an option: "" for an allowed one, or else what to use instead."""
@@ -26,21 +27,21 @@ def one_of(names: Iterable[str]) -> Rule:
     return lambda value: "" if value in names else f"unknown; {suggest(value, names)}"
 
 
+def choice(*names: str) -> dict[str, Any]:
+    """What an option declares whose value is one of a few names."""
+    return {"allowed": one_of(names), "metavar": "|".join(names)}
+
+
 def allowed(has: Callable[[Any], object], remedy: str) -> Rule:
     """Values with a property."""
     return lambda value: "" if has(value) else f"{remedy}."
 
 
 def _integer(least: int) -> Rule:
-    """An integer of at least ``least`` that fits into an int32."""
-
-    def rule(value: Any) -> str:
-        if hasattr(value, "__index__") and least <= value < 2**31:
-            return ""
-        of = ", of type int" if isinstance(value, float) else ""
-        return f"use an integer of at least {least}, below 2^31{of}."
-
-    return rule
+    return allowed(
+        lambda value: hasattr(value, "__index__") and least <= value < 2**31,
+        f"use an integer (int) of at least {least}, below 2^31",
+    )
 
 
 def _number(has: Callable[[float], bool], remedy: str) -> Rule:
@@ -48,7 +49,6 @@ def _number(has: Callable[[float], bool], remedy: str) -> Rule:
     return allowed(lambda value: hasattr(value, "__float__") and has(value), remedy)
 
 
-NOT_EMPTY = allowed(bool, "is empty; give a name, or leave it out")
 COUNT, COUNT_OR_ZERO = _integer(1), _integer(0)
 POSITIVE = _number(lambda value: 0 < value < math.inf, "use a number above 0")
 NOT_NEGATIVE = _number(lambda value: 0 <= value < math.inf, "use a number of at least 0")
@@ -58,9 +58,10 @@ SHARE = _number(lambda value: 0 <= value < 1, "use a number in [0, 1)")
 def option(
     default: Any, help: str, allowed: Rule | None = None, metavar: str = "", **more: Any
 ) -> Any:
-    """A field with its help, of which the short help has the first sentence if it is ``basic``.
+    """A field with its help; see ``arguments`` for what follows from it.
 
-    ``positional`` values follow the name of the command.
+    ``positional`` values follow the name of the command; an option that ``needs`` another one has
+    no effect without it.
     """
     metadata = {"help": help, "allowed": allowed, "metavar": metavar, **more}
     return dataclasses.field(default=default, metadata=metadata)
@@ -77,15 +78,26 @@ def flag(name: str) -> str:
 
 
 def check(options: Any) -> None:
-    """Raises :class:`UserError` for a value that is not allowed, or where there is none of many."""
-    for field in dataclasses.fields(options):
-        value, rule = getattr(options, field.name), field.metadata.get("allowed")
-        if value is None or rule is None:
-            continue
-        if value == ():
-            raise UserError(f"{flag(field.name)}: no value is given; give one or several.")
+    """Raises :class:`UserError` for a value that is not allowed, missing or without effect."""
+    fields = {field.name: field.metadata for field in dataclasses.fields(options)}
+    for name, about in fields.items():
+        value, rule, needed = getattr(options, name), about.get("allowed"), about.get("needs")
+        if value == () and not about.get("positional"):
+            raise UserError(f"{flag(name)}: no value is given; give one or several.")
         for one in value if isinstance(value, tuple) else (value,):
-            if remedy := rule(one):
-                text = f"{one:g}" if isinstance(one, float) else one
-                given = f"{flag(field.name)} {text}".rstrip()
-                raise UserError(f"{given}: {remedy}")
+            if one == "":
+                raise UserError(f"{flag(name)}: is empty; give a value, or leave it out.")
+            if rule and one is not None and (remedy := rule(one)):
+                raise UserError(f"{flag(name)} {plain(one)}: {remedy}")
+        if needed and value and not getattr(options, needed):
+            what = f"{flag(needed)} {fields[needed]['metavar']}".rstrip()
+            raise UserError(f"{flag(name)}: needs {what}; add it, or leave this out.")
+
+
+def check_once(name: str, values: Sequence[Any] | None) -> None:
+    """Raises :class:`UserError` if an option is given without values, or with one of them twice."""
+    if values == ():
+        raise UserError(f"{flag(name)}: no value is given; give one or several.")
+    if values and len({*values}) < len(values):
+        text = " ".join(map(plain, values))
+        raise UserError(f"{flag(name)} {text}: a value is given twice; give each once.")

@@ -2,20 +2,18 @@
 
 import itertools
 
+from sam_optax.experiments import named
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks import own
 from sam_optax.experiments.options.declare import flag
-from sam_optax.experiments.options.options import FIELDS, UNMENTIONED, Compare
-from sam_optax.experiments.options.presets import PRESETS
-from sam_optax.experiments.training import initial
+from sam_optax.experiments.options.options import UNMENTIONED, Compare
 from sam_optax.experiments.training.task import NOTHING, Entry, Given, entries_of, values
 from sam_optax.experiments.types import Json, Record
 
-_NEUTRAL = {**UNMENTIONED, "dtype": FIELDS["dtype"].default}
-"""The values with which a setting has no effect."""
-_OF_PIXELS = ("crop", "flip", "cutout")
 _OF_LABELS = ("label_noise", "mixup", "label_smoothing")
+_OF_PIXELS = ("crop", "flip", "cutout")
+_NEUTRAL = {**UNMENTIONED, "dtype": Compare.dtype}
+"""The values with which a setting has no effect."""
 
 
 def describe(
@@ -31,15 +29,9 @@ def describe(
     _check_effects(run, dataset, given)
     for entry in entries.values():
         _check_examples(entry, dataset, devices)
-    preset = PRESETS[options.preset] if options.preset else None
-    if preset and preset.init and not options.init:
-        raise UserError(
-            f"--preset {options.preset}: starts from pretrained params; give --init FILE, "
-            f"{preset.init}."
-        )
     examples = len(dataset.train.y)
     return {
-        "settings": {**run["settings"], **_of_files(options, run, given)},
+        "settings": {**run["settings"], **_of_files(run, given)},
         "dataset": {
             "name": dataset.name,
             "train_examples": examples,
@@ -65,67 +57,55 @@ def describe(
     }
 
 
-def _of_files(options: Compare, run: Json, given: Given) -> Record:
+def _of_files(run: Json, given: Given) -> Record:
     """What tells the files that the run reads, and the objects from Python, from others."""
     found: Record = {}
     model = run["settings"]["model"]["value"]
-    if given.model is None and own.is_spec(model):
-        found["model_sha256"] = {"value": own.sha256(model), "source": "of the file"}
+    files = {"model": [model] * (given.model is None)}
+    files["methods"] = [row["method"] for row in run["methods"]]
+    for of, names in files.items():
+        if sha256 := named.sha256(names, f"--{of}"):
+            found[f"{of}_sha256"] = {"value": sha256, "source": "of the file"}
     objects = [of for of in ("model", "dataset", "loss") if getattr(given, of) is not None]
     if objects:
         found["from_python"] = {"value": objects, "source": "given"}
     if given.metric.of is not None:
         found["metric"] = {"value": given.metric.key, "source": "given"}
-    if options.init:
-        found["init_sha256"] = {"value": initial.sha256(options.init), "source": "of the file"}
     return found
 
 
 def _check_effects(run: Json, dataset: Dataset, given: Given) -> None:
-    """Raises :class:`UserError` for a setting that does not suit network, data and loss.
-
-    (Unless it has the value without an effect.)
-    """
+    """Raises :class:`UserError` for a setting that has no effect on this network, data and loss."""
     settings = [values({**run["settings"], **method["settings"]}) for method in run["methods"]]
-    optimizers, why = {of["optimizer"] for of in settings}, {}
-    instead = f"not {' or '.join(sorted(optimizers))}; leave it out"
-    if not dataset.name.startswith("hf:"):
-        why["image_size"] = f"needs --dataset hf:NAME_OR_PATH, not {dataset.name}; leave it out"
-    if optimizers.isdisjoint(("sgd", "rmsprop")):
-        why["nesterov"] = f"is for --optimizer sgd and rmsprop, {instead}"
-    if optimizers.isdisjoint(("adam", "adamw")):
-        why["beta2"] = f"is for --optimizer adam and adamw, {instead}"
-    if given.model is not None or own.is_spec(settings[0]["model"]):
-        why["dtype"] = "is for the built-in networks; set that of yours in its own code"
-    if given.loss:
-        why |= {name: f"is not for a loss of yours; give {_NEUTRAL[name]}" for name in _OF_LABELS}
-    if len(dataset.shape) < 3:
-        shape = f"is for images, not examples of shape {dataset.shape}"
-        why |= {name: f"{shape}; give {_NEUTRAL[name]}" for name in _OF_PIXELS}
-    for of, (name, reason) in itertools.product(settings, why.items()):
-        if of[name] != _NEUTRAL[name]:
-            raise UserError(f"{flag(name)} {of[name]}: {reason}.")
+    optimizers, shape = {of["optimizer"] for of in settings}, dataset.shape
+    ours = given.model is None and not named.is_spec(settings[0]["model"])
+    for names, suits, what in (
+        (["image_size"], dataset.name.startswith("hf:"), "--dataset hf:NAME_OR_PATH"),
+        (["nesterov"], optimizers & {"sgd", "rmsprop"}, "--optimizer sgd and rmsprop"),
+        (["beta2"], optimizers & {"adam", "adamw"}, "--optimizer adam and adamw"),
+        (["dtype"], ours, "the built-in networks; set that of yours in its own code"),
+        (_OF_LABELS, not given.loss, "cross entropy, not a loss of yours"),
+        (_OF_PIXELS, len(shape) > 2, f"images, not examples of shape {shape}"),
+    ):
+        for of, name in itertools.product([] if suits else settings, names):
+            if of[name] != (without := _NEUTRAL[name]):
+                raise UserError(f"{flag(name)} {of[name]}: is for {what}; give {without}.")
 
 
 def _check_examples(entry: Entry, dataset: Dataset, devices: int) -> None:
     """Raises :class:`UserError` for a method that cannot share these examples."""
-    examples, size, m = len(dataset.train.y), entry.recipe.batch_size, entry.recipe.m
+    examples, size = len(dataset.train.y), entry.recipe.batch_size
     if entry.variant.method.needs_data and not dataset.resident:
         raise UserError(
             f"--methods {entry.method}: needs all training examples in memory, and those of "
             f"{dataset.name} stay on disk; leave it out."
         )
     if size > examples:
-        raise UserError(
-            f"--batch-size {size}: there are {examples} training examples; use at most as many."
-        )
-    if size % devices:
-        raise UserError(
-            f"--batch-size {size}: {devices} devices share each batch; use a multiple of "
-            f"{devices}, or fewer --devices."
-        )
-    if m % devices:
-        raise UserError(
-            f"--m {m}: {devices} devices share each group of examples; use a multiple of {devices} "
-            f"that divides the batch size, {size}, or fewer --devices."
-        )
+        raise UserError(f"--batch-size {size}: is more than the {examples} training examples.")
+    for name, shared in {"batch_size": size, "m": entry.recipe.m}.items():
+        if shared % devices:
+            what = "batch" if name == "batch_size" else "group of examples"
+            raise UserError(
+                f"{flag(name)} {shared}: {devices} devices share each {what}; use a multiple of "
+                f"{devices}, or fewer --devices."
+            )

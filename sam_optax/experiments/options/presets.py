@@ -1,33 +1,39 @@
-"""The presets: what ``presets.toml`` says of the papers' tables."""
+"""The presets: settings of the papers' tables, as ``presets.toml`` has them."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from sam_optax.experiments.types import Json, Record
 
+CHOSEN_HERE = "not printed; chosen here"
 WHOLE_BATCH = "the whole batch"
 """The value of ``m`` where a paper has no groups."""
+
+
+class Found(NamedTuple):
+    """A value, where it is from, and whether a paper prints it."""
+
+    value: Any
+    source: str
+    printed: bool = False
+
+
+Values: TypeAlias = Mapping[str, Found]
+"""Settings or hyperparameters by name."""
 
 
 class Preset(NamedTuple):
     """A table of a paper."""
 
     title: str
-    method: str  # proposed by the paper
-    source: str  # where the values are printed, unless ``places`` says otherwise
-    printed: Json
-    rows: Mapping[str, Json]  # method -> values printed for this method only
-    data: str = "not printed"  # the paper's
-    places: Mapping[str, str] = MappingProxyType({})
-    stand_ins: Json = MappingProxyType({})  # chosen here
-    stand_in_rows: Mapping[str, Json] = MappingProxyType({})
+    methods: Sequence[str]  # trained by default
+    shared: Values  # of all methods
+    rows: Mapping[str, Values]  # of a method: its settings and hyperparameters
     differs: Sequence[str] = ()  # this trainer from the paper
-    methods: Sequence[str] = ()  # trained by default, if not all rows
-    init: str = ""  # the pretrained params, if it starts from any
-    give: str = ""  # as the data, if not a copy of a Hugging Face data set
+    needs_model: str = ""  # what --model is to return, where it is a pretrained network
 
 
 def _merged(family: Any, own: Any) -> Any:
@@ -44,10 +50,19 @@ def _extended(name: str) -> Record:
     return _merged(_extended(own.pop("extends")) if "extends" in own else {}, own)
 
 
+def _values(by_source: Json) -> Values:
+    return {
+        name: Found(value, source, source != CHOSEN_HERE)
+        for source, values in by_source.items()
+        for name, value in values.items()
+    }
+
+
+def _preset(shared: Json, rows: Json = MappingProxyType({}), **about: Any) -> Preset:
+    by_method = {method: _values(row) for method, row in rows.items()}
+    return Preset(shared=_values(shared), rows=by_method, **about)
+
+
 _TOML = resources.files(__package__).joinpath("presets.toml").read_text(encoding="utf-8")
 _TABLES = tomllib.loads(_TOML)
-PRESETS = {
-    name: Preset(**_extended(name))
-    for name in _TABLES
-    if not name.startswith("_")  # which is a family
-}
+PRESETS = {name: _preset(**_extended(name)) for name in _TABLES if not name.startswith("_")}

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from sam_optax.experiments.named import short
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.axes import by_method, column, legend, look, png, styled, tidy
 from sam_optax.experiments.types import Json
@@ -72,7 +73,7 @@ def cost(results: Json) -> bytes:
             absent.append(f"{best['name']} ({'diverged' if best['diverged'] else 'not timed'})")
         else:
             how = {**look(i), "linestyle": "none", "markersize": 9}
-            _points(axes, [best["step_cost"]], [best], score, words.short(best["method"]), how)
+            _points(axes, [best["step_cost"]], [best], score, short(best["method"]), how)
     axes.set(xlabel="time of a training step, relative to SGD", ylabel=score.label)
     tidy(axes, "both", absent)
     if axes.containers:
@@ -143,7 +144,7 @@ def _panel(
         elif known:
             best, how = max(known, key=score.rank), {**look(i), "marker": None}
             mean, half = score.shown(best)
-            axes.axhline(mean, label=words.short(best["method"]), **how)
+            axes.axhline(mean, label=short(best["method"]), **how)
             axes.axhspan(mean - half, mean + half, color=how["color"], alpha=0.15, linewidth=0)
     if ticks and min(ticks) > 0 and max(ticks) >= 8 * min(ticks):
         axes.set_xscale("log")
@@ -168,7 +169,7 @@ def _lines(rows: Sequence[Json], option: str) -> dict[str, list[Json]]:
     for row in sorted(rows, key=lambda row: row["hyperparameters"][option]):
         own = row["hyperparameters"]
         texts = [f"{words.symbol(name)} {words.plain(own[name])}" for name in others]
-        label = ", ".join(filter(None, [words.short(row["method"]), *texts]))
+        label = ", ".join(filter(None, [short(row["method"]), *texts]))
         found.setdefault(label, []).append(row)
     return found
 

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
 """What a comparison has found: its table, for the terminal, for notebooks and for the page."""
 
 import dataclasses
@@ -14,6 +13,7 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
+from sam_optax.experiments.named import short
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.results import UNITS
@@ -70,7 +70,7 @@ def columns(results: Json) -> list[Column]:
     rise = f"{UNITS['sharpness']}, {words.setting(results, 'sharpness_rho'):g}"
     costs = [words.variation({"mean": method.get("step_cost")}) for method in methods]
     found = [
-        Column("method", [words.short(method["method"]) for method in methods]),
+        Column("method", [short(method["method"]) for method in methods]),
         Column("with", [words.trained_with(method) for method in methods], how),
         Column(score.heading, finals, what, unit),
         Column("± 95 %", halves, "confidence interval of the mean, by Student's t", unit),

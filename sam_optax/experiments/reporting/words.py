@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (the papers' Greek letters and mathematical signs, in what is printed)
 """Settings, numbers and names as text, for the terminal, the figures and the page."""
 
 import math
@@ -82,11 +81,6 @@ def plain(value: Any) -> str:
 def named(setting: str) -> str:
     """The name of a setting."""
     return setting.replace("_", " ")
-
-
-def short(method: str) -> str:
-    """The name of a method, also of one from a file, ``FILE.py:NAME``."""
-    return method.rpartition(":")[2]
 
 
 def symbol(hyperparameter: str) -> str:

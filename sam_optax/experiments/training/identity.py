@@ -1,10 +1,11 @@
 """The identity of a run: all user choices that the results depend on."""
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.named import short
 from sam_optax.experiments.training.task import values
 from sam_optax.experiments.types import Json, Record
 
-_FILES = {"model_sha256": "--model", "init_sha256": "--init"}
+_FILES = {"model_sha256": "--model", "methods_sha256": "--methods"}
 """The digests among the settings, with the options that name their files."""
 
 
@@ -17,7 +18,10 @@ def of(description: Json) -> Record:
             method["name"]: {
                 **shared,
                 **values(method["settings"]),
-                **{f"{method['method']}.{k}": v for k, v in method["hyperparameters"].items()},
+                **{
+                    f"{short(method['method'])}.{k}": v
+                    for k, v in method["hyperparameters"].items()
+                },
                 **method.get("tune", {}).get("around", {}),
             }
             for method in description["methods"]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from jax.sharding import Mesh
 
-from sam_optax.experiments.data.builtin import hold_out
+from sam_optax.experiments.data.examples import hold_out
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import identity
-from sam_optax.experiments.training.devices import Devices
 from sam_optax.experiments.training.task import Entry, Task, noisy_labels
 from sam_optax.experiments.training.train import Training, work
 from sam_optax.experiments.tuning import choice
@@ -84,7 +84,7 @@ class Search:
     """
 
     task: Task
-    place: Devices
+    mesh: Mesh
     count: int
     rate: bool
     trials: dict[str, list[Trial]]
@@ -110,7 +110,7 @@ class Search:
         return found
 
     def _train(self, along: Json, left: Json, keep: Callable[[], None], progress: Progress) -> None:
-        training, chance = Training(self.task, self.place), _chance(self.task)
+        training, chance = Training(self.task, self.mesh), _chance(self.task)
         metric = self.task.metric
         for number, runner in enumerate(training.runners, 1):
             if runner.name not in left:

@@ -1,0 +1,131 @@
+"""Examples, in memory or on disk, and the data set that they make, ready for training."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sam_optax.experiments.data.arrays import scaled
+from sam_optax.experiments.data.images import ImageColumn, statistics
+from sam_optax.experiments.errors import UserError
+
+
+class Examples(NamedTuple):
+    """Labelled examples."""
+
+    x: np.ndarray | ImageColumn  # (n, …), float32 or tokens for the network, or uint8 images
+    y: np.ndarray  # int32, (n,); of tokens (n, length), with −1 where there is none
+
+    def some(self, indices: np.ndarray) -> "Examples":
+        """The examples with these indices."""
+        return Examples(self.x[indices], self.y[indices])
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Training and test examples."""
+
+    name: str  # as on the command line
+    train: Examples
+    test: Examples
+    classes: int  # of which labels are indices; of a regression, outputs
+    mean: np.ndarray | None  # of each channel of uint8 images, in [0, 1]
+    std: np.ndarray | None  # likewise; both are None if x needs no scaling
+    # Digest of examples and labels before scaling, whose rounding differs between machines. For
+    # images on disk: digest of the labels and of mean and deviation of a sample.
+    sha256: str
+    notes: tuple[str, ...] = ()  # for the reader of the results
+    classification: bool = True  # or else a regression
+    described: str = ""  # as it was understood, before scaling, on one line
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example, as the network receives it."""
+        x = self.train.x
+        return x.shape[1:] if isinstance(x, np.ndarray) else (x.size, x.size, 3)
+
+    @property
+    def dtype(self) -> type:
+        """The type of examples, as the network receives them: int32 for tokens, else float32."""
+        x = self.train.x
+        return np.int32 if isinstance(x, np.ndarray) and x.dtype == np.int32 else np.float32
+
+    @property
+    def resident(self) -> bool:
+        """Whether all examples are in memory."""
+        return all(isinstance(part.x, np.ndarray) for part in (self.train, self.test))
+
+
+def hold_out(examples: Examples) -> tuple[Examples, Examples]:
+    """Holds out a fifth of each class for testing, the same in every run.
+
+    It is any fifth where labels are no classes, or a class has only one example.
+    """
+    from sklearn.model_selection import train_test_split
+
+    y, how = examples.y, {"test_size": 0.2, "random_state": 0}
+    if len(y) < 2:
+        raise UserError("it has one example and no test examples; add some.")
+    try:
+        train, test = train_test_split(np.arange(len(y)), stratify=y, **how)
+    except ValueError:
+        train, test = train_test_split(np.arange(len(y)), **how)
+    return examples.some(train), examples.some(test)
+
+
+def prepared(
+    name: str,
+    train: Examples,
+    test: Examples | None,
+    classes: int,
+    *,
+    dtype: type | None = None,
+    notes: Sequence[str] = (),
+    splits: Sequence[str] = ("train", "test"),
+    names: Sequence[str] = (),
+    classification: bool = True,
+) -> Dataset:
+    """The data set of examples as they are read; without a ``test``, a fifth is held out.
+
+    They are converted to ``dtype`` or, without one, scaled; uint8 is for images, which training
+    normalizes. The description has the names of ``splits`` and classes.
+    """
+    if test is None:
+        note = "There are no test examples: a fifth of the training examples is held out."
+        (train, test), notes = hold_out(train), [*notes, note]
+    x: Any = [train.x, test.x]
+    contents: list[Any] = [*train, *test]
+    mean, std = statistics(train.x) if dtype == np.uint8 else (None, None)
+    if not isinstance(train.x, np.ndarray):
+        contents = [train.y, test.y, *(of.round(3) for of in (mean, std) if of is not None)]
+    elif dtype is None:
+        x = scaled(*x)
+    elif dtype != np.uint8:
+        x = [of.astype(dtype) for of in x]
+    kind = np.int32 if train.y.dtype.kind in "iu" else np.float32
+    parts = [Examples(of, y.astype(kind)) for of, y in zip(x, (train.y, test.y), strict=True)]
+    about = _digest(contents), tuple(notes), classification
+    found = Dataset(name, parts[0], parts[1], classes, mean, std, *about)
+    counts = f"{splits[0]} {len(train.y):,}, {splits[1]} {len(test.y):,}"
+    content = _content("×".join(map(str, found.shape)), train.x, test.x)
+    labels = "classes" if classification else "output" + "s" * (classes > 1)
+    some = f" ({', '.join([*names[:3], '…'][: len(names)])})" if names else ""
+    described = f"{counts} {content}, {classes:,} {labels}{some}"
+    return dataclasses.replace(found, described=described)
+
+
+def _digest(arrays: Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _content(shape: str, *parts: Any) -> str:
+    if not isinstance(parts[0], np.ndarray):
+        return f"images on disk, read as {shape} uint8"
+    low, high = min(x.min() for x in parts), max(x.max() for x in parts)
+    return f"examples of {shape} {parts[0].dtype} in [{low:g}, {high:g}]"

@@ -1,0 +1,81 @@
+"""Objects of users by name: ``FILE.py:NAME``, or ``package.module:NAME``."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sam_optax.experiments.errors import UserError
+
+
+def is_spec(name: str) -> bool:
+    """Whether a name is ``FILE.py:NAME`` or ``package.module:NAME``."""
+    return ":" in name
+
+
+def short(name: str) -> str:
+    """Such a name without the place, or one that has none."""
+    return name.rpartition(":")[2]
+
+
+def find(spec: str, option: str = "--model") -> Any:
+    """The object that ``FILE.py:NAME`` or ``package.module:NAME`` names.
+
+    Raises:
+      UserError: (it names the option) there is no such file, module or name, or importing it fails.
+    """
+    place, _, name = spec.rpartition(":")
+    module = _imported(spec, place, option)
+    if not hasattr(module, name):
+        raise UserError(f"{option} {spec}: {place} has no {name or 'name after the colon'}.")
+    return getattr(module, name)
+
+
+def sha256(names: Sequence[str], option: str = "--model") -> str | None:
+    """The digest of the files in which :func:`find` looks; what these import is not part of it.
+
+    Names without a place are in none, nor are objects of a notebook, ``__main__:NAME``.
+    """
+    paths: dict[str, None] = {}
+    for spec in filter(is_spec, names):
+        place = spec.rpartition(":")[0]
+        path: str | None = place
+        if not place.endswith(".py"):
+            path = getattr(_imported(spec, place, option), "__file__", None)
+        paths |= {path: None} if path else {}
+    contents = b"".join(_file(path, option).read_bytes() for path in paths)
+    return hashlib.sha256(contents).hexdigest() if paths else None
+
+
+def _file(path: str, option: str) -> Path:
+    if not (found := Path(path).expanduser().absolute()).is_file():
+        raise UserError(f"{option} {path}: there is no such file.")
+    return found
+
+
+def _imported(spec: str, place: str, option: str) -> Any:
+    """The module of a file, executed anew, or of a package; the folder is that of the file."""
+    file = _file(place, option) if place.endswith(".py") else None
+    folder = str(file.parent) if file else ""
+    sys.path.insert(0, folder)
+    try:
+        if file is None:
+            return importlib.import_module(place)
+        found: Any = importlib.util.spec_from_file_location(file.stem, file)
+        module = importlib.util.module_from_spec(found)
+        sys.modules.setdefault(file.stem, module)  # dataclasses look up their module there
+        found.loader.exec_module(module)
+        return module
+    except Exception as error:  # whatever the user's code raises
+        raise UserError(f"{option} {spec}: {place} fails with {line(error)}.") from error
+    finally:
+        sys.path.remove(folder)
+
+
+def line(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    first = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,0 +1,200 @@
+"""Methods of users: from files and from Python."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import numpy as np
+import optax
+import pytest
+from tasks import FILE
+
+import sam_optax
+from sam_optax.__main__ import main
+from sam_optax.experiments import Base, compare, method, open_run
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods import registry
+
+pytestmark = pytest.mark.usefixtures("compile_fast")
+
+HALF = """
+import sam_optax
+from sam_optax.experiments import Base, method
+
+@method("SAM with half of the radius", weight_decay=0.001)
+def half(base: Base, rho: float = 1, flipped=False):
+    return base.sharp(sam_optax.sam(rho / 2))
+"""
+MINE = """
+@method("another SAM")
+def sam(base, rho=0.1): return base.sharp(sam_optax.sam(rho))
+
+@method("only the last layer, as params are named")
+def last(base, rho=0.1):
+    mask = lambda params: {k: k == "Dense_2" for k in params}
+    return base.sharp(sam_optax.perturb_only(sam_optax.sam(rho), mask))
+
+@method("an optimizer", radius=(), gradients=1)
+def lion(base, lr=0.01): return optax.lion(lr)
+
+@method("forgets to return")
+def nothing(base, rho=0.1): base.sharp(sam_optax.sam(rho))
+
+@method("fails")
+def fails(base, rho=0.1): return base.sharper
+
+def function(base, rho=0.1): return base.tx
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path("methods_of_mine.py")
+    path.write_text(HALF + "import optax\n" + MINE)
+    return path
+
+
+@pytest.fixture
+def options(archive):
+    return {"dataset": f"npz:{archive}", "epochs": 1, "seeds": 1, "batch_size": 20, "lr": 0.1}
+
+
+def equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_method_of_a_file_is_trained_with_its_hyperparameters(file, options):
+    """Half with the radius 1, which is an integer of type float, is SAM with 0.5."""
+    methods = ["sgd", "sam", f"{file}:half", f"{file}:last", f"{file}:lion"]
+    given = {**options, "weight_decay": 0.0, "half": {"rho": [1, 0.4]}, "sam": {"rho": 0.5}}
+    found = compare(methods=methods, **given)
+    assert list(found.params) == ["sgd", "sam", "half rho 1", "half rho 0.4", "last", "lion"]
+    equal(found.params["half rho 1"], found.params["sam"])
+    with pytest.raises(AssertionError):
+        equal(found.params["half rho 0.4"], found.params["sam"])
+    half = found.results["methods"][2]
+    assert (half["method"], half["gradients"]) == (f"{file}:half", 2.0)
+    assert half["hyperparameters"] == {"rho": 1, "flipped": False}
+    assert half["sources"] == {"rho": "given", "flipped": f"default of {file}:half"}
+    assert re.search(r"^half +ρ 1, flipped no", repr(found), re.M)
+
+
+def test_the_command_knows_the_options_of_a_file(file, options, capsys):
+    arguments = ["compare", "--methods", f"{file}:half", "--dataset", options["dataset"]]
+    more = ["--half.rho", "0.3", "--half.flipped", "True", "--dry-run"]
+    assert main([*arguments, *more]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^half: flipped +yes +given", text, re.M)
+    assert re.search(rf"^weight decay +0.001 +default of .*{file.name}:half", text, re.M)
+    assert main([*arguments, "--half.rh", "1"]) == 2
+    assert "--half.rh: unknown option; did you mean --half.rho?" in capsys.readouterr().err
+    assert main(["compare", "--help", f"{FILE}:gam"]) == 0
+    assert re.search(r"--gam.alpha \[FLOAT ...\] +Weight α of ", capsys.readouterr().out)
+    assert main(["compare", "--help", f"{file}:sam"]) == 0  # in the place of the one built in
+    assert "(default: 0.1)" in capsys.readouterr().out
+
+
+def test_of_a_preset_it_has_its_own_defaults_but_the_radius(file, capsys):
+    preset = ["compare", "--preset", "rsam-cifar10", "--dataset", "hf:x", "--dry-run"]
+    assert main([*preset, "--methods", f"{file}:half"]) == 2
+    assert f"no value of rho for {file}:half; give --half.rho." in capsys.readouterr().err
+    assert main([*preset, "--methods", f"{file}:half", "--half.rho", "1"]) == 0
+    assert re.search(r"flipped +no +default of .*half", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ("saam", r"--methods saam: unknown; did you mean sam\? .*, given as FIL"),
+        ("FILE:none", "--methods FILE:none: FILE has no none"),
+        ("none.py:sam", "--methods none.py: there is no such file"),
+        ("FILE:function", "--methods FILE:function: is of type function; give a .* @method"),
+        ("FILE:sam sam", "--methods FILE:sam: one of two named sam; rename its function"),
+        ("FILE:nothing", r"--methods nothing: fails with TypeError: it returns None; let .*sharp"),
+        ("FILE:fails", "--methods fails: fails with AttributeError: .*sharper"),
+        ("FILE:half --half.rho -1", r"--half.rho must be in \[0, inf\), got -0.5"),
+        ("FILE:half --sam.rho 1", "--sam.rho: sam is not trained; add it to --methods"),
+    ],
+)
+def test_what_is_no_method_is_an_error_of_the_user(file, methods, message, capsys):
+    arguments = methods.replace("FILE", str(file)).split()
+    assert main(["compare", "--dry-run", "--methods", *arguments]) == 2
+    assert re.search(message.replace("FILE", str(file)), capsys.readouterr().err)
+
+
+def test_a_run_whose_file_has_changed_is_another(file, options, tmp_path, capsys):
+    out, methods = tmp_path / "run", ["sgd", f"{file}:half"]
+    found = compare(methods=methods, out=out, **options).results
+    assert compare(methods=methods, out=out, resume=True, **options).results == found
+    assert [of.method for of in open_run(out).networks] == ["sgd", "half"]
+    file.write_text(HALF.replace("rho / 2", "rho / 3"))
+    with pytest.raises(UserError, match=r"--resume: .*: the file of --methods has changed"):
+        compare(methods=methods, out=out, resume=True, **options)
+    changed = f"--methods {file}:half: its file has changed since the run of"
+    with pytest.raises(UserError, match=changed):
+        open_run(out)
+    assert main(["analyze", str(out)]) == 2
+    assert changed in capsys.readouterr().err
+    half = compare(methods=methods, **options).params["half"]  # executed anew
+    with pytest.raises(AssertionError):
+        equal(half, open_params(out))
+
+
+def open_params(out):
+    saved = np.load(out / "params.npz")
+    names = [name for name in saved.files if name.startswith("half/0/")]
+    nested = {}
+    for name in names:
+        *path, leaf = name.split("/")[2:]
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+        place[leaf] = saved[name]
+    return {0: nested}
+
+
+@method("SAM of this file")
+def mine(base: Base, rho: float = 0.5):
+    return base.sharp(sam_optax.sam(rho))
+
+
+def test_an_object_from_python_is_named_by_its_place(options, tmp_path):
+    options |= {"weight_decay": 0.0, "mine": {"rho": 0.3}, "sam": {"rho": 0.3}}
+    found = compare(methods=["sam", mine], out=tmp_path, **options)
+    equal(found.params["mine"], found.params["sam"])
+    assert json.loads((tmp_path / "results.json").read_text())["methods"][1]["method"] == (
+        "test_own_methods:mine"
+    )
+    assert registry.get("test_own_methods:mine") is mine
+    with pytest.raises(UserError, match=r"test_own_methods has no <lambda>\."):
+        compare(methods=[lambda base, rho=0.1: base.tx], **options)
+
+
+def test_the_hyperparameters_of_a_function():
+    @method("many")
+    def many(
+        base, rho: Annotated[float | None, "ρ."] = None, a: "int | None" = 3, b=True, c: float = 2
+    ):
+        return optax.identity()
+
+    kinds = {name: of.annotation.__args__[0] for name, of in many.options.items()}
+    assert kinds == {"rho": float, "a": int, "b": bool, "c": float}
+    assert many.options["rho"].annotation.__metadata__ == ("ρ.",)
+    assert many.variant(b=False).hyperparameters == {"a": 3, "b": False, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda base, rho: base.tx, "rho of <lambda> needs a default"),
+        (lambda base, rho=(0.1, 0.2): base.tx, "rho of <lambda> needs a default that is a number"),
+        (lambda base, rho=0.1, **more: base.tx, "more of <lambda> needs a default"),
+        (lambda base, sigma=0.1: base.tx, r"has no hyperparameter rho; name .* radius=\(NAME,\)"),
+    ],
+)
+def test_functions_that_make_no_method(function, message):
+    with pytest.raises(TypeError, match=message):
+        method("wrong")(function)
