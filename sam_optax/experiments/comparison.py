@@ -35,15 +35,9 @@ _FILES = ("results.json", "params*.npz", REPORT, results.ANALYSIS, "tensorboard"
 
 
 def run(options: Compare, given: tasks.Given = tasks.NOTHING, show: bool = True) -> Result | None:
-    """Trains the methods, prints the table and writes the files.
+    """Trains the methods, prints the table if it is to ``show`` it, and writes the files.
 
-    Args:
-      options: the options of the command.
-      given: what a call from Python gives as objects.
-      show: whether the table is printed.
-
-    Returns:
-      What the run has found, or ``None`` after ``--dry-run``.
+    ``given`` are the objects of a call from Python. After ``--dry-run`` it returns ``None``.
 
     Raises:
       UserError: an option or a file is invalid. It is raised before training, unless the output
