@@ -25,18 +25,16 @@ def check(arrays: Mapping[str, np.ndarray], classification: bool = True) -> int:
     if not classification:
         return y_train.size // len(y_train)
     present = np.unique(y_train)
-    gaps = np.flatnonzero(present != np.arange(len(present)))
-    if len(gaps):
-        raise UserError(
-            f"{names[1]} contains the label {present[gaps[0]]} but not {gaps[0]}; number the "
-            "classes 0, 1, … without gaps."
-        )
+    for i, label in enumerate(present):
+        if label != i:
+            what = f"contains the label {label} in the place of {i}"
+            raise UserError(f"{names[1]} {what}; number the classes 0, 1, … without gaps.")
     if len(present) < 2:
         raise UserError(f"{names[1]} contains only one class; use at least two.")
-    if y_test.max() >= len(present):
+    if len(other := np.setdiff1d(y_test, present)):
         raise UserError(
-            f"{names[3]} contains the label {y_test.max()}, but the training set has the classes 0 "
-            f"to {len(present) - 1}; remove those examples or add the class to both."
+            f"{names[3]} contains the label {other[-1]}, but the training set has the classes 0 to "
+            f"{present[-1]}; remove those examples or add the class to both."
         )
     return len(present)
 
@@ -68,8 +66,6 @@ def _check_labels(name: str, y: np.ndarray, examples: int, classification: bool)
         check_examples(name, y.reshape(examples, -1))
     elif y.dtype.kind not in "iu":
         raise UserError(f"{name} has dtype {y.dtype}; use integer class labels 0, 1, ….")
-    elif y.min() < 0:
-        raise UserError(f"{name} contains the label {y.min()}; use class labels 0, 1, ….")
 
 
 def _check_scales(parts: Mapping[str, np.ndarray]) -> None:

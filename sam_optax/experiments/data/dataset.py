@@ -34,12 +34,9 @@ def load(spec: str, *, image_size: int | None = None, **of_hugging_face: str | N
             return _npz(spec, path)
         known = ", ".join([*BUILT_IN, "npz:PATH", "hf:NAME_OR_PATH"])
         raise UserError(f"unknown data set; use one of {known}.")
-    except (UserError, MemoryError) as error:
-        reason, cause = str(error), error.__cause__ or error
-        if isinstance(cause, MemoryError):
-            reason = f"it does not fit into memory ({cause}); use fewer examples."
-        prefix = "" if reason.startswith("--") else f"--dataset {spec}: "
-        raise UserError(prefix + reason) from error
+    except UserError as error:
+        prefix = "" if str(error).startswith("--") else f"--dataset {spec}: "
+        raise UserError(f"{prefix}{error}") from error
 
 
 def from_arrays(
