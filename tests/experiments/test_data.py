@@ -6,8 +6,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.data.dataset import from_arrays, load
+from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.errors import UserError
 
 

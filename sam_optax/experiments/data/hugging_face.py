@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sam_optax.experiments.data.arrays import check_examples
-from sam_optax.experiments.data.examples import Dataset, Examples, prepared
+from sam_optax.experiments.data.examples import Dataset, Examples, check_array, prepared
 from sam_optax.experiments.data.images import FORMATS, ImageColumn, in_memory
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import suggest
@@ -245,5 +244,5 @@ def _images(name: str, split: str, rows: Any, column: str, size: int) -> ImageCo
 def _vectors(split: str, rows: Any, columns: Sequence[str]) -> np.ndarray:
     vectors = rows.select_columns(columns).to_pandas().to_numpy(float)
     for i, column in enumerate(columns):
-        check_examples(f"the column {column} of {split}", vectors[:, i : i + 1])
+        check_array(f"the column {column} of {split}", vectors[:, i : i + 1])
     return np.ascontiguousarray(vectors)

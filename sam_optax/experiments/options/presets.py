@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sam_optax.experiments.types import Json, Record
 
 CHOSEN_HERE = "not printed; chosen here"
-WHOLE_BATCH = "the whole batch"
-"""The value of ``m`` where a paper has no groups."""
+WHOLE_BATCH = "the whole batch"  # the value of m where a paper has no groups
 
 
 class Found(NamedTuple):
@@ -21,8 +20,7 @@ class Found(NamedTuple):
     printed: bool = False
 
 
-Values: TypeAlias = Mapping[str, Found]
-"""Settings or hyperparameters by name."""
+Values: TypeAlias = Mapping[str, Found]  # settings or hyperparameters, by name
 
 
 class Preset(NamedTuple):
