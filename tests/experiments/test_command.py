@@ -41,7 +41,7 @@ WRONG = {
     "--sam.rho -1": r"--sam.rho must be in \[0, inf\), got -1.0.",
     "--sam.rho 1 1": "--sam.rho 1 1: a value is given twice; give each once.",
     "--sam.rho": "--sam.rho: no value is given; give one or several.",
-    "--vasso.rho 1": "--vasso.rho: vasso is not trained; add it to --methods, or leave it",
+    "--vasso.rho 1": "--vasso.rho: vasso is not trained; add it to --methods",
     "--m 7": r"--m 7: does not divide the batch size, 100; use a divisor, as 5\.",
     # names
     "--methods adam": "--methods adam: unknown; did you mean asam?",

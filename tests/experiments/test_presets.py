@@ -31,7 +31,7 @@ def _where_the_presets_find_methods(monkeypatch):
 
 def options(preset=None, **given):
     needed = {"dataset": "hf:cifar10"} if preset else {}
-    if preset and PRESETS[preset].needs_model:
+    if preset and PRESETS[preset].give:
         needed["model"] = "net.py:net"
     return Compare(preset=preset, **{**needed, **given})
 
@@ -84,7 +84,7 @@ def test_every_preset_resolves_and_says_where_its_values_are_from(name, capsys):
     assert sum(map(len, by_source)) == len(preset.shared)  # each value has one source
     for method, row in preset.rows.items():
         assert row.keys() <= {*DEFAULTS, *registry.get(method).options}
-    data = ["--dataset", "hf:nowhere", *(["--model", "f.py:f"] if preset.needs_model else [])]
+    data = ["--dataset", "hf:nowhere", *(["--model", "f.py:f"] if preset.give else [])]
     assert main(["compare", "--preset", name, *data, "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     rows = [preset.shared, *(preset.rows[of] for of in preset.methods if of in preset.rows)]

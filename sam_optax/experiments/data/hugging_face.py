@@ -52,10 +52,11 @@ def load(
         "Classes without training examples": np.delete(names, np.unique(y[0])),
     }
     notes += [f"{what}: {', '.join(of)}." for what, of in left_out.items() if len(of)]
-    x: list[Any] = [_vectors(split, rows, columns) for split, rows in used.items() if not images]
     if images:
         sources = [_images(name, split, rows, columns[0], size) for split, rows in used.items()]
-        x = in_memory(sources) or sources
+        x: list[Any] = in_memory(sources) or sources
+    else:
+        x = [_vectors(split, rows, columns) for split, rows in used.items()]
     tested = Examples(x[1], y[1]) if test else None
     about: Any = {"notes": notes, "splits": (train, test or "held out"), "names": names}
     about["dtype"] = np.uint8 if images else None

@@ -31,7 +31,7 @@ class Preset(NamedTuple):
     shared: Values  # of all methods
     rows: Mapping[str, Values]  # of a method: its settings and hyperparameters
     differs: Sequence[str] = ()  # this trainer from the paper
-    needs_model: str = ""  # what --model is to return, where it is a pretrained network
+    give: str = ""  # as --model, where the network is pretrained
 
 
 def _merged(family: Any, own: Any) -> Any:

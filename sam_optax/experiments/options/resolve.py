@@ -76,17 +76,12 @@ def _chosen(given: Any, found: Found | None) -> Record:
 
 def _check_given(options: Compare, found: Values) -> None:
     """Asks for data and pretrained network of a preset, and another optimizer's learning rate."""
-    preset, optimizer = options.table, found["optimizer"].value
-    if preset and options.dataset is None:
-        raise UserError(
-            f"--preset {options.preset}: needs the data ({found['dataset'].value}); give --dataset "
-            "hf:NAME_OR_PATH, such as a folder that datasets.Dataset.save_to_disk wrote."
-        )
-    if preset and options.model is None and preset.needs_model:
-        raise UserError(
-            f"--preset {options.preset}: starts from a pretrained network; give --model "
-            f"FILE.py:NAME, a function that returns (module, variables): {preset.needs_model}."
-        )
+    data, optimizer = found["dataset"].value, found["optimizer"].value
+    asked, pretrained = f"--preset {options.preset}", options.table and options.table.give
+    if options.preset and options.dataset is None:
+        raise UserError(f"{asked}: needs the data ({data}); give --dataset hf:NAME_OR_PATH.")
+    if pretrained and options.model is None:
+        raise UserError(f"{asked}: starts from a pretrained network; give --model {pretrained}.")
     if options.optimizer not in (None, optimizer) and options.lr is None:
         raise UserError(
             f"--optimizer {options.optimizer}: the learning rate, {found['lr'].value:g}, was "
@@ -111,9 +106,7 @@ def _methods(options: Compare) -> Sequence[str]:
             raise UserError(f"--methods {name}: one of two named {its}; rename its function.")
     for asked in options.hyperparameters:
         if (name := asked.partition(".")[0]) not in short:
-            raise UserError(
-                f"{flag(asked)}: {name} is not trained; add it to --methods, or leave it out."
-            )
+            raise UserError(f"{flag(asked)}: {name} is not trained; add it to --methods.")
     return names
 
 
