@@ -116,10 +116,8 @@ def prepared(
     mean, std = statistics(train.x) if dtype == np.uint8 else (None, None)
     if not isinstance(train.x, np.ndarray):
         contents = [train.y, test.y, *(of.round(3) for of in (mean, std) if of is not None)]
-    elif dtype is None:
-        x = _scaled(*x)
-    elif dtype != np.uint8:
-        x = [of.astype(dtype) for of in x]
+    else:
+        x = [of.astype(dtype, copy=False) for of in x] if dtype else _scaled(*x)
     kind = np.int32 if train.y.dtype.kind in "iu" else np.float32
     parts = [Examples(of, y.astype(kind)) for of, y in zip(x, (train.y, test.y), strict=True)]
     about = _digest(contents), tuple(notes), classification
