@@ -17,8 +17,7 @@ from sam_optax.experiments.reporting.live import live
 from sam_optax.experiments.reporting.output import OutputDirectory, writable
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.snapshots import Snapshots, load_params, to_npz
-from sam_optax.experiments.reporting.table import print_settings
-from sam_optax.experiments.result import Result
+from sam_optax.experiments.reporting.table import Result, print_settings
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.training.train import Outcome, Training, work

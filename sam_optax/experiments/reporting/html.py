@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Mapping
-from typing import Any
 
 import jinja2
 
@@ -24,31 +23,27 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
     )
     environment.filters["plain"] = words.plain
     methods, columns = found["methods"], table.columns(found)
-    settings = [row for row in words.settings(found) if row[0] or not _unused(found, *row[1:])]
-    origin = {"seeds": found["seeds"], **found["versions"]}
+    settings = [
+        [method, name, value, source]
+        for method, name, value, source in words.settings(found)
+        if method or source != "default" or (value and words.used(found, name))
+    ]
+    origin = {"seeds": found["seeds"], **found.get("versions", {})}
     origin["data, SHA-256"] = found["dataset"]["sha256"]
     sections = {  # heading: header, rows, number of columns of text
         "Settings": (["method", "setting", "value", "where the value is from"], settings, 4),
-        "Cost": ([*map(words.named, _COST)], [[m[key] for key in _COST] for m in methods], 1),
+        "Cost": ([*map(words.named, _COST)], [[m.get(key) for key in _COST] for m in methods], 1),
         "Data and software": (["", ""], list(origin.items()), 2),
     }
-    header = [f"{column.heading}\n{column.unit}".strip() for column in columns]
     rows = [*zip(*(column.cells for column in columns), strict=True)]
-    what = methods[0]["title"] if len(methods) == 1 else f"{len(methods)} methods"
+    what = methods[0].get("title") if len(methods) == 1 else f"{len(methods)} methods"
     template = environment.get_template("report.html")
     return template.render(
-        title=f"{what}: {words.setting(found, 'model')} on {words.data_name(found)}",
-        heading=[*words.heading(found), f"{found['parameters']:,} params"],
-        notes=found["notes"],
-        table=(header, rows, 2),
+        title=f"{what}: {words.task(found)}",
+        heading=[*words.heading(found), f"{found.get('parameters', 0):,} params"],
+        notes=found.get("notes", []),
+        table=([column.heading for column in columns], rows, 2),
         legend=table.legend(columns),
         figures=[(figures.CAPTIONS[n], base64.b64encode(p).decode()) for n, p in drawn.items()],
         sections=sections,
     ).encode()
-
-
-def _unused(found: Json, name: str, value: Any, source: str) -> bool:
-    """Whether a shared setting has no effect in this run."""
-    adam = words.setting(found, "optimizer", "adam").startswith("adam")
-    other = {"beta2": adam, "image size": found["dataset"]["name"].startswith("hf:")}
-    return source == "default" and not (value and other.get(name, True))
