@@ -114,9 +114,8 @@ def run(options: Cost) -> None:
     console.print(LEGEND, style="dim")
     if options.out is not None:
         found = {"versions": versions(), "devices": devices, "models": models}
-        png = options.out.with_suffix(".png")
-        with output.writable(options.out):
-            output.replace_files({options.out: to_json(found), png: draw(models)})
+        png = options.out.with_suffix(".png").name
+        output.write(options.out.parent, {options.out.name: to_json(found), png: draw(models)})
 
 
 def _model(name: str, options: Cost, placement: Placement) -> Record:
