@@ -1,7 +1,6 @@
 """Opens finished runs: their networks, and the loss of these on the data."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,11 +29,6 @@ class Run:
     results: Record
     task: tasks.Task
     networks: list["Network"] = dataclasses.field(default_factory=list)
-
-    @functools.cache  # noqa: B019 (a run lives as long as its networks)
-    def examples(self, part: str) -> tuple[np.ndarray, np.ndarray]:
-        """Those of ``"train"`` or ``"test"`` that are measured, and their indices in it."""
-        return measures.measured(getattr(self.task.dataset, part))
 
 
 class Network(NamedTuple):
@@ -71,7 +65,8 @@ class Network(NamedTuple):
         """
         if part not in ("train", "test") or size < 1:
             raise UserError(f'part {part!r}, size {size}: use "train" or "test", and at least 1.')
-        task, (examples, chosen) = self.run.task, self.run.examples(part)
+        task = dataclasses.replace(self.run.task, held_out=True)  # as many test labels are wrong
+        examples, chosen = measures.measured(getattr(task.dataset, part))
         n = len(examples)
         # Examples of others, of weight 0, fill the last batch, so that the statistics of BatchNorm
         # are those of as many examples everywhere.
@@ -79,8 +74,7 @@ class Network(NamedTuple):
         place = np.arange(-(-n // size) * size).reshape(-1, size)
         index = np.random.default_rng(0).permutation(n)[place % n]
         weight = (place < n).astype(np.float32)
-        noisy = dataclasses.replace(task, held_out=True)
-        (labels,) = tasks.noisy_labels(noisy, (self.seed,), held_out=part == "test")
+        (labels,) = tasks.noisy_labels(task, (self.seed,), held_out=part == "test")
         x, y, weights = map(jnp.asarray, (examples[index], labels[chosen[index]], weight))
         # As a part of the data they leave all networks one compiled program.
         statistics = jax.tree.map(
