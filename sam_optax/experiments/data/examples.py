@@ -118,19 +118,15 @@ def prepared(
         x = [of.astype(dtype, copy=False) for of in x] if dtype else _scaled(*x)
     kind = np.int32 if train.y.dtype.kind in "iu" else np.float32
     parts = [Examples(of, y.astype(kind)) for of, y in zip(x, (train.y, test.y), strict=True)]
-    about = _digest(contents), tuple(notes)
+    digest = hashlib.sha256()
+    for array in contents:
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    about = digest.hexdigest(), tuple(notes)
     found = Dataset(name, parts[0], parts[1], classes, mean, std, *about)
     counts = f"{splits[0]} {len(train.y):,}, {splits[1]} {len(test.y):,}"
     content = _content("×".join(map(str, found.shape)), train.x, test.x)
     return dataclasses.replace(found, described=f"{counts} {content}, {classes:,} {labels}")
-
-
-def _digest(arrays: Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(f"{array.dtype} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def _content(shape: str, *parts: Any) -> str:

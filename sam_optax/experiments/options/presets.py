@@ -3,7 +3,6 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from sam_optax.experiments.types import Json, Record
@@ -56,7 +55,7 @@ def _values(by_source: Json) -> Values:
     }
 
 
-def _preset(shared: Json, rows: Json = MappingProxyType({}), **about: Any) -> Preset:
+def _preset(shared: Json, rows: Json, **about: Any) -> Preset:
     by_method = {method: _values(row) for method, row in rows.items()}
     return Preset(shared=_values(shared), rows=by_method, **about)
 

@@ -123,10 +123,7 @@ def _rows(name: str, options: Compare) -> Iterator[Record]:
             "name": " ".join([method.name, *(f"{o} {plain(hyperparameters[o])}" for o in varied)]),
             "method": name,
             "title": method.title,
-            "hyperparameters": {  # JSON has no infinity
-                option: str(value) if value == math.inf else value
-                for option, value in hyperparameters.items()
-            },
+            "hyperparameters": hyperparameters,
             "sources": {option: found["source"] for option, found in values.items()},
             "settings": settings,
         }
@@ -154,7 +151,8 @@ def _values(name: str, options: Compare) -> dict[str, Record]:
                     f"--tune: {asked} {' '.join(map(plain, values))}: the search starts at one "
                     "radius above 0; give one, or leave out --tune."
                 )
-            several[option] = {**chosen, "value": values}
+            texts = ["inf" if of == math.inf else of for of in values]  # JSON has no infinity
+            several[option] = {**chosen, "value": texts}
     return several
 
 
