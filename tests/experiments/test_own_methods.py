@@ -130,6 +130,8 @@ def test_a_run_whose_file_has_changed_is_another(file, options, tmp_path, capsys
     found = compare(methods=methods, out=out, **options).results
     assert compare(methods=methods, out=out, resume=True, **options).results == found
     assert [of.method for of in open_run(out).networks] == ["sgd", "half"]
+    with pytest.raises(UserError, match=r"--half.rho 1 \(now 2\)\. Give the same"):
+        compare(methods=methods, out=out, resume=True, half={"rho": 2}, **options)
     file.write_text(HALF.replace("rho / 2", "rho / 3"))
     with pytest.raises(UserError, match=r"--resume: .*: the file of --methods has changed"):
         compare(methods=methods, out=out, resume=True, **options)
@@ -154,6 +156,15 @@ def open_params(out):
             place = place.setdefault(part, {})
         place[leaf] = saved[name]
     return {0: nested}
+
+
+@pytest.mark.slow
+def test_a_tuned_run_is_resumed(file, options, tmp_path):
+    given = {"methods": [f"{file}:half"], "tune": True, "trials": 2, "out": tmp_path, **options}
+    found = compare(**given).results
+    assert found["methods"][0]["tune"]["around"] == {"half.rho": 1, "weight_decay": 0.001}
+    again = compare(**given, resume=True).results
+    assert json.loads(json.dumps(again)) == json.loads(json.dumps(found))
 
 
 @method("SAM of this file")
@@ -186,9 +197,14 @@ def test_the_hyperparameters_of_a_function():
     assert many.variant(b=False).hyperparameters == {"a": 3, "b": False, "c": 2}
 
 
+def typed(base, rho: float):
+    return base.tx
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (typed, "rho of typed needs a default"),
         (lambda base, rho: base.tx, "rho of <lambda> needs a default"),
         (lambda base, rho=(0.1, 0.2): base.tx, "rho of <lambda> needs a default that is a number"),
         (lambda base, rho=0.1, **more: base.tx, "more of <lambda> needs a default"),
