@@ -1,16 +1,24 @@
-"""Pretrained vision transformers for ``--init``: a ViT or DeiT of timm or Hugging Face, converted.
+"""Pretrained vision transformers for ``compare``: a ViT or DeiT of timm or Hugging Face.
 
-    python notebooks/from_safetensors.py model.safetensors deit_small.npz
-    python -m sam_optax compare --preset fsam-transfer --init deit_small.npz --dataset hf:...
+A file beside this one, such as deit.py, names yours:
 
-It needs pip install safetensors. The head is new in training if the number of classes differs.
+    from from_safetensors import pretrained
+
+    def small(classes):
+        return pretrained("deit_small.safetensors", "vit_s16", classes)
+
+    python -m sam_optax compare --preset fsam-transfer --model notebooks/deit.py:small --dataset ...
+
+It needs pip install safetensors. The head starts at random if the number of classes differs.
 """
 
 import re
-import sys
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
+
+from sam_optax.experiments.networks.registry import ARCHITECTURES
 
 HEAD = 64  # width of an attention head, in ViT-S/16, ViT-B/16 and DeiT
 ATTENTION = "MultiHeadDotProductAttention_0"
@@ -32,8 +40,18 @@ NAMES = {  # of timm and of Hugging Face: those of sam_optax.experiments' vit_s1
 OURS = {name: ours for names, ours in NAMES.items() for name in names.split()}
 
 
+def pretrained(
+    path: str, network: str, classes: int
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """The built-in ``network``, and the variables from a file that it starts with."""
+    found = converted(load_file(path))
+    if len(found["params/Dense_0/bias"]) != classes:  # of the pretraining
+        del found["params/Dense_0/kernel"], found["params/Dense_0/bias"]
+    return ARCHITECTURES[network].make(classes=classes), found
+
+
 def converted(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of a ``params.npz`` with one network; tensors of other names are refused."""
+    """The variables by path; tensors of other names are refused."""
     found = {}
     for name, value in tensors.items():
         stem = re.sub(r"^(vit|deit)\.", "", name)
@@ -49,7 +67,7 @@ def converted(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             parts = dict(zip(names, np.array_split(value, 3), strict=True))
         for part, tensor in parts.items():
             if part not in OURS:
-                raise SystemExit(f"{name}: not a tensor of a ViT or DeiT.")
+                raise ValueError(f"{name}: not a tensor of a ViT or DeiT")
             path = where + OURS[part]
             if kind:
                 scale = "scale" if "LayerNorm" in path else "kernel"
@@ -60,16 +78,5 @@ def converted(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
                 tensor = tensor.reshape(-1, HEAD, tensor.shape[-1])
             elif ATTENTION in path and "/out/" not in path:
                 tensor = tensor.reshape(*tensor.shape[:-1], -1, HEAD)
-            found[f"pretrained/0/params/{path}"] = tensor
+            found[f"params/{path}"] = tensor
     return found
-
-
-if __name__ == "__main__":
-    source, target = sys.argv[1:]
-    try:
-        tensors = load_file(source)
-    except Exception as error:  # of the library, such as for a dtype that NumPy lacks
-        raise SystemExit(
-            f"{source}: cannot be read ({type(error).__name__}: {error})."
-        ) from error
-    np.savez(target, **converted(tensors))

@@ -36,7 +36,9 @@ def compare(
       model: the name of a built-in network, ``FILE.py:NAME``, a Flax Linen module, the class of a
         Linen or NNX module, or a function that returns one; one of NNX takes ``rngs``, and a
         parameter ``classes`` gets their number. A Linen module may take ``train``, ``training``,
-        ``deterministic`` or ``use_running_average`` in its call. Default: the command's, an MLP.
+        ``deterministic`` or ``use_running_average`` in its call. Or a pair of one of these objects
+        and the variables that every seed starts from, such as ``open_run(DIR).networks[0].load()``;
+        what they lack is initialized. Default: the command's, an MLP.
       train: training examples ``(x, y)``: x of any shape (n, …), y the integer labels (n,), or with
         a ``loss`` anything it takes. Default: the command's data, digits, or ``dataset=``.
       test: test examples ``(x, y)``. Default: a fifth of the training examples is held out.
@@ -65,15 +67,16 @@ def compare(
     """
     if (metric is None) != (higher_is_better is None):
         raise UserError("higher_is_better: give True or False with a metric, and only with one.")
-    named = isinstance(model, str)
     functions = [getattr(of, "build", of) for of in methods or ()]
     names = [f"{of.__module__}:{of.__name__}" if callable(of) else str(of) for of in functions]
-    settings = {**_options(options, names), "tune": tune}
+    settings, dataset, scored = {**_options(options, names), "tune": tune}, None, ACCURACY
     if methods is not None:
         settings["methods"] = tuple(names)
-    if model is not None:
-        settings["model"] = model if named else getattr(model, "__name__", type(model).__name__)
-    dataset = None
+    if isinstance(model, str):
+        settings["model"], model = model, None
+    elif model is not None:
+        network = model[0] if isinstance(model, tuple) and model else model
+        settings["model"] = getattr(network, "__name__", type(network).__name__)
     if train is not None:
         if "dataset" in settings:
             raise UserError("dataset: train is given, too; leave one out.")
@@ -81,13 +84,12 @@ def compare(
         settings["dataset"] = ARRAYS
     elif test is not None:
         raise UserError("test: give train, too.")
-    scored = ACCURACY
     if metric is not None:
         name = getattr(metric, "__name__", "metric")
         scored = Metric(metric, name if name.isidentifier() else "metric", bool(higher_is_better))
     elif loss is not None:
         scored = Metric(loss, "loss", False)
-    given = Given(None if named else model, dataset, loss, scored)
+    given = Given(model, dataset, loss, scored)
     found = comparison.run(Compare(**settings), given, show=False)
     if found is None:
         raise UserError("dry_run: nothing is trained; leave it out.")

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import jax
+from jax.sharding import Mesh
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.describe import describe
@@ -12,38 +13,28 @@ from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.reporting import results
 from sam_optax.experiments.reporting.console import Console, say
-from sam_optax.experiments.reporting.live import Live
+from sam_optax.experiments.reporting.live import live
 from sam_optax.experiments.reporting.output import OutputDirectory, writable
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.snapshots import Snapshots, load_params, to_npz
-from sam_optax.experiments.reporting.table import ResultsTable, print_settings
+from sam_optax.experiments.reporting.table import print_settings
 from sam_optax.experiments.result import Result
-from sam_optax.experiments.training import devices, identity, initial
-from sam_optax.experiments.training.task import (
-    NOTHING,
-    Given,
-    Task,
-    entries_of,
-    load_dataset,
-    task_of,
-    values,
-)
+from sam_optax.experiments.training import devices, identity
+from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.training.train import Outcome, Training, work
 from sam_optax.experiments.tuning import search
-from sam_optax.experiments.types import Json, Record
+from sam_optax.experiments.types import Function, Json, Record
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
-CHECKPOINT = "checkpoint"
-"""Directory of the checkpoints, inside that of --out."""
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
 _FILES = ("results.json", "params*.npz", REPORT, results.ANALYSIS, "tensorboard", search.FILE)
 """Besides the figures."""
 
 
-def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result | None:
+def run(options: Compare, given: tasks.Given = tasks.NOTHING, show: bool = True) -> Result | None:
     """Trains the methods, prints the table and writes the files.
 
     Args:
@@ -58,30 +49,25 @@ def run(options: Compare, given: Given = NOTHING, show: bool = True) -> Result |
       UserError: an option or a file is invalid. It is raised before training, unless the output
         directory becomes unwritable later or every run diverges.
     """
-    if options.distributed:
-        devices.connect()
     resolved = resolve(options)
     if options.dry_run:
-        print_settings(_console(), resolved)
+        print_settings(Console(), resolved)
         return None
-    count = options.devices if options.devices or options.preset or options.distributed else 1
-    place = devices.choose(count)
-    dataset = given.dataset or load_dataset(values(resolved["settings"]))
-    description = describe(options, resolved, dataset, place.count, given)
-    task = task_of(description, dataset, given)
-    if options.init:
-        start, new = initial.load(options.init, task)
-        task = dataclasses.replace(task, initial=start)
-        description["notes"] += [f"Not from the file of --init: {', '.join(new)}."] if new else []
+    mesh = devices.choose(options.devices if options.devices or options.preset else 1)
+    dataset = given.dataset or tasks.load_dataset(tasks.values(resolved["settings"]))
+    description = describe(options, resolved, dataset, mesh.size, given)
+    task = tasks.task_of(description, dataset, given)
+    if task.initial and (new := [path for path in tasks.shapes(task) if path not in task.initial]):
+        description["notes"].append(f"Not among the variables of --model: {', '.join(new)}.")
     for note in description["notes"]:
-        _say(note)
-    if options.out is None or jax.process_index():  # only one process writes
-        return _Run(options, task, description, place, show).result()
+        say(note)
+    if options.out is None:
+        return _Run(options, task, description, mesh, show).result()
     from sam_optax.experiments.reporting import figures  # slow; before training, if it cannot be
 
     ours = results.from_json(options.out / "results.json") is not None
     with OutputDirectory(options.out, (*_FILES, *figures.CAPTIONS), ours) as out:
-        return _Run(options, task, description, place, show, out).result()
+        return _Run(options, task, description, mesh, show, out).result()
 
 
 @dataclasses.dataclass
@@ -89,17 +75,68 @@ class _Run:
     """A run, from its task to its results; ``--tune`` settles the methods of both."""
 
     options: Compare
-    task: Task
+    task: tasks.Task
     description: Record
-    place: devices.Devices
+    mesh: Mesh
     show: bool
     out: OutputDirectory | None = None
 
     def result(self) -> Result:
         """Trains, unless the run is finished; writes the files and prints the table."""
-        checkpoints = self._checkpoints()  # written by all processes
-        if checkpoints and (before := self._finished(checkpoints)):
-            return before
+        checkpoints, begin = self._checkpoints(), "This run is finished: its"
+        found = self._finished(checkpoints) if checkpoints else None
+        if found is None:
+            begin, found = "The", self._trained(checkpoints)
+        if checkpoints:
+            checkpoints.finish()
+        if self.out:
+            report = self.out.path / REPORT
+            if not report.exists():
+                _draw(self.out, found.results)
+            say(f"\n{begin} results are in {self.out.path}. Open {report}.", stderr=False)
+        if all(of["diverged"] == len(self.task.seeds) for of in found.results["methods"]):
+            raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
+        return found
+
+    def _checkpoints(self) -> "Checkpoints | None":
+        """The run's checkpoints, if requested or if there are any."""
+        options = self.options
+        path = options.out / "checkpoint" if options.out else None
+        if not path or not (options.resume or options.checkpoint_every or path.exists()):
+            return None
+        from sam_optax.experiments.training.checkpoints import Checkpoints  # slow to import
+
+        run, every = identity.of(self.description), options.checkpoint_every
+        found = Checkpoints(path, every, run, results.versions())
+        for note in found.find() if options.resume else ():
+            say(note)
+        return found
+
+    def _finished(self, checkpoints: "Checkpoints") -> Result | None:
+        """What the run has found if it is finished, after printing its table.
+
+        Raises:
+          UserError: in the directory are results or a checkpoint of another run.
+        """
+        options, path = self.options, checkpoints.path.parent
+        begun = options.tune and (path / search.FILE).exists()
+        if checkpoints.epoch:
+            return None
+        found = results.from_json(path / "results.json") if options.resume and not begun else None
+        if found is None:
+            checkpoints.refuse(foreign=bool(options.resume or options.checkpoint_every))
+            if options.resume and not begun:
+                say(f"There is no checkpoint in {options.out}: starting from the beginning.")
+            return None
+        theirs, ours = identity.of(found), identity.of(self.description)
+        identity.check(theirs, ours, f"{options.out} holds the results of")
+        before = Result(found, load_params(path / "params.npz"))
+        if self.show:
+            before.print()
+        return before
+
+    def _trained(self, checkpoints: "Checkpoints | None") -> Result:
+        """What the run finds, after writing its files and printing its table."""
         if self.options.tune:
             self._tune()
         outcomes = self._train(checkpoints)
@@ -113,113 +150,57 @@ class _Run:
                     (self.out.path / name).unlink(missing_ok=True)
                 npz = to_npz(params, identity.of(found.results))
                 self.out.write({"params.npz": npz, "results.json": results.to_json(found.results)})
+                if self.options.tune:
+                    (self.out.path / search.FILE).unlink(missing_ok=True)  # it is in the results
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
-            self._print_table(found.results)
-        if checkpoints:
-            checkpoints.finish()
-        if self.out:
-            if self.options.tune:
-                (self.out.path / search.FILE).unlink(missing_ok=True)  # it is in the results now
-            _draw(self.out, found.results)
-            paths = f"{self.out.path}. Open {self.out.path / REPORT}."
-            _say(f"\nThe results are in {paths}", stderr=False)
-        if all(of["diverged"] == len(self.task.seeds) for of in found.results["methods"]):
-            raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
+            if self.show:
+                found.print()
         return found
-
-    def _checkpoints(self) -> "Checkpoints | None":
-        """The run's checkpoints, if requested or if there are any."""
-        options = self.options
-        if options.out is None:
-            return None
-        path = options.out / CHECKPOINT
-        if not (options.resume or options.checkpoint_every or path.exists()):
-            return None
-        from sam_optax.experiments.training.checkpoints import Checkpoints  # slow to import
-
-        of_run = identity.of(self.description)
-        found = Checkpoints(path, options.checkpoint_every, of_run, results.versions())
-        for note in found.find() if options.resume else ():
-            _say(note)
-        return found
-
-    def _finished(self, checkpoints: "Checkpoints") -> Result | None:
-        """What the run has found if it is finished: prints its table, draws what is missing.
-
-        Raises:
-          UserError: in the directory are results or a checkpoint of another run.
-        """
-        options, path = self.options, self.options.out
-        assert path is not None  # where checkpoints are
-        begun = options.tune and (path / search.FILE).exists()
-        if checkpoints.epoch:
-            return None
-        found = results.from_json(path / "results.json") if options.resume and not begun else None
-        if found is None:
-            checkpoints.refuse(foreign=bool(options.resume or options.checkpoint_every))
-            if options.resume and not begun:
-                _say(f"There is no checkpoint in {path}: starting from the beginning.")
-            return None
-        theirs, ours = identity.of(found), identity.of(self.description)
-        identity.check(theirs, ours, f"{path} holds the results of")
-        self._print_table(found)
-        if self.out and not (path / REPORT).exists():
-            _draw(self.out, found)
-        paths = f"{path}. Open {path / REPORT}."
-        _say(f"\nThis run is finished: its results are in {paths}", stderr=False)
-        checkpoints.finish()  # what a kill has left of them
-        return Result(found, load_params(path / "params.npz"))
 
     def _tune(self) -> None:
         """Chooses the values of ``--tune``; the directory keeps those that it tries."""
         options, out, of_run = self.options, self.out, identity.of(self.description)
         task, trials = search.held_out(self.task), {}
-        if options.out:
-            trials = search.load(options.out / search.FILE, of_run, options.resume)
-        if out and not options.resume:
-            (out.path / search.FILE).unlink(missing_ok=True)
+        if out:
+            trials = search.load(out.path / search.FILE, of_run, options.resume)
+            if not options.resume:
+                (out.path / search.FILE).unlink(missing_ok=True)
 
         def keep() -> None:
             if out:
                 out.write({search.FILE: search.to_json(of_run, trials)})
 
-        default = search.TRIALS_WITH_LR if options.tune_lr else search.TRIALS
-        count = options.trials or default
+        count = options.trials or (search.TRIALS_WITH_LR if options.tune_lr else search.TRIALS)
         try:
-            chosen = search.Search(task, self.place, count, options.tune_lr, trials)
-            found = chosen.run(keep, _console(stderr=True))
+            chosen = search.Search(task, self.mesh, count, options.tune_lr, trials)
+            found = chosen.run(keep, Console(stderr=True))
         except KeyboardInterrupt:
             if out and any(trials.values()):
-                _say(f"What --tune has tried is in {out.path / search.FILE}; --resume goes on.")
+                say(f"What --tune has tried is in {out.path / search.FILE}; --resume goes on.")
             raise
         for note in search.notes(found):
-            _say(note)
+            say(note)
         self.description = search.settled(self.description, found)
-        self.task = dataclasses.replace(self.task, entries=entries_of(self.description))
+        self.task = dataclasses.replace(self.task, entries=tasks.entries_of(self.description))
 
     def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
         options, task, out = self.options, self.task, self.out
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
-        bar = Progress(_console(stderr=True), work(task), epochs=epochs)
-        live: AbstractContextManager[Live | None] = nullcontext()
+        bar = Progress(Console(stderr=True), work(task), epochs=epochs)
+        points: AbstractContextManager[Function | None] = nullcontext()
         snapshots = None
         if out and options.save_every:
             snapshots = Snapshots(out, options.save_every, identity.of(self.description))
         if out and options.tensorboard:
-            live = Live(out.path / "tensorboard", checkpoints.epoch if checkpoints else 0)
+            points = live(out.path / "tensorboard", checkpoints.epoch if checkpoints else 0)
         try:
-            with live as writer, bar as progress:
-                training = Training(task, self.place)
-                return training.run(progress, checkpoints, writer, snapshots)
+            with points as add, bar as progress:
+                return Training(task, self.mesh).run(progress, checkpoints, add, snapshots)
         except KeyboardInterrupt:
             if checkpoints and checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
-                _say(f"{there}; --resume continues from it.")
+                say(f"{there}; --resume continues from it.")
             raise
-
-    def _print_table(self, found: Json) -> None:
-        if self.show:
-            _console().print(ResultsTable(found), soft_wrap=True)  # paths stay on one line
 
 
 def _draw(out: OutputDirectory, found: Json) -> None:
@@ -230,11 +211,3 @@ def _draw(out: OutputDirectory, found: Json) -> None:
         for name in figures.CAPTIONS.keys() - drawn.keys():  # of an earlier run
             (out.path / name).unlink(missing_ok=True)
     out.write({**drawn, REPORT: html.html_page(found, drawn)})
-
-
-def _console(stderr: bool = False) -> Console:
-    return Console(stderr, quiet=bool(jax.process_index()))
-
-
-def _say(message: str, stderr: bool = True) -> None:
-    say(message, stderr, quiet=bool(jax.process_index()))

@@ -41,8 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     out: Any = Stream(sys.stdout)
     err: Any = Stream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = 0
         try:
-            code = _main(list(sys.argv[1:] if argv is None else argv))
+            _run(list(sys.argv[1:] if argv is None else argv))
         except KeyboardInterrupt as stop:
             warnings.simplefilter("ignore")  # of what was waited for, such as Orbax's writing
             code = _fail("interrupted.", 128 + (stop.args[0] if stop.args else signal.SIGINT))
@@ -52,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 # would free the memory in use and crash; what was interrupted half made, such as
                 # an event loop of Orbax's, complains when it is freed.
                 os._exit(code)
+        except Exception as error:
+            if (message := _message(error)) is None:
+                raise
+            code = _fail(message)
         sys.stdout.flush()
         if out.error is None or code:
             return code
@@ -61,36 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"standard output cannot be written ({reason}).")
 
 
-def _main(given: list[str]) -> int:
-    try:
-        _run(given)
-        return 0
-    except UserError as error:
-        return _fail(str(error))
-    except (MemoryError, RuntimeError) as error:
-        if (reason := _of_the_machine(error)) is None:
-            raise
-        return _fail(reason)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _EXTRA:
-            raise
-        return _fail(f'{missing} is not installed; run: pip install "sam_optax[experiments]"')
-
-
-def _of_the_machine(error: Exception) -> str | None:
-    """What to say of an error that is neither the user's nor ours, if it is one."""
-    text = str(error)
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
-        what = (text.splitlines() or ["no more is free"])[0][:200]
+def _message(error: Exception) -> str | None:
+    """What to say of an error in a line; ``None`` if it is a mistake of ours."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        what = (str(error).splitlines() or ["no more is free"])[0][:200]
         return f"out of memory ({what}); use fewer examples, a smaller --batch-size or network."
-    import jax
-
-    if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
-        from sam_optax.experiments.training.devices import LOST
-
-        return LOST
-    return None
+    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if package not in _EXTRA:
+        return None
+    return f'{package} is not installed; run: pip install "sam_optax[experiments]"'
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

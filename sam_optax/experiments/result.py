@@ -30,7 +30,7 @@ class Result(ResultsTable):
 
     def print(self) -> None:
         """Prints the table."""
-        Console().print(self)
+        Console().print(self, soft_wrap=True)  # paths stay on one line
 
     def __repr__(self) -> str:
         file = io.StringIO()  # a console would show in a notebook what it prints

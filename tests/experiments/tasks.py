@@ -17,7 +17,7 @@ from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.training import devices
-from sam_optax.experiments.training.step import MethodStep
+from sam_optax.experiments.training.runner import MethodStep
 from sam_optax.experiments.training.task import task_of
 from sam_optax.experiments.training.train import Training
 

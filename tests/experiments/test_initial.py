@@ -1,10 +1,6 @@
-"""``--init``: networks that start from the params of a file, and the conversion of others'."""
+"""Networks that start from given variables: of earlier runs, and of others' files."""
 
-import dataclasses
-import hashlib
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,17 +8,16 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-import tasks
-from flax.traverse_util import unflatten_dict
+from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import save_file
 
 from sam_optax.__main__ import main
-from sam_optax.experiments import named
-from sam_optax.experiments.data.dataset import load
+from sam_optax.experiments import compare, named
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.networks.vit import VisionTransformer
-from sam_optax.experiments.reporting import results, snapshots
-from sam_optax.experiments.training import devices, initial
+from sam_optax.experiments.training import devices
 from sam_optax.experiments.training.train import Training
 
 WIDTH, DEPTH, HEADS, PATCH = 12, 2, 3, 4
@@ -104,174 +99,163 @@ def forward(tensors, image):
     return dense(norm(x[0], "norm"), "head")
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """A tiny ViT in the place of ViT-S/16."""
-    make = partial(VisionTransformer, width=WIDTH, depth=DEPTH, heads=HEADS, patch=PATCH)
-    monkeypatch.setitem(ARCHITECTURES, "vit_s16", ARCHITECTURES["vit_s16"]._replace(make=make))
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Archives of images of 8×8 in five classes and in three."""
-    folder = tmp_path_factory.mktemp("pictures")
-    x = np.random.default_rng(1).random((24, 8, 8, 3))
-    for classes in (5, 3):
-        train, test = {"x_train": x[:16], "x_test": x[16:]}, np.arange(8) % classes
-        labels = {"y_train": np.arange(16) % classes, "y_test": test}
-        np.savez(folder / f"{classes}.npz", **train, **labels)
-    return folder
-
-
 SCRIPT = Path(__file__).parents[2] / "notebooks" / "from_safetensors.py"
 
 
-def save(path, tensors):
-    """The file of the tensors that the script makes."""
-    converted = named.find(f"{SCRIPT}:converted")
-    converted.__globals__["HEAD"] = WIDTH // HEADS
-    np.savez(path, **converted(tensors))
-    return path
+@pytest.fixture
+def convert(tmp_path, monkeypatch):
+    """A function of tensors and the number of classes: what the script makes of their file.
 
+    A tiny ViT is in the place of ViT-S/16.
+    """
+    make = partial(VisionTransformer, width=WIDTH, depth=DEPTH, heads=HEADS, patch=PATCH)
+    monkeypatch.setitem(ARCHITECTURES, "vit_s16", ARCHITECTURES["vit_s16"]._replace(make=make))
+    function, path = named.find(f"{SCRIPT}:pretrained"), tmp_path / "vit.safetensors"
+    function.__globals__["HEAD"] = WIDTH // HEADS
 
-def command(folder, classes, *more):
-    data = ["--dataset", f"npz:{folder / f'{classes}.npz'}", "--model", "vit_s16"]
-    options = ["--methods", "sam", "--seeds", "1", "--batch-size", "8", "--epochs", "1"]
-    return ["compare", *data, *options, *more]
+    def convert(tensors, classes):
+        save_file(tensors, path)
+        return function(str(path), "vit_s16", classes)
+
+    return convert
 
 
 @pytest.mark.parametrize("names", [lambda tensors: tensors, renamed], ids=["timm", "Hugging Face"])
-@pytest.mark.usefixtures("small")
-def test_a_vision_transformer_computes_what_the_file_s_does(pretrained, names, pictures, tmp_path):
-    path = save(tmp_path / "vit.npz", names(pretrained))
-    task = tasks.make(load(f"npz:{pictures / '5.npz'}"), "sgd", model="vit_s16")
-    start, new = initial.load(str(path), task)
-    assert not new
-    variables = unflatten_dict(start, sep="/")
-    images = task.dataset.test.x[:2]
-    logits = jax.jit(partial(task.model.apply, train=False))(variables, images)
+def test_a_vision_transformer_computes_what_the_file_s_does(pretrained, names, convert):
+    module, variables = convert(names(pretrained), 5)
+    images = np.random.default_rng(1).random((2, 8, 8, 3), np.float32)
+    logits = jax.jit(partial(module.apply, train=False))(unflatten_dict(variables, "/"), images)
     expected = [forward(pretrained, image) for image in images]
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture
-def networks(tmp_path):
-    """A file of two networks of the model mlp, for 6 features and 3 classes."""
-    sizes = {"Dense_0": (6, 256), "Dense_1": (256, 256), "Dense_2": (256, 3)}
-
-    def of(i):
-        full = lambda shape: np.full(shape, 1.0 + i)
-        return {"params": {k: {"kernel": full(s), "bias": full(s[1])} for k, s in sizes.items()}}
-
-    path = tmp_path / "params.npz"
-    path.write_bytes(snapshots.to_npz({"sam rho 0.1": {0: of(0), 7: of(7)}}, {}))
-    return path
+def test_the_head_of_other_classes_is_left_out(pretrained, convert):
+    with_head, without = (convert(pretrained, classes)[1].keys() for classes in (5, 3))
+    assert with_head - without == {"params/Dense_0/kernel", "params/Dense_0/bias"}
+    assert without > {"params/token", "params/Block_1/Dense_0/bias"}
 
 
-def test_every_seed_starts_with_the_network_of_the_file(arrays, networks):
-    task = tasks.make(tasks.vectors(arrays), "sgd", "sam", model="mlp", seeds=2)
-    start, new = initial.load(f"{networks}:sam rho 0.1/7", task)
-    task = dataclasses.replace(task, initial=start)
-    for runner in Training(task, devices.choose(1)).runners:
-        leaves = jax.tree.leaves(runner.variables)
-        assert (len(leaves), new) == (6, [])
-        assert all(leaf.shape[0] == 2 and (leaf == 8).all() for leaf in leaves)
+def test_tensors_of_other_networks_are_refused_by_name(pretrained, convert):
+    with pytest.raises(ValueError, match=r"head_dist.bias: not a tensor of a ViT or DeiT"):
+        convert(pretrained | {"head_dist.bias": np.ones(3)}, 5)
 
 
-def test_a_network_that_is_not_finite_is_refused(arrays, networks):
-    loaded = snapshots.load_params(networks)
-    loaded["sam rho 0.1"][0]["params"]["Dense_1"]["bias"][2] = np.nan
-    networks.write_bytes(snapshots.to_npz(loaded, {}))
-    task = tasks.make(tasks.vectors(arrays), "sgd", model="mlp")
-    with pytest.raises(UserError, match="params/Dense_1/bias: not all values are finite numbers"):
-        initial.load(f"{networks}:sam rho 0.1/0", task)
-
-
-@pytest.mark.usefixtures("small")
-def test_the_head_is_new_for_other_classes_and_the_file_is_part_of_the_run(
-    capsys, trainer, pretrained, pictures, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("sam_optax.experiments.comparison._draw", lambda *args: None)
-    path, out = save(tmp_path / "vit.npz", pretrained), tmp_path / "out"
-    more = ("--init", str(path), "--out", str(out))
-    assert main(command(pictures, 3, *more)) == 0
-    missing = {"params/Dense_0/kernel", "params/Dense_0/bias"}
-    assert not missing & trainer.task.initial.keys()
-    assert trainer.task.initial.keys() > {"params/token", "params/Block_1/Dense_0/bias"}
-    found = results.from_json(out / "results.json")
-    (note,) = [note for note in found["notes"] if "--init" in note]
-    assert missing == set(note.removesuffix(".").split(": ")[1].split(", "))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert found["settings"]["init_sha256"] == {"value": digest, "source": "of the file"}
-    assert main(command(pictures, 3, *more, "--resume")) == 0
-    save(path, {**pretrained, "norm.bias": pretrained["norm.bias"] + 1})
-    capsys.readouterr()
-    assert main(command(pictures, 3, *more, "--resume")) == 2
+def test_a_file_that_cannot_be_converted_is_one_line(tmp_path, trainer, capsys):
+    header = b'{"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}'  # case 80
+    (tmp_path / "f8").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    net = f"lambda classes: pretrained({str(tmp_path / 'f8')!r}, 'vit_s16', classes)"
+    code = f"import sys; sys.path.append({str(SCRIPT.parent)!r})\n"
+    (tmp_path / "f8.py").write_text(f"{code}from from_safetensors import pretrained\nnet = {net}\n")
+    assert main(["compare", "--model", f"{tmp_path}/f8.py:net"]) == 2
     error = capsys.readouterr().err
-    assert re.search("--resume: .* with other settings: the file of --init has changed\\. ", error)
+    assert re.match(f"sam_optax: --model {tmp_path}/f8.py:net: fails with ", error)
+    assert error.count("\n") == 1
 
 
+class Net(nn.Module):
+    """A body, and a head for so many classes."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.tanh(nn.Dense(4)(x))
+        return nn.Dense(self.classes)(x)
+
+
+class Nnx(nnx.Module):
+    """The head alone, with a BatchNorm."""
+
+    def __init__(self, classes, rngs):
+        self.norm, self.head = nnx.BatchNorm(6, rngs=rngs), nnx.Linear(6, classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.norm(x))
+
+
+@pytest.fixture
+def data(arrays):
+    f32 = lambda name: arrays[name].astype(np.float32)
+    return {"train": (f32("x_train"), arrays["y_train"]), "test": (f32("x_test"), arrays["y_test"])}
+
+
+quick = partial(compare, methods=["sgd"], epochs=1, batch_size=20, weight_decay=0.0)
+FILE = """
+from flax import linen as nn
+from sam_optax.experiments.reporting.snapshots import load_params
+class Net(nn.Module):
+    classes: int
+    @nn.compact
+    def __call__(self, x):
+        x = nn.tanh(nn.Dense(4)(x))
+        return nn.Dense(self.classes)(x)
+def again(classes):
+    variables = load_params({path!r})["sgd"][1]
+    del variables["params"]["Dense_1"]
+    return Net(classes), variables
+"""
+
+
+def test_every_seed_starts_from_a_network_of_an_earlier_run(
+    archive, trainer, monkeypatch, tmp_path, capsys
+):
+    """By a file; what it leaves out is initialized, and told."""
+    monkeypatch.setattr("sam_optax.experiments.comparison._draw", lambda *args: None)
+    (tmp_path / "net.py").write_text(FILE.format(path=str(tmp_path / "params.npz")))
+    before = Net(3).init(jax.random.key(7), np.ones((1, 6)))["params"]
+    body = before["Dense_0"]
+    np.savez(
+        tmp_path / "params.npz",
+        **{f"sgd/1/params/{name}": of for name, of in flatten_dict(before, sep="/").items()},
+    )
+    options = ["--dataset", f"npz:{archive}", "--seeds", "2", "--batch-size", "20", "--epochs", "1"]
+    options += ["--methods", "sgd", "--model", f"{tmp_path}/net.py:again"]
+    assert main(["compare", *options]) == 0
+    printed = capsys.readouterr().err
+    missing = "params/Dense_1/bias, params/Dense_1/kernel"
+    assert f"Not among the variables of --model: {missing}.\n" in printed
+    (runner,) = Training(trainer.task, devices.choose(1)).runners
+    found = [variables["params"] for variables in runner.variables]  # of each seed
+    for params in found:
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, [b]), params["Dense_0"], body)
+    assert np.any(found[0]["Dense_1"]["kernel"] != found[1]["Dense_1"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    "network", [Net, Nnx, lambda classes: (Nnx, {})], ids=["linen", "nnx", "f"]
+)
+def test_a_pair_from_python_starts_from_its_variables(data, network, tmp_path):
+    options = {"lr": 1e-30, "momentum": 0.0, "seeds": 2, "model": network}
+    first = quick(**data, **options).params["sgd"]
+    assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, first.values()), strict=True))
+    again = quick(**data, **options | {"model": (network, first[1])}, out=tmp_path)
+    name = again.results["settings"]["model"]["value"]
+    assert name == network.__name__
+    for found in again.params["sgd"].values():
+        close = partial(np.testing.assert_allclose, atol=1e-20)
+        jax.tree.map(close, found["params"], first[1]["params"])
+
+
+NAN = {"params": {"Dense_0": {"bias": np.array([0, 1, np.nan, 2])}}}
 WRONG = {
-    "distilled": (
-        {"blocks.2.norm1.bias": np.ones(3)},
-        r"params/Block_2/LayerNorm_0/bias: \(3,\) in the file, no such array here; give the --mod",
+    "another name": (
+        {"params": {"Dense_2": {"bias": np.ones(3)}}},
+        "params/Dense_2/bias is .3,. among its variables, no such array in the network",
     ),
-    "lacking": ({"norm.weight": None}, "params/LayerNorm_0/scale: no such array in the file"),
-    "size": (
-        {"pos_embed": np.ones((1, 10, WIDTH))},
-        r"params/positions: \(1, 10, 12\) in the file, \(1, 5, 12\) here; give .* the size of",
+    "another shape": (
+        {"params": {"Dense_0": {"bias": np.ones(3)}}},
+        "params/Dense_0/bias is .3,. among its variables, .4,. in the network; leave it out",
     ),
+    "NaN": (NAN, "params/Dense_0/bias is not all finite numbers"),
+    "text": (
+        {"params": {"Dense_0": {"bias": np.array(list("abcd"))}}},
+        "params/Dense_0/bias is not all finite",
+    ),
+    "no dict": (np.ones(3), "its variables are of type ndarray; give nested dicts"),
 }
 
 
-@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-@pytest.mark.usefixtures("small")
-def test_tensors_that_do_not_fit_are_named(
-    capsys, trainer, pretrained, pictures, tmp_path, change, message
-):
-    tensors = {k: v for k, v in (pretrained | change).items() if v is not None}
-    path = save(tmp_path / "vit.npz", tensors)
-    assert main(command(pictures, 5, "--init", str(path))) == 2
-    assert re.match(f"sam_optax: --init {path}: {message}", capsys.readouterr().err)
-
-
-NEITHER = "is damaged, or not the params.npz of a run; give one."
-NAMES = "it has sam rho 0.1/0, sam rho 0.1/7."
-REFUSED = [
-    (["--init", "nowhere.npz"], "--init nowhere.npz: cannot be read (no such file"),
-    (["--init", ""], "--init: is empty; give a value, or leave it out"),
-    (["--init", "{data}"], "{data}: " + NEITHER),
-    (["--init", "{data.parent}/text.npz"], "text.npz: " + NEITHER),
-    (["--init", "{file}"], "name one of its networks, as in {file}:sam rho 0.1/0; " + NAMES),
-    (["--init", "{file}:sam/0"], NAMES),
-    (["--init", "{file}:sam rho 0.1/0", "--model", "cnn"], "params/Conv_0/bias: no such array in"),
-    (["--preset", "fsam-transfer", "--model", "cnn", "--devices", "1"], "give --init FILE, DeiT-s"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_files_and_networks_that_are_not_there_are_told(
-    capsys, trainer, pictures, networks, options, message
-):
-    places = {"data": pictures / "5.npz", "file": networks}
-    (pictures / "text.npz").write_text("a")
-    given = ["compare", "--dataset", f"npz:{places['data']}", "--batch-size", "8"]
-    assert main([*given, *[option.format(**places) for option in options]]) == 2
-    assert message.format(**places) in capsys.readouterr().err
-
-
-def test_tensors_of_other_networks_are_refused_by_name(pretrained, tmp_path):
-    with pytest.raises(SystemExit, match=r"head_dist.bias: not a tensor of a ViT or DeiT."):
-        save(tmp_path / "vit.npz", pretrained | {"head_dist.bias": np.ones(3)})
-
-
-def test_a_file_that_cannot_be_converted_is_one_line(tmp_path):
-    path = tmp_path / "model.safetensors"
-    header = b'{"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}'  # case 80
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    command = [sys.executable, str(SCRIPT), str(path), str(tmp_path / "out.npz")]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert process.returncode == 1
-    assert process.stderr.startswith(f"{path}: cannot be read (")
-    assert process.stderr.count("\n") == 1
-    assert not (tmp_path / "out.npz").exists()
+@pytest.mark.parametrize(("variables", "message"), WRONG.values(), ids=WRONG)
+def test_variables_that_do_not_fit_are_named(data, trainer, variables, message):
+    with pytest.raises(UserError, match=f"^--model Net: {message}"):
+        quick((Net, variables), **data)

@@ -85,7 +85,7 @@ MODES = {"train": "not train", "training=False": "not training", "deterministic"
 def test_the_argument_of_a_linen_call_that_tells_training(argument, off, tmp_path):
     file = tmp_path / "net.py"
     file.write_text(NET.format(argument=argument and f", {argument}", off=off))
-    model = own.adapted(named.find(f"{file}:Net"), "net", 5)
+    model, _ = own.adapted(named.find(f"{file}:Net"), "net", 5)
     assert outputs(model, 0, True).shape == (4, 5)
     assert drops(model) == bool(argument)
 
@@ -99,10 +99,10 @@ def test_every_form_of_a_network():
         "function of NNX": lambda rngs, classes: Nnx(classes, rngs=rngs, rate=0.5),
     }
     for name, form in forms.items():
-        model = own.adapted(form, name, 3)
+        model, _ = own.adapted(form, name, 3)
         own.check(model, name, jnp.ones((1, 6)), (3,))
         assert drops(model), name
-    stateless = own.adapted(lambda rngs: nnx.Linear(6, 3, rngs=rngs), "stateless", 3)
+    stateless, _ = own.adapted(lambda rngs: nnx.Linear(6, 3, rngs=rngs), "stateless", 3)
     own.check(stateless, "stateless", jnp.ones((1, 6)), (3,))
     assert not drops(stateless)
 
@@ -116,7 +116,7 @@ def test_every_stream_of_an_nnx_module_draws_its_own_numbers():
         def __call__(self, x):
             return self.first(jnp.ones(1000)) * self.second(jnp.ones(1000))
 
-    model = own.adapted(Twice, "twice", 2)
+    model, _ = own.adapted(Twice, "twice", 2)
     variables = model.init(jax.random.key(0), jnp.ones((1, 1)), train=False)
     streams = {"dropout": jax.random.key(1)}
     kept = model.apply(variables, jnp.ones((1, 1)), train=True, rngs=streams) > 0
@@ -246,7 +246,8 @@ def test_what_a_call_returns_and_writes(data, tmp_path, capsys):
     assert names == list(found.params)
     assert len(names) == 3
     assert [sorted(of) for of in found.params.values()] == 3 * [[0, 1]]
-    logits = own.adapted(Nnx, "net", 3).apply(found.params["sgd"][0], data["test"][0], train=False)
+    model, _ = own.adapted(Nnx, "net", 3)
+    logits = model.apply(found.params["sgd"][0], data["test"][0], train=False)
     right = float(np.mean(np.argmax(logits, -1) == data["test"][1]))
     assert found.results["methods"][0]["seeds"][0]["test_accuracy"] == pytest.approx(right)
     assert all(image.startswith(b"\x89PNG") for image in found.figures.values())

@@ -15,7 +15,7 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.reporting import axes, figures, html, results, table, words
 from sam_optax.experiments.reporting.console import Console
-from sam_optax.experiments.reporting.live import Live
+from sam_optax.experiments.reporting.live import live
 from sam_optax.experiments.training.task import ACCURACY
 from sam_optax.experiments.training.train import Outcome
 
@@ -284,12 +284,12 @@ def test_tensorboard_is_told_what_a_later_process_repeats(tmp_path):
 
     (tmp_path / "of" / "another").mkdir(parents=True)
     (tmp_path / "of" / "another" / "events.out.tfevents.1").touch()
-    with Live(tmp_path, 0) as live:
+    with live(tmp_path, 0) as add:
         for epoch in (1, 2, 3):
-            live.add("sam", 7, epoch, {"train_loss": epoch, "x": float("nan")})
+            add("sam", 7, epoch, {"train_loss": epoch, "x": float("nan")})
     first = (tmp_path / "sam").rename(tmp_path / "first")  # names have the second as time
-    with Live(tmp_path, 1) as live:  # it goes on from a checkpoint after the first epoch
-        live.add("sam", 7, 2, {"train_loss": 2.5})
+    with live(tmp_path, 1) as add:  # it goes on from a checkpoint after the first epoch
+        add("sam", 7, 2, {"train_loss": 2.5})
     events = []
     for path in (*first.rglob("events*"), *(tmp_path / "sam").rglob("events*")):
         content = path.read_bytes()
@@ -307,9 +307,9 @@ def test_tensorboard_is_told_what_a_later_process_repeats(tmp_path):
 
 def test_the_last_epoch_is_on_the_disk_before_the_next(tmp_path):
     """A process that is killed after its checkpoint has written the epoch of it."""
-    with Live(tmp_path, 0) as live:
+    with live(tmp_path, 0) as add:
         for epoch in (1, 2, 3):
-            live.add("sam", 7, epoch, {f"epoch_{epoch}": 0.0})
+            add("sam", 7, epoch, {f"epoch_{epoch}": 0.0})
         (path,) = tmp_path.rglob("events*")
         until = time.monotonic() + 20
         while b"epoch_3" not in path.read_bytes():
@@ -319,8 +319,8 @@ def test_the_last_epoch_is_on_the_disk_before_the_next(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_option(tmp_path):
     (tmp_path / "sam").touch()
-    with pytest.raises(UserError, match="cannot be written"), Live(tmp_path, 0) as live:
-        live.add("sam", 7, 1, {"train_loss": 1.0})
+    with pytest.raises(UserError, match="cannot be written"), live(tmp_path, 0) as add:
+        add("sam", 7, 1, {"train_loss": 1.0})
 
 
 def test_a_metric_of_the_user_s_takes_the_place_of_the_accuracy(drawn):

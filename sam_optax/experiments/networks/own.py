@@ -11,7 +11,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.named import line
@@ -22,23 +25,28 @@ TRAIN = {"train": True, "training": True, "deterministic": False, "use_running_a
 """Arguments of a Linen module's call that tell training from evaluation, with training's value."""
 _FORMS = (
     "give a Flax Linen module, the class of a Linen or NNX module, or a function that returns one: "
-    "of NNX with the parameter rngs; a parameter classes gets their number"
+    "of NNX with the parameter rngs; a parameter classes gets their number. Or a pair of one of "
+    "these and the variables that it starts from"
 )
 
 
-def adapted(given: Any, name: str, classes: int) -> Any:
-    """A user's network with the interface of this module; ``name`` is for errors.
+def adapted(given: Any, name: str, classes: int) -> tuple[Any, Any]:
+    """A user's network with the interface of this module, and the variables it is given, if any.
+
+    ``name`` is for errors.
 
     Raises:
       UserError: it is neither a Linen nor an NNX module, or making it fails.
     """
+    if isinstance(given, tuple) and len(given) == 2:
+        return adapted(given[0], name, classes)[0], given[1]
     if isinstance(given, nnx.Module):
         raise UserError(
             f"--model {name}: is an NNX module, with one initialization for all seeds; give its "
             "class, or a function of rngs that returns it."
         )
     if isinstance(given, nn.Module):
-        return _linen(given, name)
+        return _linen(given, name), None
     if not callable(given):
         raise UserError(f"--model {name}: is of type {type(given).__name__}; {_FORMS}.")
     # NNX's classes have a call of their own, which hides the arguments.
@@ -46,16 +54,18 @@ def adapted(given: Any, name: str, classes: int) -> Any:
     accepted = inspect.signature(call.__init__ if isinstance(given, type) else call).parameters
     known = {"classes": classes} if "classes" in accepted else {}
 
-    def make(kind: type = nnx.Module, **options: Any) -> Any:
+    def make(kinds: Any = nnx.Module, **options: Any) -> Any:
         try:
             made = given(**known, **options)
         except Exception as error:
             raise UserError(f"--model {name}: fails with {line(error)}; {_FORMS}.") from error
-        if not isinstance(made, kind):
+        if not isinstance(made, kinds):
             raise UserError(f"--model {name}: returns the type {type(made).__name__}; {_FORMS}.")
         return made
 
-    return Nnx(make) if "rngs" in accepted else _linen(make(nn.Module), name)
+    if "rngs" in accepted:
+        return Nnx(make), None
+    return adapted(make((nn.Module, tuple)), name, classes)
 
 
 def _linen(module: nn.Module, name: str) -> Any:
@@ -87,36 +97,62 @@ class Linen:
         return {} if self.argument is None else {self.argument: train == TRAIN[self.argument]}
 
 
-def check(model: Any, name: str, example: jax.Array, outputs: tuple[int, ...] | None) -> None:
-    """Raises :class:`UserError` if a user's network does not take the examples.
+def check(
+    model: Any, name: str, example: jax.Array, outputs: tuple[int, ...] | None, start: Any = None
+) -> dict[str, np.ndarray]:
+    """The variables by path that a user's network is to ``start`` from, after all checks.
 
     ``outputs`` is the shape of the outputs of one example, if the loss needs one.
+
+    Raises:
+      UserError: the network does not take the examples, or does not have such variables.
     """
     shape = "×".join(map(str, example.shape[1:])) or "no axes"
 
     def call() -> Any:
-        variables = model.init(jax.random.key(0), example, train=False)
-        rest = [k for k in variables if k != "params"]
+        made = model.init(jax.random.key(0), example, train=False)
+        rest = [k for k in made if k != "params"]
         streams = {"dropout": jax.random.key(0)}
-        trained = model.apply(variables, example, train=True, rngs=streams, mutable=rest)
-        return variables.get("params"), trained[0], trained[1]
+        return made, *model.apply(made, example, train=True, rngs=streams, mutable=rest)
 
     try:
-        params, found, _ = jax.eval_shape(call)
+        needed, found, _ = jax.eval_shape(call)
     except Exception as error:
         raise UserError(
             f"--model {name}: does not take examples of shape {shape} ({example.dtype}): "
             f"{line(error)}."
         ) from error
-    if not jax.tree.leaves(params):
+    if not jax.tree.leaves(needed.get("params")):
         raise UserError(f"--model {name}: has no params to train.")
     if not hasattr(found, "shape"):
         raise UserError(
             f"--model {name}: returns the type {type(found).__name__}; let it return an array."
         )
     if outputs is not None and found.shape[1:] != outputs:
-        needed = "×".join(map(str, outputs))
+        logits = "×".join(map(str, outputs))
         raise UserError(
             f"--model {name}: returns outputs of shape {found.shape[1:]} for an example, but the "
-            f"data need {needed}, a logit for each class; let it return these, or give a loss."
+            f"data need {logits}, a logit for each class; let it return these, or give a loss."
         )
+    return {} if start is None else _fitted(start, name, needed)
+
+
+def _fitted(start: Any, name: str, needed: PyTree) -> dict[str, np.ndarray]:
+    """Variables by path, if they have the shapes of those of the network."""
+    if not isinstance(start, dict):
+        kind = type(start).__name__
+        raise UserError(f"--model {name}: its variables are of type {kind}; give nested dicts.")
+    flat, shapes = flatten_dict(start), flatten_dict(needed, sep="/")
+    found = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat.items()}
+    for path, leaf in found.items():
+        if leaf.shape != (shape := getattr(shapes.get(path), "shape", "no such array")):
+            raise UserError(
+                f"--model {name}: {path} is {leaf.shape} among its variables, {shape} in the "
+                "network; leave it out to have it initialized, or give the network that it is of."
+            )
+        if not (jnp.issubdtype(leaf.dtype, jnp.number) and np.isfinite(leaf).all()):
+            raise UserError(
+                f"--model {name}: {path} is not all finite numbers among its variables; give those "
+                "of another network."
+            )
+    return found

@@ -56,7 +56,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, dtype: DTypeLike = jn
     as it likes.
     """
     if named.is_spec(name):
-        return own.adapted(named.find(name), name, classes)
+        return own.adapted(named.find(name), name, classes)[0]
     if name not in ARCHITECTURES:
         raise UserError(
             f"--model {name}: unknown model; use FILE.py:NAME for yours, or one of "

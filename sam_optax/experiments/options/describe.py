@@ -7,7 +7,6 @@ from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import UNMENTIONED, Compare
-from sam_optax.experiments.training import initial
 from sam_optax.experiments.training.task import NOTHING, Entry, Given, entries_of, values
 from sam_optax.experiments.types import Json, Record
 
@@ -32,7 +31,7 @@ def describe(
         _check_examples(entry, dataset, devices)
     examples = len(dataset.train.y)
     return {
-        "settings": {**run["settings"], **_of_files(options, run, given)},
+        "settings": {**run["settings"], **_of_files(run, given)},
         "dataset": {
             "name": dataset.name,
             "train_examples": examples,
@@ -58,7 +57,7 @@ def describe(
     }
 
 
-def _of_files(options: Compare, run: Json, given: Given) -> Record:
+def _of_files(run: Json, given: Given) -> Record:
     """What tells the files that the run reads, and the objects from Python, from others."""
     found: Record = {}
     model = run["settings"]["model"]["value"]
@@ -72,8 +71,6 @@ def _of_files(options: Compare, run: Json, given: Given) -> Record:
         found["from_python"] = {"value": objects, "source": "given"}
     if given.metric.of is not None:
         found["metric"] = {"value": given.metric.key, "source": "given"}
-    if options.init:
-        found["init_sha256"] = {"value": initial.sha256(options.init), "source": "of the file"}
     return found
 
 

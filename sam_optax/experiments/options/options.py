@@ -60,7 +60,7 @@ class Compare:
         "The network: FILE.py:NAME for yours, or a name, such as mlp, cnn, resnet18. Yours, also "
         "as package.module:NAME, is a Flax Linen module, the class of a Linen or NNX module, or a "
         "function that returns one (of NNX with the parameter rngs; a parameter classes gets their "
-        f"number). Built in: {_NETWORKS}.",
+        f"number), or a pair of these and the variables to start from. Built in: {_NETWORKS}.",
         metavar="MODEL",
     )
     tune: bool = option(False, "First choose radius and weight decay on held-out examples.")
@@ -104,11 +104,6 @@ class Compare:
     image_size: int | None = setting(
         224, "With hf: side in pixels of images whose sizes differ.", COUNT
     )
-    init: str | None = option(
-        None,
-        "Start from the params.npz of a run; the head is new if the number of classes differs.",
-        metavar="FILE[:METHOD/SEED]",
-    )
     preset: str | None = option(
         None,
         f"The setting of a paper, such as asam-cifar10 (--help-all lists them). {_PRESETS}.",
@@ -121,13 +116,7 @@ class Compare:
         **choice("float32", "bfloat16"),
     )
     devices: int | None = option(
-        None, "Local devices that share a batch (default: one, or all with a preset).", COUNT
-    )
-    distributed: bool = option(
-        False,
-        "Train with several processes, each with its devices and its share of every batch: run the "
-        "same command on every host. On a TPU pod or under SLURM nothing else is needed; elsewhere "
-        "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
+        None, "Devices that share a batch (default: one, or all with a preset).", COUNT
     )
     out: Path | None = option(
         None, "Directory for results, trained params, report.html and its figures.", metavar="DIR"

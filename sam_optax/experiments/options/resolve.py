@@ -24,7 +24,7 @@ SHARED = ("dataset", "model", "label_noise", "image_size", "sharpness_rho")
 """Further settings, which all methods of a run share."""
 CHOSEN_ON_DIGITS = "default, chosen on digits"
 _ALWAYS = ("dtype", "seeds", "seed_offset")
-_WHERE_GIVEN: tuple[str, ...] = ("preset", "tune", "tune_lr", "trials", "save_every", "init")
+_WHERE_GIVEN: tuple[str, ...] = ("preset", "tune", "tune_lr", "trials", "save_every")
 _WHERE_GIVEN += ("image_column", "label_column", "test_split")
 _THERE = {name: DEFAULTS[name] for name in ("dataset", "label_noise", "model")}
 """The task on which radii and weight decays were chosen."""

@@ -31,6 +31,6 @@ class Console(rich.console.Console):
             yield Segment(text if control else printable(text, "\n"), style, control)
 
 
-def say(message: str, stderr: bool = True, **options: Any) -> None:
+def say(message: str, stderr: bool = True) -> None:
     """Prints a line, which only a terminal wraps."""
-    Console(stderr, **options).print(Text(message), soft_wrap=True)
+    Console(stderr).print(Text(message), soft_wrap=True)

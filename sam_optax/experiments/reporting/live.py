@@ -1,45 +1,41 @@
 """What TensorBoard shows while the training runs."""
 
+import contextlib
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from sam_optax.experiments.reporting.output import writable
+from sam_optax.experiments.types import Function
 
 
-class Live:
-    """``METHOD/seed_SEED`` in the folder ``logs``, with a point after each epoch.
+@contextlib.contextmanager
+def live(logs: Path, epochs: int) -> Iterator[Function]:
+    """``add(method, seed, epoch, metrics)``: a point of ``METHOD/seed_SEED`` in a folder.
 
     A run that goes on after so many ``epochs`` takes the place of later points.
     """
+    from tensorboardX import SummaryWriter  # only on request; missing: before the training
 
-    def __init__(self, logs: Path, epochs: int) -> None:
-        self._logs, self._epochs = logs, epochs
-        self._writers: dict[tuple[str, int], Any] = {}
+    writers: dict[tuple[str, int], Any] = {}
+    with writable(logs):
+        for other in () if epochs else logs.glob("*/*/events.out.tfevents.*"):
+            other.unlink()  # of an earlier run, maybe with other methods
 
-    def __enter__(self) -> Self:
-        from tensorboardX import SummaryWriter  # only on request; missing: before the training
-
-        self._writer = SummaryWriter
-        with writable(self._logs):
-            for other in () if self._epochs else self._logs.glob("*/*/events.out.tfevents.*"):
-                other.unlink()  # of an earlier run, maybe with other methods
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for writer in self._writers.values():
-            writer.close()
-
-    def add(self, method: str, seed: int, epoch: int, metrics: dict[str, float]) -> None:
-        """Writes the numbers of an epoch (counted from 1) that are finite."""
-        with writable(self._logs):
-            if (key := (method, seed)) not in self._writers:
-                folder = self._logs / method / f"seed_{seed}"
+    def add(method: str, seed: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        with writable(logs):
+            if (key := (method, seed)) not in writers:
+                folder = str(logs / method / f"seed_{seed}")
                 # flush() does not wait for the writer's thread, which has the last points.
-                self._writers[key] = self._writer(
-                    str(folder), purge_step=self._epochs + 1, flush_secs=1
-                )
+                writers[key] = SummaryWriter(folder, purge_step=epochs + 1, flush_secs=1)
             for name, value in metrics.items():
                 if math.isfinite(value):
-                    self._writers[key].add_scalar(name, value, epoch)
-            self._writers[key].flush()  # raises here where the disk is full
+                    writers[key].add_scalar(name, value, epoch)
+            writers[key].flush()  # raises here where the disk is full
+
+    try:
+        yield add
+    finally:
+        for writer in writers.values():
+            writer.close()

@@ -5,11 +5,10 @@ import math
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Self
 
 import rich.console
+import rich.progress
 from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
 from rich.text import Text
 
 Work = Mapping[str, tuple[float, int]]
@@ -20,7 +19,7 @@ _LINE_EVERY = 10.0
 """Minimum of seconds between lines if there is no terminal to draw a bar on."""
 
 
-class Progress:
+class Progress(rich.progress.Progress):
     """A bar on a terminal and in a notebook; elsewhere a line per phase and tenth of the work.
 
     The text names the kind of a piece and counts all pieces; with ``epochs`` it counts these, and
@@ -34,24 +33,21 @@ class Progress:
         phase: str = "training",
         epochs: int | None = None,
     ) -> None:
-        self._console, self._work, self._main, self._epochs = console, work, phase, epochs
-        self._finished = dict.fromkeys(work, 0.0)  # pieces, including those of an earlier process
         texts = "{task.description}", "{task.percentage:3.0f} %", "{task.fields[left]}"
         name, *numbers = (TextColumn(text, markup=False) for text in texts)
         # A piece may take hours, so that the speed is that of the whole run.
-        options: Any = {"disable": not can_draw(console), "speed_estimate_period": math.inf}
-        self._bar = Bar(name, BarColumn(), *numbers, console=console, **options)
+        super().__init__(
+            *(name, BarColumn(), *numbers),
+            console=console,
+            disable=not can_draw(console),
+            speed_estimate_period=math.inf,
+        )
+        self._work, self._main, self._epochs = work, phase, epochs
+        self._done = dict.fromkeys(work, 0.0)  # pieces, including those of an earlier process
         total = sum(cost * count for cost, count in work.values())
-        self._bar.add_task("starting", total=total, left="")
-        [self._task] = self._bar.tasks
+        self.add_task("starting", total=total, left="")
+        [self._task] = self.tasks
         self._before, self._phases, self._tenth, self._printed = 0.0, {""}, 0, -math.inf
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
 
     def compiling(self, what: str, number: int, count: int) -> None:
         """Program ``number`` of ``count`` (from 1) is being compiled."""
@@ -75,27 +71,27 @@ class Progress:
             self._show(self._main, f", {self._position()}")
 
     def _add(self, kind: str, pieces: float) -> None:
-        self._finished[kind] += pieces
-        self._bar.advance(self._task.id, self._work[kind][0] * pieces)
+        self._done[kind] += pieces
+        self.advance(self._task.id, self._work[kind][0] * pieces)
 
     def _position(self) -> str:
         # Shares of a piece add up except for rounding.
         if self._epochs is None:
-            count = math.ceil(sum(self._finished.values()) - 1e-6)
+            count = math.ceil(sum(self._done.values()) - 1e-6)
             return f"{count} of {sum(count for _, count in self._work.values())}"
-        epochs = max(n for kind, n in self._finished.items() if kind != "sharpness")
+        epochs = max(n for kind, n in self._done.items() if kind != "sharpness")
         return f"epoch {min(math.ceil(epochs - 1e-6), self._epochs)} of {self._epochs}"
 
     def _show(self, phase: str, details: str = "") -> None:
         task, seconds = self._task, self._task.time_remaining
         known = task.completed - self._before >= _KNOWN * ((task.total or 0) - self._before)
         left = f"{timedelta(seconds=seconds)} left" if known and seconds is not None else ""
-        self._bar.update(task.id, description=phase + details, left=left)
+        self.update(task.id, description=phase + details, left=left)
         now, tenth = time.monotonic(), int(task.percentage / 10)
         later = tenth > self._tenth and now - self._printed >= _LINE_EVERY
-        if self._bar.disable and (phase not in self._phases or later):
+        if self.disable and (phase not in self._phases or later):
             line = f"{phase}{details}: {task.percentage:.0f} % done{left and f', {left}'}"
-            self._console.print(Text(line), soft_wrap=True)
+            self.console.print(Text(line), soft_wrap=True)
             self._phases.add(phase)
             self._tenth, self._printed = tenth, now
 

@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,9 @@ class Checkpoints:
     its epoch, 0 without one, and ``every`` the number of epochs between two.
     """
 
-    def __init__(self, path: Path, every: int, run: Json, versions: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, every: int, run: Json, versions: Json) -> None:
         self.path, self.every, self.epoch = path.absolute(), every, 0
-        self._run, self._versions = run, versions
+        self._run: Record = {"identity": run, "versions": versions}
         self._found: tuple[Record, list[np.ndarray]] = {}, []
 
     @functools.cached_property
@@ -80,9 +80,9 @@ class Checkpoints:
             run, arrays = self._read(epochs[0])
         except Exception as error:  # damaged files raise many types
             raise self._unusable(f"the checkpoint is damaged: {_line(error)}") from error
-        identity.check(run["identity"], self._run, f"{self.path} is of")
-        self.epoch, self._found = epochs[0], (run, arrays)
-        was, now = run["versions"], self._versions
+        identity.check(run["identity"], self._run["identity"], f"{self.path} is of")
+        self.epoch, self._found = epochs[0], (run["record"], arrays)
+        was, now = run["versions"], self._run["versions"]
         new = [f"{k} {was.get(k)} (now {v})" for k, v in now.items() if v != was.get(k)]
         numbers = "the numbers may differ a little from those of an uninterrupted run."
         return [f"The checkpoint was written with {', '.join(new)}: {numbers}"] if new else []
@@ -101,22 +101,17 @@ class Checkpoints:
 
         The arrays must have the structure, shapes and dtypes of ``like``, and get its shardings.
         """
-        (run, arrays), self._found = self._found, ({}, [])
+        (record, arrays), self._found = self._found, ({}, [])
         flat, structure = jax.tree.flatten(like)
-        plain = [_plain(leaf) for leaf in flat]
-        if [(of.shape, of.dtype) for of in arrays] != [(of.shape, of.dtype) for of in plain]:
+        needed = [(of.shape, of.dtype) for of in map(_plain, flat)]
+        if [(of.shape, of.dtype) for of in arrays] != needed:
             raise self._unusable("its arrays are not those of this version's training")
-        for i, (leaf, ours, found) in enumerate(zip(flat, plain, arrays, strict=True)):
-            flat[i] = jax.make_array_from_callback(ours.shape, ours.sharding, found.__getitem__)
-            if ours is not leaf:
-                flat[i] = jax.random.wrap_key_data(flat[i], impl=jax.random.key_impl(leaf))
-        return run["record"], jax.tree.unflatten(structure, flat)
+        return record, jax.tree.unflatten(structure, map(_like, arrays, flat))
 
     def save(self, epoch: int, record: Record, arrays: PyTree) -> None:
         """Writes a checkpoint, then removes the one before; a failure is a UserError."""
         state = [_plain(leaf) for leaf in jax.tree.leaves(arrays)]
-        run: Record = {"identity": self._run, "versions": self._versions, "record": record}
-        run["arrays"] = len(state)
+        run = {**self._run, "record": record, "arrays": len(state)}
         run["sha256"] = _sha256(run, state)
         try:
             self._manager.save(epoch, args=ocp.args.PyTreeSave(state), custom_metadata=run)
@@ -130,8 +125,6 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Removes what is ours, and no other file, after the results have been written."""
-        if jax.process_index():
-            return
         for epoch in self._epochs():
             # Renamed first: a kill must not leave half a checkpoint in the place of a whole one.
             (self.path / f"{_NAME}_{epoch}").rename(self.path / f"{_NAME}_{epoch}{_UNFINISHED}")
@@ -157,6 +150,13 @@ def _plain(leaf: jax.Array) -> jax.Array:
     """An array as Orbax writes it: of a typed key, its integer data."""
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
+
+
+def _like(found: np.ndarray, leaf: jax.Array) -> jax.Array:
+    """What was written of an array, as that array is: with its sharding, and a typed key again."""
+    placed = jax.device_put(found, _plain(leaf).sharding)
+    is_key = placed.dtype != leaf.dtype
+    return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf)) if is_key else placed
 
 
 def _line(error: Exception) -> str:

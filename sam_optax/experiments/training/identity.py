@@ -5,7 +5,7 @@ from sam_optax.experiments.named import short
 from sam_optax.experiments.training.task import values
 from sam_optax.experiments.types import Json, Record
 
-_FILES = {"model_sha256": "--model", "methods_sha256": "--methods", "init_sha256": "--init"}
+_FILES = {"model_sha256": "--model", "methods_sha256": "--methods"}
 """The digests among the settings, with the options that name their files."""
 
 

@@ -1,17 +1,21 @@
-"""Measures of a network: its losses and scores, and on how many examples."""
+"""Measures of networks: loss, scores and sharpness, and on which examples."""
 
-from typing import NamedTuple
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+import sam_optax
 from sam_optax.experiments.data.dataset import Dataset, Examples
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import augmentation
-from sam_optax.experiments.training.task import Task
-from sam_optax.experiments.types import PyTree
+from sam_optax.experiments.training.devices import Source, images, over_seeds
+from sam_optax.experiments.training.task import Task, noisy_labels
+from sam_optax.experiments.types import Function, PyTree
 
 BLOCK = 500
 """Number of examples evaluated at once, to bound memory."""
@@ -27,14 +31,6 @@ class Blocks(NamedTuple):
     x: jax.Array  # (blocks, size, …)
     y: jax.Array  # int32, (blocks, size) or (seeds, blocks, size)
     weight: jax.Array  # float32, (blocks, size)
-
-
-def in_blocks(n: int, devices: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and weights of the n examples in each block; devices share each block."""
-    count = -(-n // BLOCK)
-    size = -(-n // (count * devices)) * devices
-    index = np.arange(count * size).reshape(count, size)
-    return np.minimum(index, n - 1), (index < n).astype(np.float32)
 
 
 def measured(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
@@ -113,3 +109,91 @@ def total_score(task: Task, variables: PyTree, block: Blocks) -> jax.Array:
         return jnp.sum(block.weight * (jnp.argmax(outputs, -1) == block.y))
     found = _one_each("metric", task.metric.of(outputs, block.y), len(block.y))
     return jnp.sum(block.weight * found)
+
+
+class Evaluation:
+    """Measures networks, given the variables of each group of seeds, block by block.
+
+    Its programs are compiled once for all methods.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source, task, groups = source, source.task, source.groups
+        (train, examples), test = measured(task.dataset.train), task.dataset.test.x
+        labels = [noisy_labels(task, seeds)[:, examples] for seeds in groups]
+        self._train = list(self._placed(train)), labels
+        labels = [noisy_labels(task, seeds, held_out=True) for seeds in groups]
+        self._test = list(self._placed(test)) if isinstance(test, np.ndarray) else test, labels
+        self._sizes = np.float32(len(train)), np.float32(len(test))
+        sam = sam_optax.sam(task.sharpness_rho)
+
+        def gradient(task: Task, variables: PyTree, block: Blocks) -> PyTree:
+            def loss(params: optax.Params) -> jax.Array:
+                return total_loss(task, {**variables, "params": params}, block)
+
+            return jax.value_and_grad(loss)(variables["params"])
+
+        def perturbed(variables: PyTree, grads: optax.Updates) -> PyTree:
+            params = variables["params"]
+            moved, _ = sam.perturb_fn(params, grads, sam.init(params))
+            return {**variables, "params": moved}
+
+        self._loss, self._score = self._program(total_loss), self._program(total_score)
+        self._gradient = self._program(gradient)
+        self._perturbed = jax.jit(over_seeds(perturbed, source.count))
+        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+
+    def after_epoch(self, variables: Sequence[PyTree]) -> dict[str, np.ndarray]:
+        """Mean training loss and mean score of the test examples, (seeds,) each."""
+        both = (self._loss, self._train), (self._score, self._test)
+        totals = [
+            [self._total(f, of, part, group) for f, part in both]
+            for group, of in enumerate(variables)
+        ]
+        names = "train_loss", self._source.task.metric.key
+        each = zip(names, zip(*jax.device_get(totals), strict=True), self._sizes, strict=True)
+        return {name: np.concatenate(of) / size for name, of, size in each}
+
+    def sharpness(self, variables: Sequence[PyTree]) -> np.ndarray:
+        """L(w + ε) − L(w) in nats, (seeds,), with SAM's ε for the full gradient.
+
+        One gradient step of length ρ gives a lower bound of the largest rise within ρ. It sees
+        nothing at a point where the gradient is zero.
+        """
+        found, n = [], self._sizes[0]
+        for i, of in enumerate(variables):
+            loss, grads = self._total(self._gradient, of, self._train, i)
+            above = self._total(self._loss, self._perturbed(of, grads), self._train, i)
+            loss, above = jax.device_get((loss, above))
+            found.append(above / n - loss / n)
+        return np.concatenate(found)
+
+    def _placed(self, x: Any) -> Iterator[tuple[jax.Array, np.ndarray, jax.Array]]:
+        """Blocks of examples on the devices, which share each; their indices; their weights."""
+        put, devices, n = self._source.put, self._source.mesh.size, len(x)
+        count = -(-n // BLOCK)
+        size = -(-n // (count * devices)) * devices
+        index = np.arange(count * size).reshape(count, size)
+        weight, index = (index < n).astype(np.float32), np.minimum(index, n - 1)
+        blocks = (x[i] for i in index) if isinstance(x, np.ndarray) else images(x, index)
+        for examples, i, w in zip(blocks, index, weight, strict=True):
+            yield put(examples, 0), i, put(w, 0)
+
+    def _program(self, f: Function) -> Function:
+        """``f(task, variables, block)`` of all seeds of a group, each with its own labels."""
+        task, count = self._source.task, self._source.count
+
+        def of_block(variables: PyTree, block: Blocks) -> PyTree:
+            one = over_seeds(lambda v, y: f(task, v, block._replace(y=y)), count)
+            return one(variables, block.y)
+
+        return jax.jit(of_block)
+
+    def _total(self, f: Function, variables: PyTree, part: Any, group: int) -> PyTree:
+        """The sum over the blocks of a part of the data, which are placed unless it is on disk."""
+        examples, labels = part
+        blocks = (
+            Blocks(x, self._source.put(labels[group][:, i], 1), weight)
+            for x, i, weight in (examples if isinstance(examples, list) else self._placed(examples))
+        )
+        return functools.reduce(self._add, (f(variables, block) for block in blocks))

@@ -10,24 +10,21 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh
 
-from sam_optax.experiments.training import initial
-from sam_optax.experiments.training.devices import Devices, over_seeds
-from sam_optax.experiments.training.evaluation import Evaluation
-from sam_optax.experiments.training.feed import Source
+from sam_optax.experiments.training.devices import Source, over_seeds
+from sam_optax.experiments.training.measures import Evaluation
 from sam_optax.experiments.training.runner import Runner
 from sam_optax.experiments.training.task import Task, initial_variables
-from sam_optax.experiments.types import PyTree
+from sam_optax.experiments.types import Function, PyTree
 
 if TYPE_CHECKING:
-    from sam_optax.experiments.reporting.live import Live
     from sam_optax.experiments.reporting.progress import Progress
     from sam_optax.experiments.reporting.snapshots import Snapshots
     from sam_optax.experiments.training.checkpoints import Checkpoints
-
-REFERENCE = "sgd"
-"""The method to whose steps the times of steps are relative, if it is trained."""
 
 
 @dataclasses.dataclass
@@ -48,12 +45,13 @@ class Outcome:
 class Training:
     """The runners of all methods, and the evaluation of their networks."""
 
-    def __init__(self, task: Task, place: Devices) -> None:
-        self.task, self._source = task, Source(task, place)
+    def __init__(self, task: Task, mesh: Mesh) -> None:
+        self.task, self._source = task, Source(task, mesh)
         self.runners = [Runner(name, e, self._source) for name, e in task.entries.items()]
         self._evaluation = Evaluation(self._source)
-        count = len(self._source.groups[0])
-        self._init = jax.jit(over_seeds(functools.partial(initial_variables, task), count))
+        self._init = jax.jit(
+            over_seeds(functools.partial(initial_variables, task), self._source.count)
+        )
         variables = self._initial_variables()
         for runner in self.runners:
             runner.start(variables)
@@ -62,7 +60,7 @@ class Training:
         self,
         progress: "Progress",
         checkpoints: "Checkpoints | None" = None,
-        live: "Live | None" = None,
+        add: Function | None = None,
         snapshots: "Snapshots | None" = None,
     ) -> dict[str, Outcome]:
         """Trains every method from every seed, starting at the checkpoint if there is one."""
@@ -74,12 +72,13 @@ class Training:
         for epoch in range(first, max(r.entry.recipe.epochs for r in self.runners)):
             turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
-                self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name), live)
+                self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name), add)
             going = [r for r in self.runners if epoch + 1 < r.entry.recipe.epochs]
             if snapshots and going and (epoch + 1) % snapshots.every == 0:
                 snapshots.save(epoch + 1, {r.name: self._networks(r) for r in going})
             if checkpoints and every and (epoch + 1) % every == 0:
-                self._save(checkpoints, epoch + 1)
+                record = {r.name: {"seconds": r.seconds, "curve": r.curve} for r in self.runners}
+                checkpoints.save(epoch + 1, record, {r.name: r.states for r in self.runners})
         return {runner.name: self._outcome(runner, progress) for runner in self.runners}
 
     def trial(
@@ -93,12 +92,17 @@ class Training:
         epochs = runner.entry.recipe.epochs
         for epoch in range(epochs):
             self._run_epoch(runner, epoch, lambda share: tick(share / epochs))
-        return self._curves(runner)
+        return runner.curves
 
     def _initial_variables(self) -> list[PyTree]:
-        seeds = [np.array(group, np.int32) for group in self._source.groups]
-        made = [initial.start(self.task.initial, self._init(group)) for group in seeds]
-        return self._source.place.put(made)
+        made = []
+        for seeds in self._source.groups:
+            found = flatten_dict(self._init(np.array(seeds, np.int32)), sep="/")
+            for path, value in self.task.initial.items():
+                like = found[path]
+                found[path] = jnp.broadcast_to(jnp.asarray(value, like.dtype), like.shape)
+            made.append(unflatten_dict(found, sep="/"))
+        return self._source.put(made)
 
     def _compile(self, progress: "Progress") -> None:
         """Compiles all programs before anything is timed."""
@@ -110,25 +114,24 @@ class Training:
         self._evaluation.after_epoch(self.runners[0].variables[:1])
 
     def _run_epoch(
-        self, runner: Runner, epoch: int, tick: Callable[[float], None], live: "Live | None" = None
+        self, runner: Runner, epoch: int, tick: Callable[[float], None], add: Function | None = None
     ) -> None:
         if epoch >= runner.entry.recipe.epochs or runner.diverged:
             return
         runner.run_epoch(epoch, tick)
         found = self._evaluation.after_epoch(runner.variables)
-        point = {name: values.tolist() for name, values in found.items()}
-        runner.curve.append(point)
-        if live:
+        runner.curve.append({name: values.tolist() for name, values in found.items()})
+        if add:
             for i, seed in enumerate(self.task.seeds):
-                live.add(runner.name, seed, epoch + 1, {name: of[i] for name, of in point.items()})
+                add(runner.name, seed, epoch + 1, {name: of[i] for name, of in found.items()})
 
     def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
         sharpness = self._evaluation.sharpness(runner.variables)
         progress.done("sharpness")
-        references = [other for other in self.runners if other.entry.method == REFERENCE]
+        references = [other for other in self.runners if other.entry.method == "sgd"]
         return Outcome(
             variables=self._networks(runner),
-            curves=self._curves(runner),
+            curves=runner.curves,
             sharpness=sharpness,
             seconds=runner.seconds,
             compile_seconds=runner.compile_seconds,
@@ -143,19 +146,6 @@ class Training:
             for seeds, variables in groups
             for i, seed in enumerate(seeds)
         }
-
-    def _curves(self, runner: Runner) -> dict[str, np.ndarray]:
-        """(epochs, seeds); epochs that were skipped after all seeds had diverged are NaN."""
-        missing = runner.entry.recipe.epochs - len(runner.curve)
-        gap = [[float("nan")] * len(self.task.seeds)] * missing
-        return {
-            name: np.array([point[name] for point in runner.curve] + gap, np.float32)
-            for name in runner.curve[0]
-        }
-
-    def _save(self, checkpoints: "Checkpoints", epoch: int) -> None:
-        record = {r.name: {"seconds": r.seconds, "curve": r.curve} for r in self.runners}
-        checkpoints.save(epoch, record, {r.name: r.states for r in self.runners})
 
     def _resume(self, checkpoints: "Checkpoints") -> None:
         record, states = checkpoints.restore({r.name: r.states for r in self.runners})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from jax.sharding import Mesh
 
 from sam_optax.experiments.data.examples import hold_out
 from sam_optax.experiments.errors import UserError
@@ -18,7 +19,6 @@ from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import identity
-from sam_optax.experiments.training.devices import Devices
 from sam_optax.experiments.training.task import Entry, Task, noisy_labels
 from sam_optax.experiments.training.train import Training, work
 from sam_optax.experiments.tuning import choice
@@ -87,7 +87,7 @@ class Search:
     """
 
     task: Task
-    place: Devices
+    place: Mesh
     count: int
     rate: bool
     trials: dict[str, list[Trial]]
