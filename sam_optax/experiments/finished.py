@@ -14,7 +14,7 @@ import optax
 
 from sam_optax import analysis
 from sam_optax.experiments import named
-from sam_optax.experiments.data.arrays import corrupt
+from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import snapshots, words
 from sam_optax.experiments.reporting.console import say

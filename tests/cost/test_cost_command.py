@@ -128,6 +128,7 @@ def test_ratios_are_taken_within_rounds():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--models"], "--models: no value is given"),
         (["--methods", "adam"], "--methods adam: unknown; did you mean"),
         (["--shape", "0"], "--shape 0: use an integer (int) of at least 1"),
         (["--methods", "sync_perturbation"], "--methods sync_perturbation: use it with --per-d"),

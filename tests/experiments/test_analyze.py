@@ -19,8 +19,8 @@ import sam_optax
 from sam_optax import analysis
 from sam_optax.__main__ import main
 from sam_optax.experiments import open_run
-from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.data.dataset import load
+from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.registry import build
 from sam_optax.experiments.reporting.snapshots import Snapshots, load_params

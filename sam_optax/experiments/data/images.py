@@ -15,14 +15,10 @@ from sam_optax.experiments.errors import UserError
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded; Pillow has others, one of which starts a program."""
-_CENTRAL = 0.875
-"""Side of the central crop relative to the shorter side of the image: 224 of 256 pixels."""
-_SAMPLE = 1000
-"""Number of images for mean and deviation, if images stay on disk."""
-_RESIDENT = 2e9
-"""Maximum number of bytes of images in memory."""
-_CHUNK = 200
-"""Number of images decoded at once."""
+_CENTRAL = 0.875  # side of the central crop, of the shorter side of the image: 224 of 256 pixels
+_SAMPLE = 1000  # images for mean and deviation, if they stay on disk
+_RESIDENT = 2e9  # maximum number of bytes of images in memory
+_CHUNK = 200  # images decoded at once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,8 +49,8 @@ class ImageColumn:
             return decoded(cell["bytes"] or self._file(cell["path"]))
         except Exception as error:  # Pillow's plugins raise many types
             name = f" ({os.path.basename(cell['path'])})" if cell["path"] else ""
-            what = f"{self.where}: image {row}{name} cannot be read"
-            raise UserError(f"{what} ({error}); replace or remove it.") from error
+            why = f"image {row}{name} cannot be read ({error}); replace or remove it."
+            raise UserError(f"{self.where}: {why}") from error
 
     def _file(self, path: str | None) -> bytes:
         if path is None:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sam_optax.experiments.types import Json, Record
 
 CHOSEN_HERE = "not printed; chosen here"
-WHOLE_BATCH = "the whole batch"
-"""The value of ``m`` where a paper has no groups."""
+WHOLE_BATCH = "the whole batch"  # the value of m where a paper has no groups
 
 
 class Found(NamedTuple):
@@ -21,8 +20,7 @@ class Found(NamedTuple):
     printed: bool = False
 
 
-Values: TypeAlias = Mapping[str, Found]
-"""Settings or hyperparameters by name."""
+Values: TypeAlias = Mapping[str, Found]  # settings or hyperparameters, by name
 
 
 class Preset(NamedTuple):
@@ -33,7 +31,7 @@ class Preset(NamedTuple):
     shared: Values  # of all methods
     rows: Mapping[str, Values]  # of a method: its settings and hyperparameters
     differs: Sequence[str] = ()  # this trainer from the paper
-    needs_model: str = ""  # what --model is to return, where it is a pretrained network
+    give: str = ""  # as --model, where the network is pretrained
 
 
 def _merged(family: Any, own: Any) -> Any:

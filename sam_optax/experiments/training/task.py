@@ -13,8 +13,8 @@ import optax
 from flax.traverse_util import flatten_dict
 
 from sam_optax.experiments import named
-from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.data.dataset import Dataset, load
+from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.methods import registry as methods
 from sam_optax.experiments.methods.method import Base, Variant
 from sam_optax.experiments.networks import own, registry
