@@ -45,7 +45,7 @@ def main(run, out):
             [run["curves"]["test_accuracy"] for run in method["seeds"]], 0
         )
         where = (9 + 2 * i, 10)  # no marker hides another
-        shown = {"label": NAMES[method["name"]], "markevery": where, **look._asdict()}
+        shown = {"label": NAMES[method["name"]], "markevery": where, **look}
         left.plot(1 + np.arange(len(mean)), mean, **shown)
     left.set(xlabel="epoch", ylabel="test accuracy (%)", ylim=(91, 98), xlim=(0, None))
     left.set_title("test accuracy over epochs, mean of the seeds", fontsize="medium")
@@ -55,8 +55,8 @@ def main(run, out):
     for i, (method, look) in enumerate(rows):
         accuracy = method["summary"]["test_accuracy"]
         shown = {
-            "color": look.color,
-            "marker": look.marker,
+            "color": look["color"],
+            "marker": look["marker"],
             "markersize": 8,
             "capsize": 3,
         }

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from sam_optax.experiments.methods.method import Base as Base
     from sam_optax.experiments.methods.method import Step as Step
     from sam_optax.experiments.methods.method import method as method
-    from sam_optax.experiments.result import Result as Result
+    from sam_optax.experiments.reporting.table import Result as Result
 
 __all__ = ["Base", "Result", "Step", "compare", "method", "open_run"]
 
-_MODULES = {"compare": "call", "open_run": "finished", "Result": "result"}
+_MODULES = {"compare": "call", "open_run": "finished", "Result": "reporting.table"}
 _MODULES |= dict.fromkeys(("Base", "Step", "method"), "methods.method")
 
 

@@ -3,12 +3,13 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from rich.table import Column
 from rich.text import Text
 
 from sam_optax import analysis
@@ -74,13 +75,19 @@ class Analyze:
 def run(options: Analyze) -> None:
     """Measures the networks, writes ``analysis.json`` and prints the table."""
     runs = [open_run(directory) for directory in dict.fromkeys(options.run_dirs)]
-    for opened in runs:
-        if opened.task.dataset.sha256 != runs[0].task.dataset.sha256:
-            raise UserError(
-                f"{opened.directory}: was trained on other data than {runs[0].directory}."
-            )
+    for of in runs:
+        if of.task.dataset.sha256 != runs[0].task.dataset.sha256:
+            raise UserError(f"{of.directory}: was trained on other data than {runs[0].directory}.")
+    networks = [network for of in runs for network in of.networks]
+    bar = Progress(Console(stderr=True), {"networks": (1.0, len(networks))}, "measuring")
     with OutputDirectory(options.out or options.run_dirs[0]) as out:
-        rows = _measured([network for opened in runs for network in opened.networks], options)
+        rows: list[Record] = []
+        with bar as progress:
+            for network in networks:
+                rows += _numbers(network, options)
+                progress.done("networks")
+        if not rows:
+            raise UserError("RUN_DIR: all networks have diverged; there is nothing to measure.")
         content = {
             **{"format": "sam_optax.analyze", "format_version": 5, "units": UNITS},
             "runs": {str(opened.directory): opened.results["settings"] for opened in runs},
@@ -92,71 +99,53 @@ def run(options: Analyze) -> None:
     say(f"\nThe numbers are in {out.path / results.ANALYSIS}.", stderr=False)
 
 
-def _measured(networks: Sequence[Network], options: Analyze) -> list[Record]:
-    """A record for each number of the networks that have not diverged."""
-    rows: list[Record] = []
-    work = {"networks": (1.0, len(networks))}
-    with Progress(Console(stderr=True), work, "measuring") as progress:
-        for of in networks:
-            who = {"run": str(of.run.directory), "method": of.method, "seed": of.seed}
-            who |= {"epoch": of.epoch, "last": of.last}
-            if found := [{**who, **number} for number in _numbers(of, options)]:
-                rows += found
-            else:
-                say(f"{of.path}: {of.method}, seed {of.seed}, has diverged, and is not measured.")
-            progress.done("networks")
-    if not rows:
-        raise UserError("RUN_DIR: all networks have diverged; there is nothing to measure.")
-    return rows
-
-
-def _numbers(network: Network, options: Analyze) -> Iterator[Record]:
-    """The numbers of a network, none if it has diverged."""
+def _numbers(network: Network, options: Analyze) -> list[Record]:
+    """A record for each number of a network; none, but a word, if it has diverged."""
     variables = network.load()
     loss, params = network.loss(variables), variables["params"]
     if not np.isfinite(loss(params)):
-        return
+        where = f"{network.path}: {network.method}, seed {network.seed}"
+        say(f"{where}, has diverged, and is not measured.")
+        return []
     score = words.Score.of(network.run.results)
-    yield _record(score.label, score.factor * np.asarray(network.score, float))
+    found: dict[tuple[Any, ...], Any] = {}  # by measure, p and radius
+    found[score.label, None, None] = score.factor * np.asarray(network.score, float)
     radii = {"sharpness": options.rho, "adaptive_sharpness": options.adaptive_rho}
     for name in (name for name in radii if name in options.measures):
-        for p, rho in itertools.product(*map(dict.fromkeys, (options.p, radii[name]))):
-            yield _record(name, getattr(analysis, name)(loss, params, rho, p=p).value, p, rho)
+        for p, rho in itertools.product(options.p, radii[name]):
+            norm = "inf" if p == np.inf else p  # JSON has no infinity
+            found[name, norm, rho] = getattr(analysis, name)(loss, params, rho, p=p).value
     if "eigenvalues" in options.measures:
         k = min(5, sum(leaf.size for leaf in jax.tree.leaves(params)))
         largest = analysis.hessian_eigenvalues(loss, params, k=k, steps=40)
-        yield _record("lambda_1", largest.values[0])
+        found["lambda_1", None, None] = largest.values[0]
         if k == 5:
-            yield _record("lambda_ratio", largest.ratio(5))
-        yield _record("residual", largest.residuals.max() / abs(largest.values[0]))
-
-
-def _record(measure: str, value: Any, p: Any = None, rho: float | None = None) -> Record:
-    p = "inf" if p == np.inf else p  # JSON has no infinity
-    return {"measure": measure, "p": p, "rho": rho, "value": results.number(np.asarray(value))}
+            found["lambda_ratio", None, None] = largest.ratio(5)
+        found["residual", None, None] = largest.residuals.max() / abs(largest.values[0])
+    who = {name: getattr(network, name) for name in ("method", "seed", "epoch", "last")}
+    who = {"run": str(network.run.directory), **who}
+    return [
+        {**who, "measure": measure, "p": p, "rho": rho, "value": results.number(np.asarray(value))}
+        for (measure, p, rho), value in found.items()
+    ]
 
 
 def _print_table(rows: Sequence[Record]) -> None:
     """Prints mean and deviation over the seeds, a line for each measure, method and epoch."""
-    runs = ["run"] if len({row["run"] for row in rows}) > 1 else []
-    what, who = ("measure", "p", "rho"), (*runs, "method", "epoch")
-    seeds: dict[tuple[Any, ...], dict[tuple[Any, ...], list[float | None]]] = {}
+    several = len({row["run"] for row in rows}) > 1
+    names = ["measure", "p", "rho", *["run"] * several, "method", "epoch"]
+    seeds: dict[tuple[Any, ...], list[float | None]] = {}
     for row in rows:
-        of_what = seeds.setdefault(tuple(row[name] for name in what), {})
-        of_what.setdefault(tuple(row[name] for name in who), []).append(row["value"])
-    table = ruled("measure", "p", "ρ", *who, "mean ± deviation")
-    for measure, networks in seeds.items():
-        for network, numbers in networks.items():
-            values = np.array(numbers, np.float64)  # None becomes NaN
-            width = values.std(ddof=1) if len(values) > 1 else np.nan
-            mean = words.variation(values.mean(), width, 3)
-            cells = (Text(words.plain(cell)) for cell in (*measure, *network))
+        seeds.setdefault(tuple(row[name] for name in names), []).append(row["value"])
+    table = ruled(*(Column(words.symbol(name), overflow="fold") for name in names))
+    table.add_column("mean ± deviation", justify="right")
+    for measure in dict.fromkeys(who[:3] for who in seeds):
+        for who in (who for who in seeds if who[:3] == measure):
+            found = results.summary(np.array(seeds[who], float))  # NaN for None
             # Networks that have diverged are not measured; λ₅ may be 0, a rise overflow.
-            table.add_row(*cells, mean if np.isfinite(values).all() else "not finite")
+            text = words.variation(found, 3, unknown="not finite")
+            table.add_row(*(Text(words.plain(cell)) for cell in who), text)
         table.add_section()
-    for column in table.columns:
-        column.overflow = "fold"  # the ends of long paths tell runs apart
-    table.columns[-1].justify = "right"
     measured = {row["measure"] for row in rows}
     lines = [f"{name}: {unit}" for name, unit in UNITS.items() if name in measured]
     lines.append("on the training set, with the labels trained on; mean ± deviation of the seeds")

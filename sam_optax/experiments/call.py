@@ -13,7 +13,7 @@ from sam_optax.experiments.methods.method import Method
 from sam_optax.experiments.options import arguments
 from sam_optax.experiments.options.declare import suggest
 from sam_optax.experiments.options.options import Compare
-from sam_optax.experiments.result import Result
+from sam_optax.experiments.reporting.table import Result
 from sam_optax.experiments.training.task import ACCURACY, Given, Metric, PerExample
 from sam_optax.experiments.types import Json, Record
 

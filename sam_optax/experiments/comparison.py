@@ -17,8 +17,7 @@ from sam_optax.experiments.reporting.live import live
 from sam_optax.experiments.reporting.output import OutputDirectory, writable
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.snapshots import Snapshots, load_params, to_npz
-from sam_optax.experiments.reporting.table import print_settings
-from sam_optax.experiments.result import Result
+from sam_optax.experiments.reporting.table import Result, print_settings
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.training.train import Outcome, Training, work
@@ -35,15 +34,9 @@ _FILES = ("results.json", "params*.npz", REPORT, results.ANALYSIS, "tensorboard"
 
 
 def run(options: Compare, given: tasks.Given = tasks.NOTHING, show: bool = True) -> Result | None:
-    """Trains the methods, prints the table and writes the files.
+    """Trains the methods, prints the table if it is to ``show`` it, and writes the files.
 
-    Args:
-      options: the options of the command.
-      given: what a call from Python gives as objects.
-      show: whether the table is printed.
-
-    Returns:
-      What the run has found, or ``None`` after ``--dry-run``.
+    ``given`` are the objects of a call from Python. After ``--dry-run`` it returns ``None``.
 
     Raises:
       UserError: an option or a file is invalid. It is raised before training, unless the output
@@ -63,10 +56,10 @@ def run(options: Compare, given: tasks.Given = tasks.NOTHING, show: bool = True)
         say(note)
     if options.out is None:
         return _Run(options, task, description, mesh, show).result()
-    from sam_optax.experiments.reporting import figures  # slow; before training, if it cannot be
+    from sam_optax.experiments.reporting import report  # slow; before training, if it cannot be
 
     ours = results.from_json(options.out / "results.json") is not None
-    with OutputDirectory(options.out, (*_FILES, *figures.CAPTIONS), ours) as out:
+    with OutputDirectory(options.out, (*_FILES, *report.CAPTIONS), ours) as out:
         return _Run(options, task, description, mesh, show, out).result()
 
 
@@ -204,10 +197,10 @@ class _Run:
 
 
 def _draw(out: OutputDirectory, found: Json) -> None:
-    from sam_optax.experiments.reporting import figures, html  # slow to import
+    from sam_optax.experiments.reporting import report  # slow to import
 
-    drawn = figures.all_figures(found)
+    drawn = report.all_figures(found)
     with writable(out.path):
-        for name in figures.CAPTIONS.keys() - drawn.keys():  # of an earlier run
+        for name in report.CAPTIONS.keys() - drawn.keys():  # of an earlier run
             (out.path / name).unlink(missing_ok=True)
-    out.write({**drawn, REPORT: html.html_page(found, drawn)})
+    out.write({**drawn, REPORT: report.html_page(found, drawn)})

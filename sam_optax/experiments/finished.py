@@ -1,12 +1,10 @@
 """Opens finished runs: their networks, and the loss of these on the data."""
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +12,10 @@ import optax
 
 from sam_optax import analysis
 from sam_optax.experiments import named
-from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import snapshots, words
 from sam_optax.experiments.reporting.console import say
 from sam_optax.experiments.reporting.results import from_json
-from sam_optax.experiments.reporting.snapshots import load_params
 from sam_optax.experiments.training import identity, measures
 from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.types import Json, PyTree, Record
@@ -33,11 +29,6 @@ class Run:
     results: Record
     task: tasks.Task
     networks: list["Network"] = dataclasses.field(default_factory=list)
-
-    @functools.cache  # noqa: B019 (a run lives as long as its networks)
-    def examples(self, part: str) -> tuple[np.ndarray, np.ndarray]:
-        """Those of ``"train"`` or ``"test"`` that are measured, and their indices in it."""
-        return measures.measured(getattr(self.task.dataset, part))
 
 
 class Network(NamedTuple):
@@ -56,8 +47,8 @@ class Network(NamedTuple):
 
     def load(self) -> PyTree:
         """Reads its variables: the ``"params"``, and others such as statistics of BatchNorm."""
-        found = load_params(self.path, f"{self.method}/{self.seed}/")[self.method][self.seed]
-        return jax.tree.map(jnp.asarray, found)
+        found = snapshots.load_params(self.path, f"{self.method}/{self.seed}/")
+        return jax.tree.map(jnp.asarray, found[self.method][self.seed])
 
     def loss(
         self,
@@ -74,7 +65,8 @@ class Network(NamedTuple):
         """
         if part not in ("train", "test") or size < 1:
             raise UserError(f'part {part!r}, size {size}: use "train" or "test", and at least 1.')
-        task, (examples, chosen) = self.run.task, self.run.examples(part)
+        task = dataclasses.replace(self.run.task, held_out=True)  # as many test labels are wrong
+        examples, chosen = measures.measured(getattr(task.dataset, part))
         n = len(examples)
         # Examples of others, of weight 0, fill the last batch, so that the statistics of BatchNorm
         # are those of as many examples everywhere.
@@ -82,11 +74,7 @@ class Network(NamedTuple):
         place = np.arange(-(-n // size) * size).reshape(-1, size)
         index = np.random.default_rng(0).permutation(n)[place % n]
         weight = (place < n).astype(np.float32)
-        if part == "test":
-            clean, rng = task.dataset.test.y, np.random.default_rng(0)
-            labels = corrupt(clean, task.label_noise, task.dataset.classes, rng)
-        else:
-            (labels,) = tasks.noisy_labels(task, (self.seed,))
+        (labels,) = tasks.noisy_labels(task, (self.seed,), held_out=part == "test")
         x, y, weights = map(jnp.asarray, (examples[index], labels[chosen[index]], weight))
         # As a part of the data they leave all networks one compiled program.
         statistics = jax.tree.map(
@@ -171,43 +159,38 @@ def _check_code(directory: Path, settings: Json, rows: Sequence[Json]) -> None:
             )
 
 
-def _networks(run: Run) -> Iterator[Network]:
-    """Those of each method, by epoch and seed; says which snapshots are not the run's."""
-    mark, left_out = snapshots.mark(identity.of(run.results)), dict[Path, str]()
-    needed = _arrays(jax.eval_shape(lambda: tasks.initial_variables(run.task, 0)))
+def _networks(run: Run) -> list[Network]:
+    """Those in the files of the run, by method, epoch and seed; says which files are not."""
+    ours, methods, found = snapshots.mark(identity.of(run.results)), run.results["methods"], []
     key, every = words.Score.of(run.results).key, words.setting(run.results, "save_every", 0)
-    for method in run.results["methods"]:
-        name, epochs = method["name"], run.task.entries[method["name"]].recipe.epochs
-        before = range(every, epochs, every) if every else ()
-        for epoch in (*before, epochs):
-            last = epoch == epochs
-            path = run.directory / ("params.npz" if last else snapshots.file_name(epoch))
-            if (theirs := snapshots.mark_of(path)) != mark:
-                if last:
-                    raise UserError(
-                        f"{path}: is of another run than results.json; train again with --out."
-                    )
-                left_out[path] = "it is missing" if theirs is None else "it is of another run"
-                continue
-            stored = load_params(path, f"{name}/").get(name, {})  # damage is found before measuring
-            for seed, of in zip(run.task.seeds, method["seeds"], strict=True):
-                _check_arrays(f"{path}: {name}/{seed}", _arrays(stored.get(seed, {})), needed)
+    needed = tasks.shapes(run.task)
+    longest = max(method["epochs"] for method in methods)
+    for kept in (*(range(every, longest, every) if every else ()), 0):  # 0: the last ones
+        path = run.directory / (snapshots.file_name(kept) if kept else "params.npz")
+        theirs, arrays = snapshots.read(path) if path.is_file() else (None, {})
+        if theirs != ours and not kept:
+            raise UserError(f"{path}: is of another run than results.json; train again with --out.")
+        if theirs != ours:
+            why = "it is of another run" if theirs is not None else "it is missing"
+            say(f"{path}: {why}, and left out; train again to have it.")
+            continue
+        for method in (method for method in methods if kept < method["epochs"]):
+            name, epoch = method["name"], kept or method["epochs"]
+            for of in method["seeds"]:
+                _check(path, (name, of["seed"]), arrays, needed)
                 score = of["curves"][key][epoch - 1]
-                yield Network(run, name, seed, epoch, score, last, path)
-    for path, why in left_out.items():
-        say(f"{path}: {why}, and left out; train again to have it.")
+                found.append(Network(run, name, of["seed"], epoch, score, not kept, path))
+    names = [method["name"] for method in methods]
+    return sorted(found, key=lambda network: names.index(network.method))
 
 
-def _check_arrays(network: str, found: Mapping[str, str], needed: Mapping[str, str]) -> None:
-    for leaf, like in needed.items():
-        if (there := found.get(leaf, "missing")) != like:
+def _check(path: Path, network: tuple[str, int], arrays: Mapping[Any, Any], needed: Json) -> None:
+    """Raises :class:`UserError` unless the arrays of a network are those of its module."""
+    for place, like in needed.items():
+        found = arrays.get((*network, *place.split("/")))
+        if found is None or (found.dtype, found.shape) != (like.dtype, like.shape):
+            name = "/".join([network[0], str(network[1]), place])
             raise UserError(
-                f"{network}/{leaf} is {there}, but {like} in the network that results.json "
-                "describes; train again with --out."
+                f"{path}: {name} is not the {like.dtype}{[*like.shape]} of the network that "
+                "results.json describes; train again with --out."
             )
-
-
-def _arrays(variables: PyTree) -> dict[str, str]:
-    """Dtype and shape of each array, by path."""
-    flat = flax.traverse_util.flatten_dict(variables, sep="/")
-    return {name: f"{leaf.dtype}{[*leaf.shape]}" for name, leaf in flat.items()}

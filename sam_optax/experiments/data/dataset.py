@@ -43,15 +43,10 @@ def load(spec: str, *, image_size: int | None = None, **of_hugging_face: str | N
 def from_arrays(
     *, train: tuple[Any, Any], test: tuple[Any, Any] | None = None, classification: bool = True
 ) -> Dataset:
-    """A data set of your arrays: training and test examples with their labels, each a pair (x, y).
+    """A data set of pairs (x, y) of arrays, which are not scaled.
 
-    Examples have any shape (n, …) and are not scaled: floats and uint8 become float32, all other
-    integers are tokens, int32. Labels are classes 0, …, C − 1, (n,), or without ``classification``
-    targets, (n,) or (n, outputs): integers become int32, others float32. Without ``test``, a fifth
-    of the training examples is held out.
-
-    Raises:
-      UserError: an array cannot be trained on; the message names it, its value and the remedy.
+    Of examples, (n, …), floats and uint8 become float32, all other integers are tokens, int32.
+    Labels are classes, (n,), or without ``classification`` targets, (n,) or (n, outputs).
     """
     found: dict[str, np.ndarray] = {}
     for part, pair in {"train": train, "test": train if test is None else test}.items():
@@ -67,8 +62,10 @@ def from_arrays(
             "below 2³¹ (tokens), or both as floats or uint8."
         )
     tested = None if test is None else Examples(x_test, y_test)
-    how: Any = {"dtype": np.int32 if tokens else np.float32, "classification": classification}
-    return prepared(ARRAYS, Examples(x_train, y_train), tested, outputs, **how)
+    labels = "classes" if classification else "output" + "s" * (outputs > 1)
+    dtype: type = np.int32 if tokens else np.float32
+    train_set = Examples(x_train, y_train)
+    return prepared(ARRAYS, train_set, tested, outputs, dtype=dtype, labels=labels)
 
 
 def _built_in(name: str) -> Examples:

@@ -36,7 +36,6 @@ class Dataset:
     # images on disk: digest of the labels and of mean and deviation of a sample.
     sha256: str
     notes: tuple[str, ...] = ()  # for the reader of the results
-    classification: bool = True  # or else a regression
     described: str = ""  # as it was understood, before scaling, on one line
 
     @property
@@ -100,13 +99,12 @@ def prepared(
     dtype: type | None = None,
     notes: Sequence[str] = (),
     splits: Sequence[str] = ("train", "test"),
-    names: Sequence[str] = (),
-    classification: bool = True,
+    labels: str = "classes",
 ) -> Dataset:
     """The data set of examples as they are read; without a ``test``, a fifth is held out.
 
     They are converted to ``dtype`` or, without one, scaled; uint8 is for images, which training
-    normalizes. The description has the names of ``splits`` and classes.
+    normalizes. ``splits`` and ``labels`` are words of the description.
     """
     if test is None:
         note = "There are no test examples: a fifth of the training examples is held out."
@@ -120,14 +118,11 @@ def prepared(
         x = [of.astype(dtype, copy=False) for of in x] if dtype else _scaled(*x)
     kind = np.int32 if train.y.dtype.kind in "iu" else np.float32
     parts = [Examples(of, y.astype(kind)) for of, y in zip(x, (train.y, test.y), strict=True)]
-    about = _digest(contents), tuple(notes), classification
+    about = _digest(contents), tuple(notes)
     found = Dataset(name, parts[0], parts[1], classes, mean, std, *about)
     counts = f"{splits[0]} {len(train.y):,}, {splits[1]} {len(test.y):,}"
     content = _content("×".join(map(str, found.shape)), train.x, test.x)
-    labels = "classes" if classification else "output" + "s" * (classes > 1)
-    some = f" ({', '.join([*names[:3], '…'][: len(names)])})" if names else ""
-    described = f"{counts} {content}, {classes:,} {labels}{some}"
-    return dataclasses.replace(found, described=described)
+    return dataclasses.replace(found, described=f"{counts} {content}, {classes:,} {labels}")
 
 
 def _digest(arrays: Sequence[np.ndarray]) -> str:

@@ -58,7 +58,8 @@ def load(
     else:
         x = [_vectors(split, rows, columns) for split, rows in used.items()]
     tested = Examples(x[1], y[1]) if test else None
-    about: Any = {"notes": notes, "splits": (train, test or "held out"), "names": names}
+    about: Any = {"notes": notes, "splits": (train, test or "held out")}
+    about["labels"] = f"classes ({', '.join([*names[:3], '…'][: len(names)])})"
     about["dtype"] = np.uint8 if images else None
     return prepared(f"hf:{name}", Examples(x[0], y[0]), tested, len(names), **about)
 

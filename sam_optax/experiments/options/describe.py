@@ -36,7 +36,6 @@ def describe(
             "name": dataset.name,
             "train_examples": examples,
             "test_examples": len(dataset.test.y),
-            "example_shape": list(dataset.shape),
             "classes": dataset.classes,
             "described": dataset.described,
             "sha256": dataset.sha256,

@@ -1,44 +1,35 @@
-"""Shared by the figures of a run: the styles of the methods, axes, and files."""
+"""Shared by the figures: the looks of the methods, axes, and files."""
 
 import io
 import textwrap
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sam_optax.analysis import style as look
-from sam_optax.experiments.types import Json
+from sam_optax.analysis import style
+from sam_optax.experiments.types import Json, Record
 
 
-class Style(NamedTuple):
-    """The style of a method, as matplotlib arguments."""
-
-    color: str
-    linestyle: Any
-    marker: str
+def look(method: int, setting: int = 0) -> Record:
+    """That of a method by position, for matplotlib; its other settings keep its colour."""
+    line = style.line(method + setting)
+    return {**line, "color": style.colour(method), "marker": style.marker(method + setting)}
 
 
-def style(method: int, setting: int = 0) -> Style:
-    """That of a method by position; its other settings keep its colour."""
-    other = method + setting
-    return Style(look.colour(method), look.line(other)["linestyle"], look.marker(other))
+def by_method(rows: Sequence[Json]) -> list[tuple[int, list[Json]]]:
+    """The settings of each method, with its position, for the best known the same everywhere."""
+    found: dict[str, list[Json]] = {}
+    for row in rows:
+        found.setdefault(row["method"], []).append(row)
+    return list(zip(style.positions(found), found.values(), strict=True))
 
 
-def placed(methods: Iterable[str]) -> dict[str, int]:
-    """The position of each method, which for the best known is the same in every figure."""
-    names = [*dict.fromkeys(methods)]
-    return dict(zip(names, look.positions(names), strict=True))
-
-
-def styled(methods: Sequence[Json]) -> list[tuple[Json, Style]]:
-    """The methods of a run, as in its results, with their styles; one may occur several times."""
-    names = [of["method"] for of in methods]
-    place = placed(names)
-    looks = (style(place[of], names[:i].count(of)) for i, of in enumerate(names))
-    return list(zip(methods, looks, strict=True))
+def styled(methods: Sequence[Json]) -> list[tuple[Json, Record]]:
+    """The methods of a run, as in its results, with their looks; one may occur several times."""
+    return [(row, look(i, j)) for i, rows in by_method(methods) for j, row in enumerate(rows)]
 
 
 def column(panels: int, height: float, **shared: Any) -> tuple[Figure, Sequence[Axes]]:
@@ -49,7 +40,7 @@ def column(panels: int, height: float, **shared: Any) -> tuple[Figure, Sequence[
 
 def tidy(axes: Axes, axis: Any = "y", absent: Sequence[str] = ()) -> None:
     """Draws a grid behind the data, no top and right frame lines, and says what is not drawn."""
-    look.tidy(axes, axis)
+    style.tidy(axes, axis)
     if absent:
         text = textwrap.fill(f"not drawn: {', '.join(absent)}", 80)
         axes.set_title(text, fontsize="small", loc="left", color="0.4", parse_math=False)

@@ -6,22 +6,71 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.schema import UNITS, Results
 from sam_optax.experiments.reporting.words import Score
 from sam_optax.experiments.types import Json, Record
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.train import Outcome
 
-FORMAT, FORMAT_VERSION = "sam_optax.experiment", 2
 ANALYSIS = "analysis.json"
 """What ``analyze`` has measured of a run's networks, beside its results."""
+UNITS = {
+    "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
+    "held_out": "score on the held-out examples, with labels as trained on, by seed",
+    "best_test_accuracy": "the best after an epoch, chosen on the test examples: optimistic",
+    "interval": "half the width of a mean's 95 % confidence interval, Student's t",
+    "differences": "to sgd, and to the sam with the best mean score, seed by seed",
+    "train_loss": "mean over the training set, on the labels trained on; nats, or of your loss",
+    "sharpness": "L(w + eps) - L(w) on training examples, eps of SAM at sharpness_rho",
+    "gradients": "gradients on a batch per step",
+    "step_cost": "time of a training step relative to SGD, median over interleaved epochs",
+    "epoch_seconds": "seconds, training steps of one epoch of all seeds, median",
+    "compile_seconds": "seconds to compile the training step",
+    "examples_per_second": "training examples per second, of all seeds",
+}
+"""What each number is, besides the score after the last epoch, see ``words.Score``."""
+
+
+class _Seed(msgspec.Struct):
+    seed: int
+    diverged: bool
+    curves: dict[str, list[float | None]]
+
+
+class _Method(msgspec.Struct):
+    name: str
+    method: str
+    hyperparameters: dict[str, Any]
+    settings: dict[str, dict[str, Any]]
+    epochs: int
+    batch_size: int
+    steps_per_epoch: int
+    diverged: int
+    summary: dict[str, dict[str, float | None]]
+    seeds: list[_Seed]
+    differences: dict[str, dict[str, Any]]
+
+
+class _Dataset(msgspec.Struct):
+    name: str
+    sha256: str
+
+
+class _Results(msgspec.Struct):
+    """What readers rely on; other fields may be missing in files of earlier versions."""
+
+    format: Literal["sam_optax.experiment"]
+    format_version: Literal[2]
+    settings: dict[str, dict[str, Any]]
+    dataset: _Dataset
+    seeds: Annotated[list[int], msgspec.Meta(min_length=1)]
+    methods: Annotated[list[_Method], msgspec.Meta(min_length=1)]
 
 
 def versions() -> dict[str, str]:
@@ -55,25 +104,21 @@ def summary(values: np.ndarray) -> dict[str, float | None]:
     return {"mean": number(wide.mean()), "std": number(wide.std(ddof=1)), "interval": number(half)}
 
 
-def gain(ours: Json, theirs: Json, key: str) -> dict[str, float | None]:
-    """What a method gains over another, in the seeds in which neither diverged."""
-    pairs = zip(ours["seeds"], theirs["seeds"], strict=True)
-    both = [(a[key], b[key]) for a, b in pairs if not (a["diverged"] or b["diverged"])]
-    return summary(np.array([a - b for a, b in both]))
-
-
-def differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
+def _differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
     """The difference of a method's score to that of SGD and of SAM, as far as they are there.
 
-    Of a base that is trained at several radii, the one with the best mean score counts.
+    It is over the seeds in which neither diverged. Of a base that is trained at several radii, the
+    one with the best mean score counts.
     """
     found: Record = {}
     for base in ("sgd", "sam"):
         rows = [row for row in methods if row["method"] == base != method["method"]]
         if rows:
-            best, key = max(rows, key=score.rank), score.key
-            keys = (of for of in (key, f"best_{key}", f"tuned_{key}") if of in method["summary"])
-            found[base] = {"to": best["name"], **{of: gain(method, best, of) for of in keys}}
+            best = max(rows, key=score.rank)
+            pairs = zip(method["seeds"], best["seeds"], strict=True)
+            both = [(a, b) for a, b in pairs if not (a["diverged"] or b["diverged"])]
+            gains = np.array([a[score.key] - b[score.key] for a, b in both])
+            found[base] = {"to": best["name"], score.key: summary(gains)}
     return found
 
 
@@ -88,23 +133,21 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
         for method in description["methods"]
     ]
     return {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        **{"format": "sam_optax.experiment", "format_version": 2},
         **description,
         "parameters": parameters,
         "units": {**UNITS, score.key: score.meaning},
         "versions": versions(),
-        "methods": [{**row, "differences": differences(row, methods, score)} for row in methods],
+        "methods": [{**row, "differences": _differences(row, methods, score)} for row in methods],
     }
 
 
 def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score) -> Record:
-    curves, key, higher = outcome.curves, score.key, score.higher_is_better
-    best, where = (np.nanmax, np.nanargmax) if higher else (np.nanmin, np.nanargmin)
-    final = {key: curves[key][-1], f"best_{key}": best(curves[key], axis=0)}
+    curves, best = outcome.curves, np.nanmax if score.higher_is_better else np.nanmin
+    final = {score.key: curves[score.key][-1], f"best_{score.key}": best(curves[score.key], axis=0)}
     final |= {"train_loss": curves["train_loss"][-1], "sharpness": outcome.sharpness}
     if "tune" in method:
-        final[f"tuned_{key}"] = curves[key][method["tune"]["epoch"] - 1]
+        final[f"tuned_{score.key}"] = curves[score.key][method["tune"]["epoch"] - 1]
     finite = np.isfinite(final["train_loss"])
     seconds = float(np.median(outcome.seconds))
     examples = method["steps_per_epoch"] * method["batch_size"] * len(seeds)
@@ -113,7 +156,6 @@ def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score)
             "seed": seed,
             "diverged": not finite[i].item(),
             **{name: number(values[i]) for name, values in final.items()},
-            "best_epoch": int(where(curves[key][:, i])) + 1,
             "curves": {name: [*map(number, values[:, i])] for name, values in curves.items()},
         }
         for i, seed in enumerate(seeds)
@@ -136,7 +178,7 @@ def to_json(results: Json) -> bytes:
 
 
 def from_json(path: Path) -> Record | None:
-    """Reads the output of :func:`to_json`, if any; fields that older runs lack get defaults.
+    """Reads the output of :func:`to_json`, if any.
 
     Raises:
       UserError: the file is of another version, or a field is missing or not what it should be.
@@ -145,17 +187,13 @@ def from_json(path: Path) -> Record | None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    kind = found.get("format") if isinstance(found, dict) else None
-    if not str(kind).startswith("sam_optax."):
+    if not (isinstance(found, dict) and str(found.get("format")).startswith("sam_optax.")):
         return None
-    if (kind, version := found.get("format_version")) != (FORMAT, FORMAT_VERSION):
-        raise UserError(
-            f"{path}: has format {kind} {version} of another version of sam_optax, not {FORMAT} "
-            f"{FORMAT_VERSION}; use that version, or train again."
-        )
     try:
-        known = msgspec.to_builtins(msgspec.convert(found, Results))
+        msgspec.convert(found, _Results)
     except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {error}; restore the file, or train again.") from error
-    pairs = zip(known["methods"], found["methods"], strict=True)
-    return {**known, **found, "methods": [{**ours, **theirs} for ours, theirs in pairs]}
+        raise UserError(
+            f"{path}: {error}; restore the file, use the version of sam_optax that has written it, "
+            "or train again."
+        ) from error
+    return found

@@ -4,13 +4,12 @@ The comment of each archive is the digest of the run's identity, so that files w
 has left in the same directory are recognized.
 """
 
-import contextlib
 import hashlib
 import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,35 +42,29 @@ def to_npz(params: Mapping[str, Mapping[int, PyTree]], identity: Json) -> bytes:
     return file.getvalue()
 
 
-def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, PyTree]]:
-    """Reads the arrays whose names begin with ``start`` from the output of :func:`to_npz`.
+def read(path: str | Path, start: str = "") -> tuple[str, dict[tuple[str | int, ...], np.ndarray]]:
+    """The mark of a file, and its arrays by ``(method, seed, collection, ...)``.
 
-    A damaged file raises :class:`UserError`.
+    Only those whose names in the file begin with ``start``.
+
+    Raises:
+      UserError: the file is damaged.
     """
-    flat = {}
-    with _opened(path) as archive:
-        for member in (of for of in archive.namelist() if of.startswith(start)):
-            name, seed, *leaf = member.removesuffix(".npy").split("/")
-            with archive.open(member) as file:
-                flat[name, int(seed), *leaf] = np.lib.format.read_array(file)
-    return flax.traverse_util.unflatten_dict(flat)
-
-
-def mark_of(path: Path) -> str | None:
-    """The mark of a file, ``None`` if there is no file."""
-    if not path.is_file():
-        return None
-    with _opened(path) as archive:
-        return archive.comment.decode(errors="replace")
-
-
-@contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
+    arrays: dict[tuple[str | int, ...], np.ndarray] = {}
     try:
         with zipfile.ZipFile(path) as archive:
-            yield archive
+            for member in (of for of in archive.namelist() if of.startswith(start)):
+                method, seed, *place = member.removesuffix(".npy").split("/")
+                with archive.open(member) as file:
+                    arrays[method, int(seed), *place] = np.lib.format.read_array(file)
+            return archive.comment.decode(errors="replace"), arrays
     except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: is damaged ({error}); train again with --out.") from error
+
+
+def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, PyTree]]:
+    """The variables of each method and seed in the output of :func:`to_npz`."""
+    return flax.traverse_util.unflatten_dict(read(path, start)[1])
 
 
 class Snapshots(NamedTuple):

@@ -1,38 +1,43 @@
-"""The table of a run, for the terminal, for notebooks and for the page."""
+"""What a comparison has found: its table, for the terminal, for notebooks and for the page."""
 
+import dataclasses
+import functools
+import io
 from collections.abc import Iterator, Sequence
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
 
+import rich.console
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType
 from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
 from sam_optax.experiments.named import short
 from sam_optax.experiments.reporting import words
-from sam_optax.experiments.reporting.schema import UNITS
-from sam_optax.experiments.types import Json
+from sam_optax.experiments.reporting.console import Console
+from sam_optax.experiments.reporting.results import UNITS
+from sam_optax.experiments.types import Json, PyTree
 
-PAGE = 9
-"""The place of what only the page has room for."""
 _CHOSEN = "the epoch that --tune chose on held-out examples, and the score after it"
 _OVER_SGD = "score minus SGD's, seed by seed; mean ± 95 % confidence interval"
 _OVER_SAM = "score minus SAM's, likewise; of several radii, that of the best one"
+_OMITTED = "sharpness", "± 95 %", "best epoch", "chosen epoch", "over SAM", "cost", "over SGD"
+"""What a terminal that is too narrow does not show, the first ones first."""
 
 
 class Column(NamedTuple):
-    """What is shown for each method; terminals that are too narrow omit the last ``place`` first.
+    """What is shown for each method."""
 
-    Those at place 0 are always there.
-    """
-
-    heading: str
+    name: str
     cells: Sequence[str]
     meaning: str = ""
     unit: str = ""
-    place: int = 0
+
+    @property
+    def heading(self) -> str:
+        """The name, with the unit below it."""
+        return f"{self.name}\n{self.unit}".strip()
 
 
 def columns(results: Json) -> list[Column]:
@@ -42,44 +47,45 @@ def columns(results: Json) -> list[Column]:
     summaries = [method["summary"] for method in methods]
 
     def scores(of: str) -> list[str]:
-        return [score.text(summary[of]) if of in summary else "–" for summary in summaries]
+        return [score.text(summary[of], unknown="diverged") for summary in summaries]
 
     def gains(base: str) -> list[str]:
-        found = [m["differences"].get(base, {}).get(key, {"mean": None}) for m in methods]
-        return ["–" if of["mean"] is None else score.text(of, "interval", "+") for of in found]
+        found = [method["differences"].get(base, {}).get(key, {}) for method in methods]
+        return [score.text(of, width="interval", sign="+") for of in found]
 
-    finals, chosen = scores(key), scores(f"tuned_{key}")
-    for i, m in enumerate(methods):
-        if 0 < m["diverged"] < count:
-            finals[i] += f"\n{m['diverged']} of {count} diverged"
-        if "tune" in m:
-            chosen[i] = f"{m['tune']['epoch']}: {chosen[i]}"
-    best = [] if tuned else scores(f"best_{key}")  # chosen on test examples, which --tune avoids
-    halves = [_number(of[key], "interval", score.digits, score.factor, "± ") for of in summaries]
-    losses = [_number(of.get("train_loss"), digits=3) for of in summaries]
-    rises = [_number(of.get("sharpness"), digits=4) for of in summaries]
+    finals = scores(key)
+    for i, method in enumerate(methods):
+        if 0 < method["diverged"] < count:
+            finals[i] += f"\n{method['diverged']} of {count} diverged"
+    epoch = Column("best epoch", scores(f"best_{key}"), UNITS["best_test_accuracy"], unit)
+    if tuned:  # in the place of what is chosen on test examples
+        pairs = zip(methods, scores(f"tuned_{key}"), strict=True)
+        cells = [f"{method['tune']['epoch']}: {text}" for method, text in pairs]
+        epoch = Column("chosen epoch", cells, _CHOSEN, unit)
     what = score.meaning + "; mean ± standard deviation of seeds" * (count > 1)
     how = "radius and weight decay chosen on held-out examples" if tuned else ""
+    halves = [score.text({"mean": of[key]["interval"]}) for of in summaries]
+    halves = [half if half == "–" else f"± {half}" for half in halves]
+    rises = [words.variation(of.get("sharpness", {}), 4, width="") for of in summaries]
     rise = f"{UNITS['sharpness']}, {words.setting(results, 'sharpness_rho'):g}"
+    costs = [words.variation({"mean": method.get("step_cost")}) for method in methods]
     found = [
-        Column("method", [short(m["method"]) for m in methods]),
-        Column("with", [words.trained_with(m) for m in methods], how),
+        Column("method", [short(method["method"]) for method in methods]),
+        Column("with", [words.trained_with(method) for method in methods], how),
         Column(score.heading, finals, what, unit),
-        Column("± 95 %", halves, "confidence interval of the mean, by Student's t", unit, 6),
-        Column("chosen epoch", chosen, _CHOSEN, unit, 4),
-        Column("best epoch", best, UNITS["best_test_accuracy"], unit, 5),
-        Column("over SGD", gains("sgd"), _OVER_SGD, unit, 1),
-        Column("over SAM", gains("sam"), _OVER_SAM, unit, 3),
-        Column("train loss", losses, UNITS["train_loss"], place=PAGE),
-        Column("sharpness", rises, rise, place=7),
-        Column("cost", [_number(m, "step_cost") for m in methods], UNITS["step_cost"], "× SGD", 2),
+        Column("± 95 %", halves, "confidence interval of the mean, by Student's t", unit),
+        epoch,
+        Column("over SGD", gains("sgd"), _OVER_SGD, unit),
+        Column("over SAM", gains("sam"), _OVER_SAM, unit),
+        Column("sharpness", rises, rise),
+        Column("cost", costs, UNITS["step_cost"], "× SGD"),
     ]
     return [column for column in found if {*column.cells} - {"–"}]
 
 
 def legend(columns: Sequence[Column]) -> dict[str, str]:
     """The meaning of the columns, and of what else is in their cells."""
-    found = {column.heading: column.meaning for column in columns if column.meaning}
+    found = {column.name: column.meaning for column in columns if column.meaning}
     cells = " ".join(cell + "\n" for column in columns for cell in column.cells)
     if "± 0.00\n" in cells or "± 0.0000\n" in cells:
         found["± 0.00"] = "all seeds are equal, to this precision"
@@ -88,55 +94,63 @@ def legend(columns: Sequence[Column]) -> dict[str, str]:
     return found
 
 
-class ResultsTable(JupyterMixin):
-    """What was trained, one line per method, and the meaning of the columns, from ``results``.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Result(JupyterMixin):
+    """What :func:`sam_optax.experiments.compare` returns; shown as a table.
 
-    rich prints and exports it, notebooks display it; it omits columns that would not fit.
+    Columns that would not fit are left out, and named.
+
+    Attributes:
+      results: all numbers as plain data, as in ``results.json``.
+      params: the trained variables, ``params[method][seed]``, as the network's ``init`` gives them.
     """
 
-    def __init__(self, results: Json) -> None:
-        self.results = results
+    results: Json
+    params: dict[str, dict[int, PyTree]] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def figures(self) -> dict[str, bytes]:
+        """The figures as PNG, by file name; ``IPython.display.Image`` shows one."""
+        from sam_optax.experiments.reporting import report  # slow to import
+
+        return report.all_figures(self.results)
+
+    def print(self) -> None:
+        """Prints the table."""
+        Console().print(self, soft_wrap=True)  # paths stay on one line
+
+    def __repr__(self) -> str:
+        file = io.StringIO()  # a console would show in a notebook what it prints
+        Console(file=file, width=120, force_jupyter=False).print(self)
+        return file.getvalue()
 
     def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[RenderableType]:
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> Iterator[rich.console.RenderableType]:
         wrap = TextWrapper(options.max_width, break_long_words=False, break_on_hyphens=False)
         yield Text("\n" + "\n".join(map(wrap.fill, words.heading(self.results))) + "\n")
-        shown = [column for column in columns(self.results) if column.place < PAGE]
-        wide, left_out = options.update(max_width=1000), list[str]()
-        while console.measure(_table(shown), options=wide).minimum > options.max_width:
-            last = max(shown, key=lambda column: column.place)
-            if not last.place:
-                break
-            shown.remove(last)
-            left_out.append(last.heading)
-        yield _table(shown)
+        shown, left_out, widths = columns(self.results), list[str](), dict[str, int]()
+        for column in shown:
+            longest = max(map(len, "\n".join([column.heading, *column.cells]).split("\n")))
+            widths[column.name] = min(longest, 17) if column.name == "with" else longest  # wrapped
+        for name in (name for name in _OMITTED if name in widths):
+            if sum(widths.values()) + 2 * len(widths) - 2 > options.max_width:
+                left_out.append(name)
+                del widths[name]
+        shown, table = [column for column in shown if column.name in widths], ruled()
+        for i, column in enumerate(shown):
+            justify: Any = "left" if i < 2 else "right"
+            table.add_column(column.heading, justify=justify, min_width=widths[column.name])
+        for row in zip(*(column.cells for column in shown), strict=True):
+            table.add_row(*map(Text, row))
+        yield table
         meanings = legend(shown)
         if left_out:
             text = f"{', '.join(left_out)}, for lack of width; see the report of --out"
             meanings["not shown"] = text
-        lines = [f"{name + ':':13} {text}" for name, text in meanings.items()]
         wrap.subsequent_indent = " " * 14
-        yield Text("\n" + "\n".join(map(wrap.fill, lines)), style="dim")
-
-
-def _table(columns: Sequence[Column]) -> Table:
-    table = ruled()
-    for i, (heading, cells, _, unit, _) in enumerate(columns):
-        heading = f"{heading}\n{unit}" if unit else heading
-        longest = max(map(len, "\n".join([heading, *cells]).split("\n")))
-        width = min(longest, 17) if i == 1 else longest  # numbers are not wrapped
-        table.add_column(heading, justify="left" if i < 2 else "right", min_width=width)
-    for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _number(
-    of: Json | None, key: str = "mean", digits: int = 2, factor: float = 1, sign: str = ""
-) -> str:
-    value = None if of is None else of[key]
-    return "–" if value is None else f"{sign}{factor * value:.{digits}f}"
+        lines = [wrap.fill(f"{name + ':':13} {text}") for name, text in meanings.items()]
+        yield Text("\n" + "\n".join(lines), style="dim")
 
 
 def print_settings(console: Console, description: Json) -> None:
@@ -150,7 +164,7 @@ def print_settings(console: Console, description: Json) -> None:
         console.print(Text(note), soft_wrap=True)
 
 
-def ruled(*columns: str) -> Table:
+def ruled(*columns: Any) -> Table:
     """An empty table, with a rule below its headings and no frame."""
     look: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
     return Table(*columns, **look, padding=(0, 1, 0, 0))

@@ -1,7 +1,6 @@
 """Settings, numbers and names as text, for the terminal, the figures and the page."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sam_optax.experiments.reporting.stream import printable as printable
@@ -14,24 +13,26 @@ _RECIPE = ["lr", "schedule", "warmup_steps", "momentum", "nesterov", "beta2"]
 _RECIPE += ["weight_decay", "clip"]
 
 
-def counted(number: int, what: str) -> str:
-    """A number of things, such as "2 epochs"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def variation(mean: float, width: float, digits: int = 2, sign: str = "") -> str:
-    """A mean with what is on either side of it, where both are known."""
-    if math.isnan(mean):
-        return "diverged"
-    text = f"{mean:{sign}.{digits}f}"
-    return text if math.isnan(width) else f"{text} ± {width:.{digits}f}"
+def variation(
+    summary: Json,
+    digits: int = 2,
+    factor: float = 1,
+    width: str = "std",
+    sign: str = "",
+    unknown: str = "–",
+) -> str:
+    """The mean of a summary, with what is on either side of it (``width``) where it is known."""
+    mean, around = (summary.get(key) for key in ("mean", width))
+    if mean is None:
+        return unknown
+    text = f"{factor * mean:{sign}.{digits}f}"
+    return text if around is None else f"{text} ± {factor * around:.{digits}f}"
 
 
 class Score(NamedTuple):
     """What the methods are compared by: the accuracy, or a metric of the user's."""
 
     key: str = "test_accuracy"
-    name: str = "accuracy"
     higher_is_better: bool = True
     meaning: str = "share of the test examples that are classified right, after the last epoch"
     heading: str = "accuracy"
@@ -46,20 +47,24 @@ class Score(NamedTuple):
         metric = results.get("metric") or {}
         if metric.get("is_accuracy", True):
             return cls()
-        what, name = "mean over the test examples, after the last epoch", metric["name"]
-        shown = f"test {name}"  # a name alone may be that of another column
-        return cls(metric["key"], name, metric["higher_is_better"], what, shown, shown, "", 1, 4)
+        what = "mean over the test examples, after the last epoch"
+        shown = f"test {metric['name']}"  # a name alone may be that of another column
+        return cls(metric["key"], metric["higher_is_better"], what, shown, shown, "", 1, 4)
 
-    def text(self, summary: Mapping[str, float | None], width: str = "std", sign: str = "") -> str:
-        """The mean, with its standard deviation where it is known."""
-        pair = (math.nan if (x := summary[key]) is None else x for key in ("mean", width))
-        mean, around = (self.factor * x for x in pair)
-        return variation(mean, around, self.digits, sign)
+    def text(self, summary: Json, **how: Any) -> str:
+        """As :func:`variation`, in the unit and with the digits of the score."""
+        return variation(summary, self.digits, self.factor, **how)
+
+    def shown(self, method: Json) -> tuple[float, float]:
+        """The mean and half its interval in the unit of the score; NaN and 0 if not known."""
+        summary = method["summary"][self.key]
+        mean = math.nan if summary["mean"] is None else summary["mean"]
+        return self.factor * mean, self.factor * (summary["interval"] or 0)
 
     def rank(self, method: Json) -> float:
         """The larger, the better; of what has no mean the lowest of all."""
-        mean = method["summary"][self.key]["mean"]
-        if mean is None:
+        mean, _ = self.shown(method)
+        if math.isnan(mean):
             return -math.inf
         return mean if self.higher_is_better else -mean
 
@@ -78,16 +83,16 @@ def named(setting: str) -> str:
     return setting.replace("_", " ")
 
 
+def symbol(hyperparameter: str) -> str:
+    """The papers' letter for a hyperparameter, or its name."""
+    return SYMBOLS.get(hyperparameter, named(hyperparameter))
+
+
 def trained_with(method: Json) -> str:
     """The hyperparameters of a method, and its settings that differ between methods."""
     values = [f"{symbol(name)} {plain(value)}" for name, value in method["hyperparameters"].items()]
     own = [f"{named(name)} {plain(of['value'])}" for name, of in method["settings"].items()]
     return ", ".join(values + own)
-
-
-def symbol(hyperparameter: str) -> str:
-    """The papers' letter for a hyperparameter, or its name."""
-    return SYMBOLS.get(hyperparameter, named(hyperparameter))
 
 
 def setting(results: Json, name: str, default: Any = None) -> Any:
@@ -96,55 +101,59 @@ def setting(results: Json, name: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
-def data_name(results: Json, longest: int = 48) -> str:
-    """The name of the data set, its end if it is long."""
-    name = printable(results["dataset"]["name"])
-    return name if len(name) <= longest else "…" + name[1 - longest :]
-
-
-def task(results: Json) -> str:
-    """The task in a few words."""
-    noise, model = setting(results, "label_noise", 0), setting(results, "model")
-    labels = [f"{100 * noise:g} % wrong training labels"] if noise else []
-    return ", ".join([data_name(results), *labels, model])
-
-
-def title(results: Json, spread: str = "95 % confidence interval") -> str:
-    """The task, and what is drawn of the seeds."""
-    count = len(results["seeds"])
-    of = f"mean and {spread} of " if count > 1 else ""
-    return f"{task(results)}; {of}{counted(count, 'seed')}"
+def used(results: Json, name: str) -> bool:
+    """Whether a shared setting (by :func:`named`) has an effect in a run with these others."""
+    if name == "beta2":
+        return setting(results, "optimizer", "adam").startswith("adam")
+    return name != "image size" or results["dataset"]["name"].startswith("hf:")
 
 
 def settings(description: Json) -> list[list[Any]]:
     """Method ("" for all), name, value and source of each setting and hyperparameter."""
     rows = [["", named(k), of["value"], of["source"]] for k, of in description["settings"].items()]
     for method in description["methods"]:
-        name, sources = method["name"], method["sources"]
+        name, sources = method["name"], method.get("sources", {})
         own, values = method["settings"].items(), method["hyperparameters"].items()
         rows += [[name, named(k), of["value"], of["source"]] for k, of in own]
         rows += [[name, named(k), x, sources.get(k, "")] for k, x in values]
     return rows
 
 
+def task(results: Json, longest: int = 48) -> str:
+    """The task in a few words; of a long name of the data the end."""
+    name, noise = printable(results["dataset"]["name"]), setting(results, "label_noise", 0)
+    if len(name) > longest:
+        name = "…" + name[1 - longest :]
+    labels = [f"{100 * noise:g} % wrong training labels"] if noise else []
+    return ", ".join([name, *labels, setting(results, "model")])
+
+
+def title(results: Json, spread: str = "95 % confidence interval") -> str:
+    """The task, and what is drawn of the seeds."""
+    several = f"mean and {spread} of " if len(results["seeds"]) > 1 else ""
+    return f"{task(results)}; {several}{_seeds(results)}"
+
+
 def heading(results: Json) -> list[str]:
     """Data, duration and base optimizer of the training, one line each."""
     data, model, methods = results["dataset"], setting(results, "model"), results["methods"]
-    examples = f"{data['train_examples']} training and {data['test_examples']} test examples"
-    described = data.get("described") or f"{examples}, {data['classes']} classes"
     noise = setting(results, "label_noise", 0)
     labels = f"{100 * noise:g} % of the training labels are wrong; " if noise else ""
     numbers = {key: sorted({row[key] for row in methods}) for key in _EXTENT}
     extent = [f"{named(key)} {' or '.join(map(str, of))}" for key, of in numbers.items()]
-    optimizer, preset = setting(results, "optimizer", "sgd"), setting(results, "preset")
-    used = [name for name in _RECIPE if name != "beta2" or optimizer.startswith("adam")]
-    values = {name: setting(results, name) for name in used}  # None where methods differ
+    # A setting in which methods differ has no value here.
+    values = {name: setting(results, name) for name in _RECIPE if used(results, name)}
     recipe = [f"{named(name)} {plain(value)}" for name, value in values.items() if value]
-    lines = [
-        f"preset {preset}" * bool(preset),
-        f"{printable(data['name'])}: {printable(described)}",
-        f"{labels}{counted(len(results['seeds']), 'seed')}",
+    preset = setting(results, "preset")
+    return [
+        *([f"preset {preset}"] if preset else []),
+        f"{printable(data['name'])}: {printable(data.get('described', ''))}",
+        f"{labels}{_seeds(results)}",
         f"{model}; {', '.join(extent)}",
-        f"{optimizer}: {', '.join(recipe)}",
+        f"{setting(results, 'optimizer', 'sgd')}: {', '.join(recipe)}",
     ]
-    return [line for line in lines if line]
+
+
+def _seeds(results: Json) -> str:
+    count = len(results["seeds"])
+    return f"{count} seed{'s' * (count != 1)}"

@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from sam_optax.experiments.data.examples import hold_out
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods import registry
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
@@ -68,15 +67,13 @@ def held_out(task: Task) -> Task:
 
 def axes(entry: Entry, rate: bool) -> list[Axis]:
     """What a search chooses for a method: radius, weight decay, with ``rate`` the learning rate."""
-    method, recipe, found = entry.variant.method, entry.recipe, []
-    if method.radius:
-        start = {name: entry.variant.hyperparameters[name] for name in method.radius}
-        found.append(Axis(start, RADIUS))
-    if method.decays and recipe.weight_decay:
+    recipe, values = entry.recipe, entry.variant.hyperparameters
+    found = [Axis({name: values[name] for name in entry.variant.method.radius}, RADIUS)]
+    if entry.variant.method.decays and recipe.weight_decay:
         found.append(Axis({"weight_decay": recipe.weight_decay}, DECAY))
     if rate:
         found.append(Axis({"lr": recipe.lr}, RATE))
-    return found
+    return [axis for axis in found if axis.start]  # SGD has no radius
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,51 +84,45 @@ class Search:
     """
 
     task: Task
-    place: Mesh
+    mesh: Mesh
     count: int
     rate: bool
     trials: dict[str, list[Trial]]
 
     def run(self, keep: Callable[[], None], console: Console) -> Record:
         """What is chosen for each method, with all trials; ``keep`` is called after each one."""
-        costs, left = work(self.task), self._left()
+        along = {name: axes(entry, self.rate) for name, entry in self.task.entries.items()}
+        costs, left = work(self.task), dict[str, tuple[float, int]]()
+        for name, of in along.items():  # where nothing is searched, one trial is enough
+            missing = (self.count if of else 1) - len(self.trials.setdefault(name, []))
+            if missing > 0:
+                left[name] = math.prod(costs[name]), missing
         if left:
-            pieces = {name: (math.prod(costs[name]), count) for name, count in left.items()}
-            with Progress(console, pieces, "tuning") as progress:
-                self.train(keep, progress)
+            with Progress(console, left, "tuning") as progress:
+                self._train(along, left, keep, progress)
         found = {}
         for name, entry in self.task.entries.items():
-            along, own = axes(entry, self.rate), entry.variant.method.radius
-            starts = choice.values(along, (0,) * len(along))
-            around = {f"{entry.method}.{k}" if k in own else k: v for k, v in starts.items()}
+            starts = {k: v for axis in along[name] for k, v in axis.start.items()}
+            own, method = entry.variant.hyperparameters, entry.method
+            around = {f"{method}.{k}" if k in own else k: v for k, v in starts.items()}
             chosen = choice.choose(self.trials[name], self.task.metric.higher_is_better)
             found[name] = {"around": around, "seeds": list(self.task.seeds), **chosen}
         return found
 
-    def train(self, keep: Callable[[], None], progress: Progress) -> None:
-        """Makes the trials that are missing."""
-        training, chance, left = Training(self.task, self.place), _chance(self.task), self._left()
+    def _train(self, along: Json, left: Json, keep: Callable[[], None], progress: Progress) -> None:
+        training, chance = Training(self.task, self.mesh), _chance(self.task)
         metric = self.task.metric
         for number, runner in enumerate(training.runners, 1):
-            name, along = runner.name, axes(runner.entry, self.rate)
-            if name not in left:
+            if runner.name not in left:
                 continue
-            progress.compiling(name, number, len(training.runners))
-            trials = self.trials.setdefault(name, [])
-            points = choice.points(trials, len(along), metric.higher_is_better)
-            for point in itertools.islice(points, left[name]):
-                values = choice.values(along, point)
-                curves = training.trial(runner, values, functools.partial(progress.done, name))
+            progress.compiling(runner.name, number, len(training.runners))
+            tick, trials = functools.partial(progress.done, runner.name), self.trials[runner.name]
+            points = choice.points(trials, len(along[runner.name]), metric.higher_is_better)
+            for point in itertools.islice(points, left[runner.name][1]):
+                values = choice.values(along[runner.name], point)
+                curves = training.trial(runner, values, tick)
                 trials.append(choice.trial(point, values, curves, metric, chance))
                 keep()
-
-    def _left(self) -> dict[str, int]:
-        """How many trials are missing, by method; where nothing is searched, one is enough."""
-        found = {}
-        for name, entry in self.task.entries.items():
-            count = self.count if axes(entry, self.rate) else 1
-            found[name] = count - len(self.trials.get(name, ()))
-        return {name: count for name, count in found.items() if count > 0}
 
 
 def _chance(task: Task) -> float:
@@ -176,19 +167,18 @@ def load(path: Path, run: Json, resume: bool) -> dict[str, list[Trial]]:
 def settled(description: Json, found: Json) -> Record:
     """The description of a run with what was chosen for its methods, and the whole search."""
     methods = []
-    for method in description["methods"]:
-        tune, radius = found[method["name"]], registry.get(method["method"]).radius
-        own, sources, settings = ({**method[k]} for k in ("hyperparameters", "sources", "settings"))
-        for (name, value), start in zip(
-            tune["chosen"].items(), tune["around"].values(), strict=True
-        ):
+    for row in description["methods"]:
+        tune = found[row["name"]]
+        method = {**row, "tune": tune}
+        method |= {of: {**row[of]} for of in ("hyperparameters", "sources", "settings")}
+        pairs = zip(tune["chosen"].items(), tune["around"].values(), strict=True)
+        for (name, value), start in pairs:
             source = f"chosen by --tune, around {plain(start)}"
-            if name in radius:
-                own[name], sources[name] = value, source
+            if name in row["hyperparameters"]:
+                method["hyperparameters"][name], method["sources"][name] = value, source
             else:  # in the place of the shared setting
-                settings[name] = {"value": value, "source": source}
-        chosen = {"hyperparameters": own, "sources": sources, "settings": settings, "tune": tune}
-        methods.append({**method, **chosen})
+                method["settings"][name] = {"value": value, "source": source}
+        methods.append(method)
     return {**description, "methods": methods, "notes": [*description["notes"], *notes(found)]}
 
 
