@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -142,12 +141,11 @@ def add_ratios(rows: Mapping[str, Record]) -> None:
     """Adds the ratios to the reference and to the base, ``None`` where that is 0."""
     for step in rows.values():
         for to, other in (("/hand", rows[step["reference"]]), ("/base", rows[BASE])):
-            step[to] = {k: _ratio(step[k], other[k]) for k in MEASURES if k in step}
-
-
-def _ratio(a: Any, b: Any) -> float | None:
-    """Of numbers, or of the times in each round: the load of the machine drifts between them."""
-    return float(np.median(np.divide(a, b))) if np.all(b) else None
+            step[to] = {  # of times round by round: the load of the machine drifts
+                k: float(np.median(np.divide(step[k], other[k]))) if np.all(other[k]) else None
+                for k in MEASURES
+                if k in step
+            }
 
 
 def print_tables(console: Console, rows: Mapping[str, Json]) -> None:
