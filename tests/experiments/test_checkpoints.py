@@ -52,7 +52,7 @@ def out(tmp_path):
 @pytest.fixture
 def command(archive, out, tmp_path, capsys, monkeypatch):
     """Runs the command without figures; returns its exit code and what it printed."""
-    monkeypatch.setattr(comparison, "_draw", lambda out, found: out.write({"report.html": b""}))
+    monkeypatch.setattr(comparison, "_draw", lambda out, found: (out / "report.html").touch())
     data = shutil.copy(archive, tmp_path / "ünï \udcff $x.npz")
     given = ["--dataset", f"npz:{data}", "--out", str(out)]
     options = "--batch-size 20 --epochs 5 --sam.rho 0.5"  # of its own: there is no note about it
@@ -240,7 +240,9 @@ def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_p
             store.restore({"sam": like})
     for path, content in contents(tmp_path).items():  # which Orbax itself would not notice
         path.write_bytes(content.replace(b"train_loss", b"train_lost"))
-    with pytest.raises(UserError, match="damaged: its contents have changed since it was written"):
+    with pytest.raises(
+        UserError, match="damaged: ValueError: its contents have changed since it was written"
+    ):
         checkpoints(tmp_path).find()
 
 

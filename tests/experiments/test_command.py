@@ -41,8 +41,8 @@ WRONG = {
     "--sam.rho -1": r"--sam.rho must be in \[0, inf\), got -1.0.",
     "--sam.rho 1 1": "--sam.rho 1 1: a value is given twice; give each once.",
     "--sam.rho": "--sam.rho: no value is given; give one or several.",
-    "--vasso.rho 1": "--vasso.rho: vasso is not trained; add it to --methods, or leave it",
-    "--m 7": "--m 7: does not divide the batch size, 100; .* such as 5",
+    "--vasso.rho 1": "--vasso.rho: vasso is not trained; add it to --methods",
+    "--m 7": r"--m 7: does not divide the batch size, 100; use a divisor, as 5\.",
     # names
     "--methods adam": "--methods adam: unknown; did you mean asam?",
     "--methods sam sam": "--methods sam sam: a value is given twice",
@@ -72,9 +72,9 @@ WRONG = {
     "--tensorboard": "--tensorboard: needs --out DIR",
     "--trials 5": "--trials: needs --tune",
     # what cannot be read
-    "--epochs ten": "--epochs: use an integer, not ten. .see python -m sam_optax compare --help.",
-    "--sam.rho 1 big": "--sam.rho: use a number, not big. ",
-    "--nesterov maybe": "--nesterov: use True or False, not maybe. ",
+    "--epochs ten": "--epochs: use an INT, not ten. .see python -m sam_optax compare --help.",
+    "--sam.rho 1 big": "--sam.rho: use a FLOAT, not big. ",
+    "--nesterov maybe": "--nesterov: use True.False, not maybe. ",
     "--method sam": "--method: unknown option; did you mean --methods",
     "--sam.roh 1": "--sam.roh: unknown option; did you mean --sam.rho",
     "digits": "digits: unknown option; leave it out. ",

@@ -240,16 +240,16 @@ NAN = {"params": {"Dense_0": {"bias": np.array([0, 1, np.nan, 2])}}}
 WRONG = {
     "another name": (
         {"params": {"Dense_2": {"bias": np.ones(3)}}},
-        "params/Dense_2/bias is .3,. among its variables, no such array in the network",
+        "params/Dense_2/bias of its variables has shape .3,., in the network no such array; ",
     ),
     "another shape": (
         {"params": {"Dense_0": {"bias": np.ones(3)}}},
-        "params/Dense_0/bias is .3,. among its variables, .4,. in the network; leave it out",
+        "params/Dense_0/bias of its variables has shape .3,., in the network .4,.; give one",
     ),
-    "NaN": (NAN, "params/Dense_0/bias is not all finite numbers"),
+    "NaN": (NAN, "params/Dense_0/bias of its variables is not all finite numbers"),
     "text": (
         {"params": {"Dense_0": {"bias": np.array(list("abcd"))}}},
-        "params/Dense_0/bias is not all finite",
+        "params/Dense_0/bias of its variables is not all finite",
     ),
     "no dict": (np.ones(3), "its variables are of type ndarray; give nested dicts"),
 }

@@ -20,7 +20,7 @@ from sam_optax.experiments.options import presets
 from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.options import DEFAULTS, Compare
 from sam_optax.experiments.options.presets import CHOSEN_HERE, PRESETS
-from sam_optax.experiments.options.resolve import RECIPE, SHARED, resolve
+from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.training.task import Recipe
 
 
@@ -31,7 +31,7 @@ def _where_the_presets_find_methods(monkeypatch):
 
 def options(preset=None, **given):
     needed = {"dataset": "hf:cifar10"} if preset else {}
-    if preset and PRESETS[preset].needs_model:
+    if preset and PRESETS[preset].give:
         needed["model"] = "net.py:net"
     return Compare(preset=preset, **{**needed, **given})
 
@@ -79,12 +79,12 @@ def test_values_are_those_of_the_paper(name, method, values):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_resolves_and_says_where_its_values_are_from(name, capsys):
     preset = PRESETS[name]
-    assert preset.shared.keys() <= {*RECIPE, *SHARED}
+    assert preset.shared.keys() <= DEFAULTS.keys()
     by_source = presets._extended(name)["shared"].values()
     assert sum(map(len, by_source)) == len(preset.shared)  # each value has one source
     for method, row in preset.rows.items():
-        assert row.keys() <= {*RECIPE, *registry.get(method).options}
-    data = ["--dataset", "hf:nowhere", *(["--model", "f.py:f"] if preset.needs_model else [])]
+        assert row.keys() <= {*DEFAULTS, *registry.get(method).options}
+    data = ["--dataset", "hf:nowhere", *(["--model", "f.py:f"] if preset.give else [])]
     assert main(["compare", "--preset", name, *data, "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     rows = [preset.shared, *(preset.rows[of] for of in preset.methods if of in preset.rows)]
@@ -223,7 +223,7 @@ def test_radii_that_were_chosen_on_digits_are_said_to_be_on_other_data(data):
         (note,) = described(data, **task)["notes"]
         assert re.fullmatch(
             "The radii and weight decays of sam were chosen on digits with 40 % wrong labels, for "
-            ".*: add --tune, which chooses .*, or give them, such as --sam.rho.",
+            ".*: add --tune, which chooses .*, or give them.",
             note,
         )
     (note,) = described(data, tune=True)["notes"]
@@ -236,7 +236,7 @@ def test_radii_that_were_chosen_on_digits_are_said_to_be_on_other_data(data):
 
 
 def recipe(**given):
-    values = {name: DEFAULTS[name] for name in RECIPE}
+    values = {name: DEFAULTS[name] for name in Recipe.__dataclass_fields__}
     return Recipe(**{**values, "m": 100, **given})
 
 

@@ -12,7 +12,7 @@ import tasks
 from jax.flatten_util import ravel_pytree
 
 import sam_optax
-from sam_optax.experiments.data.arrays import corrupt
+from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import builtin
 from sam_optax.experiments.networks import augmentation

@@ -2,12 +2,13 @@
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from sam_optax.experiments.data import arrays, hugging_face
-from sam_optax.experiments.data.examples import Dataset, Examples, hold_out, prepared
+from sam_optax.experiments.data import hugging_face
+from sam_optax.experiments.data.examples import Dataset, Examples, check_array, hold_out, prepared
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import flag
 
@@ -34,33 +35,25 @@ def load(spec: str, *, image_size: int | None = None, **of_hugging_face: str | N
             return _npz(spec, path)
         known = ", ".join([*BUILT_IN, "npz:PATH", "hf:NAME_OR_PATH"])
         raise UserError(f"unknown data set; use one of {known}.")
-    except (UserError, MemoryError) as error:
-        reason, cause = str(error), error.__cause__ or error
-        if isinstance(cause, MemoryError):
-            reason = f"it does not fit into memory ({cause}); use fewer examples."
-        prefix = "" if reason.startswith("--") else f"--dataset {spec}: "
-        raise UserError(prefix + reason) from error
+    except UserError as error:
+        prefix = "" if str(error).startswith("--") else f"--dataset {spec}: "
+        raise UserError(f"{prefix}{error}") from error
 
 
 def from_arrays(
     *, train: tuple[Any, Any], test: tuple[Any, Any] | None = None, classification: bool = True
 ) -> Dataset:
-    """A data set of your arrays: training and test examples with their labels, each a pair (x, y).
+    """A data set of pairs (x, y) of arrays, which are not scaled.
 
-    Examples have any shape (n, …) and are not scaled: floats and uint8 become float32, all other
-    integers are tokens, int32. Labels are classes 0, …, C − 1, (n,), or without ``classification``
-    targets, (n,) or (n, outputs): integers become int32, others float32. Without ``test``, a fifth
-    of the training examples is held out.
-
-    Raises:
-      UserError: an array cannot be trained on; the message names it, its value and the remedy.
+    Of examples, (n, …), floats and uint8 become float32, all other integers are tokens, int32.
+    Labels are classes, (n,), or without ``classification`` targets, (n,) or (n, outputs).
     """
     found: dict[str, np.ndarray] = {}
     for part, pair in {"train": train, "test": train if test is None else test}.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise UserError(f"{part} is of type {type(pair).__name__}; pass a pair (x, y).")
         found[f"x of {part}"], found[f"y of {part}"] = map(np.asarray, pair)
-    outputs = arrays.check(found, classification)
+    outputs = _checked(found, classification)
     x_train, y_train, x_test, y_test = found.values()
     tokens, others = (x.dtype.kind in "iu" and x.dtype != np.uint8 for x in (x_train, x_test))
     if tokens != others or (tokens and max(x_train.max(), x_test.max()) >= 2**31):
@@ -69,8 +62,10 @@ def from_arrays(
             "below 2³¹ (tokens), or both as floats or uint8."
         )
     tested = None if test is None else Examples(x_test, y_test)
-    how: Any = {"dtype": np.int32 if tokens else np.float32, "classification": classification}
-    return prepared(ARRAYS, Examples(x_train, y_train), tested, outputs, **how)
+    labels = "classes" if classification else "output" + "s" * (outputs > 1)
+    dtype: type = np.int32 if tokens else np.float32
+    train_set = Examples(x_train, y_train)
+    return prepared(ARRAYS, train_set, tested, outputs, dtype=dtype, labels=labels)
 
 
 def _built_in(name: str) -> Examples:
@@ -112,4 +107,57 @@ def _npz(spec: str, path: str) -> Dataset:
             raise UserError(f"{key} has shape {x.shape}; {order}.")
     x_train, y_train, x_test, y_test = found.values()
     parts = Examples(x_train, y_train), Examples(x_test, y_test)
-    return prepared(spec, *parts, arrays.check(found))
+    return prepared(spec, *parts, _checked(found))
+
+
+def _checked(arrays: Mapping[str, np.ndarray], classification: bool = True) -> int:
+    """The number of classes, or of outputs of a regression.
+
+    The arrays, by name, are training examples, their labels, test examples and theirs. Examples
+    are finite real numbers; labels are 0, …, classes − 1, each present in the training set. A
+    mistake raises a :class:`UserError` that names the array, its value and the remedy.
+    """
+    names, (x_train, y_train, x_test, y_test) = [*arrays], arrays.values()
+    for name, labels in zip(names[::2], names[1::2], strict=True):
+        check_array(name, arrays[name])
+        _check_labels(labels, arrays[labels], len(arrays[name]), classification)
+    if x_train.shape[1:] != x_test.shape[1:] or y_train.shape[1:] != y_test.shape[1:]:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise UserError(f"the shapes are {shapes}; make those of test examples equal.")
+    _check_scales({names[0]: x_train, names[2]: x_test})
+    if not classification:
+        return y_train.size // len(y_train)
+    present = np.unique(y_train)
+    for i, label in enumerate(present):
+        if label != i:
+            what = f"contains the label {label} in the place of {i}"
+            raise UserError(f"{names[1]} {what}; number the classes 0, 1, … without gaps.")
+    if len(present) < 2:
+        raise UserError(f"{names[1]} contains only one class; use at least two.")
+    if len(other := np.setdiff1d(y_test, present)):
+        raise UserError(
+            f"{names[3]} contains the label {other[-1]}, but the training set has the classes 0 to "
+            f"{present[-1]}; remove those examples or add the class to both."
+        )
+    return len(present)
+
+
+def _check_labels(name: str, y: np.ndarray, examples: int, classification: bool) -> None:
+    if y.shape[:1] != (examples,) or y.ndim > 2 - classification:
+        raise UserError(
+            f"{name} has shape {y.shape}; use one label per example, ({examples},), of one-hot "
+            "labels their argmax."
+        )
+    if not classification:
+        check_array(name, y.reshape(examples, -1))
+    elif y.dtype.kind not in "iu":
+        raise UserError(f"{name} has dtype {y.dtype}; use integer class labels 0, 1, ….")
+
+
+def _check_scales(parts: Mapping[str, np.ndarray]) -> None:
+    """Raises if one part has been scaled to [0, 1] or [−1, 1] and the other has not."""
+    sizes = {name: max(-float(x.min()), float(x.max())) for name, x in parts.items()}
+    small, large = sorted(parts, key=sizes.__getitem__)
+    if parts[small].dtype.kind == "f" and 0 < sizes[small] <= 1 and sizes[large] > 100:
+        found = [f"{name} lies in [{x.min():g}, {x.max():g}]" for name, x in parts.items()]
+        raise UserError(f"{' but '.join(found)}; scale both alike.")

@@ -1,4 +1,4 @@
-"""Examples, in memory or on disk, and the data set that they make, ready for training."""
+"""Examples, in memory or on disk, the data set that they make, and label noise."""
 
 import dataclasses
 import hashlib
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sam_optax.experiments.data.arrays import scaled
 from sam_optax.experiments.data.images import ImageColumn, statistics
 from sam_optax.experiments.errors import UserError
 
@@ -37,7 +36,6 @@ class Dataset:
     # images on disk: digest of the labels and of mean and deviation of a sample.
     sha256: str
     notes: tuple[str, ...] = ()  # for the reader of the results
-    classification: bool = True  # or else a regression
     described: str = ""  # as it was understood, before scaling, on one line
 
     @property
@@ -75,6 +73,23 @@ def hold_out(examples: Examples) -> tuple[Examples, Examples]:
     return examples.some(train), examples.some(test)
 
 
+def check_array(name: str, x: np.ndarray) -> None:
+    """Raises for numbers that cannot be trained on."""
+    if x.ndim < 2 or x.size == 0:
+        raise UserError(
+            f"{name} has shape {x.shape}; use (n, features), or images (n, height, width[, "
+            "channels]), with no dimension of size 0, and labels in the other array."
+        )
+    if x.dtype.kind not in "fiub":
+        raise UserError(f"{name} has dtype {x.dtype}; use real numbers.")
+    with np.errstate(over="ignore"):  # larger values are infinite in float32
+        bad = np.count_nonzero(~np.isfinite(x.astype(np.float32)))
+    if bad:
+        raise UserError(
+            f"{name} has {bad} values that are NaN or not finite in float32; remove them."
+        )
+
+
 def prepared(
     name: str,
     train: Examples,
@@ -84,13 +99,12 @@ def prepared(
     dtype: type | None = None,
     notes: Sequence[str] = (),
     splits: Sequence[str] = ("train", "test"),
-    names: Sequence[str] = (),
-    classification: bool = True,
+    labels: str = "classes",
 ) -> Dataset:
     """The data set of examples as they are read; without a ``test``, a fifth is held out.
 
     They are converted to ``dtype`` or, without one, scaled; uint8 is for images, which training
-    normalizes. The description has the names of ``splits`` and classes.
+    normalizes. ``splits`` and ``labels`` are words of the description.
     """
     if test is None:
         note = "There are no test examples: a fifth of the training examples is held out."
@@ -100,28 +114,19 @@ def prepared(
     mean, std = statistics(train.x) if dtype == np.uint8 else (None, None)
     if not isinstance(train.x, np.ndarray):
         contents = [train.y, test.y, *(of.round(3) for of in (mean, std) if of is not None)]
-    elif dtype is None:
-        x = scaled(*x)
-    elif dtype != np.uint8:
-        x = [of.astype(dtype) for of in x]
+    else:
+        x = [of.astype(dtype, copy=False) for of in x] if dtype else _scaled(*x)
     kind = np.int32 if train.y.dtype.kind in "iu" else np.float32
     parts = [Examples(of, y.astype(kind)) for of, y in zip(x, (train.y, test.y), strict=True)]
-    about = _digest(contents), tuple(notes), classification
+    digest = hashlib.sha256()
+    for array in contents:
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    about = digest.hexdigest(), tuple(notes)
     found = Dataset(name, parts[0], parts[1], classes, mean, std, *about)
     counts = f"{splits[0]} {len(train.y):,}, {splits[1]} {len(test.y):,}"
     content = _content("×".join(map(str, found.shape)), train.x, test.x)
-    labels = "classes" if classification else "output" + "s" * (classes > 1)
-    some = f" ({', '.join([*names[:3], '…'][: len(names)])})" if names else ""
-    described = f"{counts} {content}, {classes:,} {labels}{some}"
-    return dataclasses.replace(found, described=described)
-
-
-def _digest(arrays: Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(f"{array.dtype} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+    return dataclasses.replace(found, described=f"{counts} {content}, {classes:,} {labels}")
 
 
 def _content(shape: str, *parts: Any) -> str:
@@ -129,3 +134,27 @@ def _content(shape: str, *parts: Any) -> str:
         return f"images on disk, read as {shape} uint8"
     low, high = min(x.min() for x in parts), max(x.max() for x in parts)
     return f"examples of {shape} {parts[0].dtype} in [{low:g}, {high:g}]"
+
+
+def _scaled(x_train: np.ndarray, x_test: np.ndarray) -> list[np.ndarray]:
+    """Scales inputs to the order of 1, by the statistics of the training examples.
+
+    Features of vectors have different units, so each is normalized to mean 0 and variance 1. Pixels
+    share one unit: they are divided by the largest magnitude, so that black stays 0.
+    """
+    wide = x_train.astype(np.float64)
+    if wide.ndim == 2:
+        mean, size = wide.mean(axis=0), wide.std(axis=0)
+    else:
+        mean, size = np.zeros(()), np.abs(wide).max()
+    size = np.where(size > 0, size, 1)
+    both = [((x - mean) / size).astype(np.float32) for x in (wide, x_test)]
+    return [x[..., None] if x.ndim == 3 else x for x in both]
+
+
+def corrupt(labels: np.ndarray, rate: float, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """A copy in which exactly ``round(rate · n)`` labels are changed to a random other class."""
+    chosen = rng.choice(len(labels), round(rate * len(labels)), replace=False)
+    noisy = labels.copy()
+    noisy[chosen] = (labels[chosen] + rng.integers(1, classes, noisy[chosen].shape)) % classes
+    return noisy

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sam_optax.experiments.data.arrays import check_examples
-from sam_optax.experiments.data.examples import Dataset, Examples, prepared
+from sam_optax.experiments.data.examples import Dataset, Examples, check_array, prepared
 from sam_optax.experiments.data.images import FORMATS, ImageColumn, in_memory
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import suggest
@@ -53,12 +52,14 @@ def load(
         "Classes without training examples": np.delete(names, np.unique(y[0])),
     }
     notes += [f"{what}: {', '.join(of)}." for what, of in left_out.items() if len(of)]
-    x: list[Any] = [_vectors(split, rows, columns) for split, rows in used.items() if not images]
     if images:
         sources = [_images(name, split, rows, columns[0], size) for split, rows in used.items()]
-        x = in_memory(sources) or sources
+        x: list[Any] = in_memory(sources) or sources
+    else:
+        x = [_vectors(split, rows, columns) for split, rows in used.items()]
     tested = Examples(x[1], y[1]) if test else None
-    about: Any = {"notes": notes, "splits": (train, test or "held out"), "names": names}
+    about: Any = {"notes": notes, "splits": (train, test or "held out")}
+    about["labels"] = f"classes ({', '.join([*names[:3], '…'][: len(names)])})"
     about["dtype"] = np.uint8 if images else None
     return prepared(f"hf:{name}", Examples(x[0], y[0]), tested, len(names), **about)
 
@@ -245,5 +246,5 @@ def _images(name: str, split: str, rows: Any, column: str, size: int) -> ImageCo
 def _vectors(split: str, rows: Any, columns: Sequence[str]) -> np.ndarray:
     vectors = rows.select_columns(columns).to_pandas().to_numpy(float)
     for i, column in enumerate(columns):
-        check_examples(f"the column {column} of {split}", vectors[:, i : i + 1])
+        check_array(f"the column {column} of {split}", vectors[:, i : i + 1])
     return np.ascontiguousarray(vectors)

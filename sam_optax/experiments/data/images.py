@@ -15,14 +15,10 @@ from sam_optax.experiments.errors import UserError
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded; Pillow has others, one of which starts a program."""
-_CENTRAL = 0.875
-"""Side of the central crop relative to the shorter side of the image: 224 of 256 pixels."""
-_SAMPLE = 1000
-"""Number of images for mean and deviation, if images stay on disk."""
-_RESIDENT = 2e9
-"""Maximum number of bytes of images in memory."""
-_CHUNK = 200
-"""Number of images decoded at once."""
+_CENTRAL = 0.875  # side of the central crop, of the shorter side of the image: 224 of 256 pixels
+_SAMPLE = 1000  # images for mean and deviation, if they stay on disk
+_RESIDENT = 2e9  # maximum number of bytes of images in memory
+_CHUNK = 200  # images decoded at once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,8 +38,28 @@ class ImageColumn:
         return dataclasses.replace(self, indices=self.indices[indices])
 
     def image(self, i: int, rng: np.random.Generator | None) -> np.ndarray:
-        """One image, uint8, (size, size, 3): a random crop, or without ``rng`` the central crop."""
-        return crop(self.original(i).convert("RGB"), self.size, rng)
+        """One image, uint8, (size, size, 3): a random crop, or without ``rng`` the central crop.
+
+        Random crops are those of Inception (Szegedy et al. 2015): 8 to 100 % of the area, with an
+        aspect ratio from 3:4 to 4:3.
+        """
+        from PIL import Image, ImageOps
+
+        image, shape = self.original(i).convert("RGB"), (self.size, self.size)
+        way = Image.Resampling.BILINEAR
+        if rng is None:
+            return np.asarray(ImageOps.fit(image, shape, way, bleed=(1 - _CENTRAL) / 2))
+        width, height = image.size
+        for _ in range(10):
+            area = rng.uniform(0.08, 1.0) * width * height
+            ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+            w, h = np.sqrt(area * ratio), np.sqrt(area / ratio)
+            if w <= width and h <= height:
+                break
+        else:
+            w, h = float(width), float(height)
+        left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
+        return np.asarray(image.resize(shape, way, box=(left, top, left + w, top + h)))
 
     def original(self, i: int) -> Any:
         """One image in its original size, of mode RGB, or L if it is grey."""
@@ -53,8 +69,8 @@ class ImageColumn:
             return decoded(cell["bytes"] or self._file(cell["path"]))
         except Exception as error:  # Pillow's plugins raise many types
             name = f" ({os.path.basename(cell['path'])})" if cell["path"] else ""
-            what = f"{self.where}: image {row}{name} cannot be read"
-            raise UserError(f"{what} ({error}); replace or remove it.") from error
+            why = f"image {row}{name} cannot be read ({error}); replace or remove it."
+            raise UserError(f"{self.where}: {why}") from error
 
     def _file(self, path: str | None) -> bytes:
         if path is None:
@@ -79,30 +95,6 @@ def decoded(content: bytes) -> Any:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert(mode)
-
-
-def crop(image: Any, size: int, rng: np.random.Generator | None) -> np.ndarray:
-    """A random or central crop of a Pillow image, resized.
-
-    Random crops are those of Inception (Szegedy et al. 2015): 8 to 100 % of the area, with an
-    aspect ratio from 3:4 to 4:3.
-    """
-    from PIL import Image, ImageOps
-
-    way = Image.Resampling.BILINEAR
-    if rng is None:
-        return np.asarray(ImageOps.fit(image, (size, size), way, bleed=(1 - _CENTRAL) / 2))
-    width, height = image.size
-    for _ in range(10):
-        area = rng.uniform(0.08, 1.0) * width * height
-        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-        w, h = np.sqrt(area * ratio), np.sqrt(area / ratio)
-        if w <= width and h <= height:
-            break
-    else:
-        w, h = float(width), float(height)
-    left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
-    return np.asarray(image.resize((size, size), way, box=(left, top, left + w, top + h)))
 
 
 def statistics(images: np.ndarray | ImageColumn) -> tuple[np.ndarray, np.ndarray]:

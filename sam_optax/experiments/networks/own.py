@@ -31,9 +31,7 @@ _FORMS = (
 
 
 def adapted(given: Any, name: str, classes: int) -> tuple[Any, Any]:
-    """A user's network with the interface of this module, and the variables it is given, if any.
-
-    ``name`` is for errors.
+    """A user's network as this module describes it, and the variables it starts from, if any.
 
     Raises:
       UserError: it is neither a Linen nor an NNX module, or making it fails.
@@ -145,14 +143,12 @@ def _fitted(start: Any, name: str, needed: PyTree) -> dict[str, np.ndarray]:
     flat, shapes = flatten_dict(start), flatten_dict(needed, sep="/")
     found = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat.items()}
     for path, leaf in found.items():
+        what = f"--model {name}: {path} of its variables"
         if leaf.shape != (shape := getattr(shapes.get(path), "shape", "no such array")):
             raise UserError(
-                f"--model {name}: {path} is {leaf.shape} among its variables, {shape} in the "
-                "network; leave it out to have it initialized, or give the network that it is of."
+                f"{what} has shape {leaf.shape}, in the network {shape}; give one that fits, or "
+                "leave it out to have it initialized."
             )
         if not (jnp.issubdtype(leaf.dtype, jnp.number) and np.isfinite(leaf).all()):
-            raise UserError(
-                f"--model {name}: {path} is not all finite numbers among its variables; give those "
-                "of another network."
-            )
+            raise UserError(f"{what} is not all finite numbers; give other variables.")
     return found

@@ -22,13 +22,7 @@ from sam_optax.experiments.types import Json, Record
 Options = TypeVar("Options")
 Declared: TypeAlias = Mapping[str, "dataclasses.Field[Any]"]
 """The options of a command by name, which is that of a field, or METHOD.HYPERPARAMETER."""
-_KINDS: dict[type, tuple[str, str]] = {
-    int: ("INT", "an integer"),
-    float: ("FLOAT", "a number"),
-    bool: ("True|False", "True or False"),
-    str: ("NAME", "a name"),
-    Path: ("PATH", "a path"),
-}
+_KINDS = {int: "an INT", float: "a FLOAT", bool: "True|False", str: "a NAME", Path: "a PATH"}
 _EXAMPLES = """examples:
   python -m sam_optax compare
   python -m sam_optax compare --model net.py:Net --dataset npz:data.npz --tune
@@ -123,19 +117,15 @@ def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.A
         formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=30),
     )
     for name, field in declared.items():
-        kind, several = _kind(field.type)
-        how: dict[str, Any] = {"help": _text(field, short)}
+        (kind, several), about = _kind(field.type), field.metadata
+        how: dict[str, Any] = {"nargs": "*"} if several else {}
         if field.type is bool:
             how["action"] = "store_true"
         else:
             how["type"] = functools.partial(_value, kind)
-            how["metavar"] = field.metadata["metavar"] or _KINDS[kind][0]
-        if several:
-            how["nargs"] = "*"
-        if field.metadata.get("positional"):
-            parser.add_argument(name, **how)
-        else:
-            parser.add_argument(flag(name), dest=name, **how)
+            how["metavar"] = about["metavar"] or _KINDS[kind].split()[-1]
+        where = name if about.get("positional") else flag(name)
+        parser.add_argument(where, help=_text(field, short), **how)
     return parser
 
 
@@ -155,7 +145,7 @@ def _value(kind: type, text: str) -> Any:
             return {"True": True, "False": False}[text]
         return kind(os.path.expanduser(text))  # shells leave ``~`` alone in --out=~/runs
     except (KeyError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"use {_KINDS[kind][1]}, not {text}") from error
+        raise argparse.ArgumentTypeError(f"use {_KINDS[kind]}, not {text}") from error
 
 
 def _text(field: "dataclasses.Field[Any]", short: bool) -> str:

@@ -37,16 +37,14 @@ def allowed(has: Callable[[Any], object], remedy: str) -> Rule:
     return lambda value: "" if has(value) else f"{remedy}."
 
 
-def _integer(least: int) -> Rule:
-    return allowed(
-        lambda value: hasattr(value, "__index__") and least <= value < 2**31,
-        f"use an integer (int) of at least {least}, below 2^31",
-    )
-
-
-def _number(has: Callable[[float], bool], remedy: str) -> Rule:
+def _number(has: Callable[[Any], bool], remedy: str, kind: str = "__float__") -> Rule:
     # From Python there may be a text in the place of a number.
-    return allowed(lambda value: hasattr(value, "__float__") and has(value), remedy)
+    return allowed(lambda value: hasattr(value, kind) and has(value), remedy)
+
+
+def _integer(least: int) -> Rule:
+    remedy = f"use an integer (int) of at least {least}, below 2^31"
+    return _number(lambda value: least <= value < 2**31, remedy, "__index__")
 
 
 COUNT, COUNT_OR_ZERO = _integer(1), _integer(0)

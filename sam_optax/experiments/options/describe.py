@@ -36,7 +36,6 @@ def describe(
             "name": dataset.name,
             "train_examples": examples,
             "test_examples": len(dataset.test.y),
-            "example_shape": list(dataset.shape),
             "classes": dataset.classes,
             "described": dataset.described,
             "sha256": dataset.sha256,
@@ -96,10 +95,8 @@ def _check_examples(entry: Entry, dataset: Dataset, devices: int) -> None:
     """Raises :class:`UserError` for a method that cannot share these examples."""
     examples, size = len(dataset.train.y), entry.recipe.batch_size
     if entry.variant.method.needs_data and not dataset.resident:
-        raise UserError(
-            f"--methods {entry.method}: needs all training examples in memory, and those of "
-            f"{dataset.name} stay on disk; leave it out."
-        )
+        data = f"those of {dataset.name} stay on disk; leave it out."
+        raise UserError(f"--methods {entry.method}: needs all examples in memory; {data}")
     if size > examples:
         raise UserError(f"--batch-size {size}: is more than the {examples} training examples.")
     for name, shared in {"batch_size": size, "m": entry.recipe.m}.items():

@@ -3,14 +3,12 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from sam_optax.experiments.types import Json, Record
 
 CHOSEN_HERE = "not printed; chosen here"
-WHOLE_BATCH = "the whole batch"
-"""The value of ``m`` where a paper has no groups."""
+WHOLE_BATCH = "the whole batch"  # the value of m where a paper has no groups
 
 
 class Found(NamedTuple):
@@ -21,8 +19,7 @@ class Found(NamedTuple):
     printed: bool = False
 
 
-Values: TypeAlias = Mapping[str, Found]
-"""Settings or hyperparameters by name."""
+Values: TypeAlias = Mapping[str, Found]  # settings or hyperparameters, by name
 
 
 class Preset(NamedTuple):
@@ -33,7 +30,7 @@ class Preset(NamedTuple):
     shared: Values  # of all methods
     rows: Mapping[str, Values]  # of a method: its settings and hyperparameters
     differs: Sequence[str] = ()  # this trainer from the paper
-    needs_model: str = ""  # what --model is to return, where it is a pretrained network
+    give: str = ""  # as --model, where the network is pretrained
 
 
 def _merged(family: Any, own: Any) -> Any:
@@ -58,7 +55,7 @@ def _values(by_source: Json) -> Values:
     }
 
 
-def _preset(shared: Json, rows: Json = MappingProxyType({}), **about: Any) -> Preset:
+def _preset(shared: Json, rows: Json, **about: Any) -> Preset:
     by_method = {method: _values(row) for method, row in rows.items()}
     return Preset(shared=_values(shared), rows=by_method, **about)
 

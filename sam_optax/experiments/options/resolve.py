@@ -1,6 +1,5 @@
 """A run as plain data: each setting with its value and its source, in words."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -16,18 +15,14 @@ from sam_optax.experiments.options.options import DEFAULTS, UNMENTIONED, Compare
 from sam_optax.experiments.options.presets import CHOSEN_HERE, WHOLE_BATCH, Found, Values
 from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.words import plain
-from sam_optax.experiments.training.task import Recipe
 from sam_optax.experiments.types import Json, Record
 
-RECIPE = tuple(field.name for field in dataclasses.fields(Recipe))
-SHARED = ("dataset", "model", "label_noise", "image_size", "sharpness_rho")
-"""Further settings, which all methods of a run share."""
 CHOSEN_ON_DIGITS = "default, chosen on digits"
 _ALWAYS = ("dtype", "seeds", "seed_offset")
 _WHERE_GIVEN: tuple[str, ...] = ("preset", "tune", "tune_lr", "trials", "save_every")
 _WHERE_GIVEN += ("image_column", "label_column", "test_split")
+# The task on which radii and weight decays were chosen.
 _THERE = {name: DEFAULTS[name] for name in ("dataset", "label_noise", "model")}
-"""The task on which radii and weight decays were chosen."""
 
 
 def resolve(options: Compare) -> Record:
@@ -81,17 +76,12 @@ def _chosen(given: Any, found: Found | None) -> Record:
 
 def _check_given(options: Compare, found: Values) -> None:
     """Asks for data and pretrained network of a preset, and another optimizer's learning rate."""
-    preset, optimizer = options.table, found["optimizer"].value
-    if preset and options.dataset is None:
-        raise UserError(
-            f"--preset {options.preset}: needs the data ({found['dataset'].value}); give --dataset "
-            "hf:NAME_OR_PATH, such as a folder that datasets.Dataset.save_to_disk wrote."
-        )
-    if preset and options.model is None and preset.needs_model:
-        raise UserError(
-            f"--preset {options.preset}: starts from a pretrained network; give --model "
-            f"FILE.py:NAME, a function that returns (module, variables): {preset.needs_model}."
-        )
+    data, optimizer = found["dataset"].value, found["optimizer"].value
+    asked, pretrained = f"--preset {options.preset}", options.table and options.table.give
+    if options.preset and options.dataset is None:
+        raise UserError(f"{asked}: needs the data ({data}); give --dataset hf:NAME_OR_PATH.")
+    if pretrained and options.model is None:
+        raise UserError(f"{asked}: starts from a pretrained network; give --model {pretrained}.")
     if options.optimizer not in (None, optimizer) and options.lr is None:
         raise UserError(
             f"--optimizer {options.optimizer}: the learning rate, {found['lr'].value:g}, was "
@@ -116,16 +106,14 @@ def _methods(options: Compare) -> Sequence[str]:
             raise UserError(f"--methods {name}: one of two named {its}; rename its function.")
     for asked in options.hyperparameters:
         if (name := asked.partition(".")[0]) not in short:
-            raise UserError(
-                f"{flag(asked)}: {name} is not trained; add it to --methods, or leave it out."
-            )
+            raise UserError(f"{flag(asked)}: {name} is not trained; add it to --methods.")
     return names
 
 
 def _rows(name: str, options: Compare) -> Iterator[Record]:
     """A method, once for each combination of the values of its hyperparameters."""
     method, found, values = registry.get(name), _settings(options, name), _values(name, options)
-    settings = {s: _chosen(getattr(options, s), found[s]) for s in (*SHARED, *RECIPE)}
+    settings = {s: _chosen(getattr(options, s), found[s]) for s in DEFAULTS}
     settings["m"] = _group_size(name, settings)
     for chosen in itertools.product(*(found["value"] for found in values.values())):
         hyperparameters = dict(zip(values, chosen, strict=True))
@@ -135,10 +123,7 @@ def _rows(name: str, options: Compare) -> Iterator[Record]:
             "name": " ".join([method.name, *(f"{o} {plain(hyperparameters[o])}" for o in varied)]),
             "method": name,
             "title": method.title,
-            "hyperparameters": {  # JSON has no infinity
-                option: str(value) if value == math.inf else value
-                for option, value in hyperparameters.items()
-            },
+            "hyperparameters": hyperparameters,
             "sources": {option: found["source"] for option, found in values.items()},
             "settings": settings,
         }
@@ -149,8 +134,8 @@ def _values(name: str, options: Compare) -> dict[str, Record]:
     method, preset, several = registry.get(name), options.table, {}
     row = preset.rows.get(name, {}) if preset else {}
     for option, parameter in method.options.items():
-        asked = f"{method.name}.{option}"
-        given, asked = options.hyperparameters.get(asked), flag(asked)
+        asked = flag(f"{method.name}.{option}")
+        given = options.hyperparameters.get(f"{method.name}.{option}")
         found, default = row.get(option), parameter.default
         if found is None and default is not None and not (preset and option in method.radius):
             found = Found(default, _source(name, CHOSEN_HERE if preset else CHOSEN_ON_DIGITS))
@@ -166,7 +151,8 @@ def _values(name: str, options: Compare) -> dict[str, Record]:
                     f"--tune: {asked} {' '.join(map(plain, values))}: the search starts at one "
                     "radius above 0; give one, or leave out --tune."
                 )
-            several[option] = {**chosen, "value": values}
+            texts = ["inf" if of == math.inf else of for of in values]  # JSON has no infinity
+            several[option] = {**chosen, "value": texts}
     return several
 
 
@@ -182,8 +168,7 @@ def _group_size(name: str, settings: Json) -> Record:
     if batch_size % m:
         divisor = next(d for d in range(min(m, batch_size), 0, -1) if batch_size % d == 0)
         raise UserError(
-            f"--m {m}: does not divide the batch size, {batch_size}; use a number that does, such "
-            f"as {divisor}."
+            f"--m {m}: does not divide the batch size, {batch_size}; use a divisor, as {divisor}."
         )
     return {"value": m, "source": source}
 
@@ -196,22 +181,20 @@ def _notes(options: Compare, run: Json) -> list[str]:
         if source == CHOSEN_HERE
     ]
     notes = [f"Not printed in the paper, chosen here: {', '.join(chosen)}."] if chosen else []
-    elsewhere = [  # methods whose radius was chosen elsewhere
-        row["method"]
+    elsewhere = {  # methods whose radius was chosen elsewhere
+        row["method"]: None
         for row in run["methods"]
         if {row["sources"][of] for of in registry.get(row["method"]).radius} == {CHOSEN_ON_DIGITS}
-    ]
+    }
     if options.tune:
         notes.append(
             "--tune: radii, weight decays and stopping epochs are chosen on a fifth of the "
             "training examples, held out with the labels trained on, from seeds of their own."
         )
     elif elsewhere and any(run["settings"][k]["value"] != value for k, value in _THERE.items()):
-        first = elsewhere[0]
         notes.append(
-            f"The radii and weight decays of {', '.join(dict.fromkeys(elsewhere))} were chosen on "
-            "digits with 40 % wrong labels, for the mlp, and this task may need others: add "
-            "--tune, which chooses them on held-out examples, or give them, such as "
-            f"{flag(f'{first}.{registry.get(first).radius[0]}')}."
+            f"The radii and weight decays of {', '.join(elsewhere)} were chosen on digits with "
+            "40 % wrong labels, for the mlp, and this task may need others: add --tune, which "
+            "chooses them on held-out examples, or give them."
         )
     return [*notes, *(options.table.differs if options.table else ())]

@@ -16,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.named import line
 from sam_optax.experiments.training import identity
 from sam_optax.experiments.types import Json, PyTree, Record
 
@@ -79,7 +80,7 @@ class Checkpoints:
         try:
             run, arrays = self._read(epochs[0])
         except Exception as error:  # damaged files raise many types
-            raise self._unusable(f"the checkpoint is damaged: {_line(error)}") from error
+            raise self._unusable(f"the checkpoint is damaged: {line(error)}") from error
         identity.check(run["identity"], self._run["identity"], f"{self.path} is of")
         self.epoch, self._found = epochs[0], (run["record"], arrays)
         was, now = run["versions"], self._run["versions"]
@@ -118,7 +119,7 @@ class Checkpoints:
         except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
             then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
             raise UserError(
-                f"--checkpoint-every: {self.path} cannot be written ({_line(error)}). Fix "
+                f"--checkpoint-every: {self.path} cannot be written ({line(error)}). Fix "
                 f"the cause; --resume will {then}."
             ) from error
         self.epoch = epoch
@@ -157,8 +158,3 @@ def _like(found: np.ndarray, leaf: jax.Array) -> jax.Array:
     placed = jax.device_put(found, _plain(leaf).sharding)
     is_key = placed.dtype != leaf.dtype
     return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf)) if is_key else placed
-
-
-def _line(error: Exception) -> str:
-    """The begin of a message; those of Orbax's libraries are long."""
-    return str(error).partition("\n")[0][:100].rstrip(".")

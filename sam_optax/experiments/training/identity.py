@@ -11,22 +11,13 @@ _FILES = {"model_sha256": "--model", "methods_sha256": "--methods"}
 
 def of(description: Json) -> Record:
     """The identity of a run, from its description or results; of ``--tune``, what it starts at."""
-    shared = values(description["settings"])
-    return {
-        "data": [shared.pop("dataset"), description["dataset"]["sha256"]],
-        "methods": {
-            method["name"]: {
-                **shared,
-                **values(method["settings"]),
-                **{
-                    f"{short(method['method'])}.{k}": v
-                    for k, v in method["hyperparameters"].items()
-                },
-                **method.get("tune", {}).get("around", {}),
-            }
-            for method in description["methods"]
-        },
-    }
+    shared, methods = values(description["settings"]), {}
+    data = [shared.pop("dataset"), description["dataset"]["sha256"]]
+    for row in description["methods"]:
+        own = {f"{short(row['method'])}.{k}": v for k, v in row["hyperparameters"].items()}
+        around = row.get("tune", {}).get("around", {})
+        methods[row["name"]] = {**shared, **values(row["settings"]), **own, **around}
+    return {"data": data, "methods": methods}
 
 
 def check(theirs: Json, ours: Json, what: str) -> None:
@@ -42,13 +33,10 @@ def check(theirs: Json, ours: Json, what: str) -> None:
     if list(mine) != list(its):
         text.append(f"--methods {' '.join(its)} (now {' '.join(mine)})")
     for a, b in ((its[method], mine[method]) for method in its if method in mine):
-        text += [
-            f"the file of {_FILES[option]} has changed"
-            if option in _FILES
-            else f"--{option.replace('_', '-')} {a.get(option)} (now {b.get(option)})"
-            for option in {**a, **b}
-            if a.get(option) != b.get(option)
-        ]
+        for option in (option for option in {**a, **b} if a.get(option) != b.get(option)):
+            changed = f"--{option.replace('_', '-')} {a.get(option)} (now {b.get(option)})"
+            file = _FILES.get(option)
+            text.append(f"the file of {file} has changed" if file else changed)
     if text:
         found = f"{', '.join(dict.fromkeys(text))}. Give the same ones, or choose another --out."
         raise UserError(f"--resume: {what} a run with other settings: {found}")

@@ -13,8 +13,8 @@ import optax
 from flax.traverse_util import flatten_dict
 
 from sam_optax.experiments import named
-from sam_optax.experiments.data.arrays import corrupt
 from sam_optax.experiments.data.dataset import Dataset, load
+from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.methods import registry as methods
 from sam_optax.experiments.methods.method import Base, Variant
 from sam_optax.experiments.networks import own, registry
@@ -170,10 +170,7 @@ INITIALIZATION, METHOD, EPOCHS = range(3)
 
 
 def key(seed: chex.Numeric, purpose: chex.Numeric) -> jax.Array:
-    """A seed's key for its initialization, its method's draws, or the steps of an epoch.
-
-    ``purpose`` is ``EPOCHS`` + i for the steps of epoch i (from 0).
-    """
+    """A seed's key for one of these purposes; the steps of epoch i (from 0) have EPOCHS + i."""
     return jax.random.fold_in(jax.random.key(seed), purpose)
 
 
@@ -230,10 +227,11 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
     """
     settings = values(description["settings"])
     name, classes = settings["model"], dataset.classes
-    if users := given.model is not None or named.is_spec(name):
-        model, start = own.adapted(given.model or named.find(name), name, classes)
-    else:
+    network = given.model or (named.find(name) if named.is_spec(name) else None)
+    if network is None:
         model = registry.build(name, dataset.shape, classes, jnp.dtype(settings["dtype"]))
+    else:
+        model, start = own.adapted(network, name, classes)
     task = Task(
         dataset=dataset,
         model=model,
@@ -244,8 +242,8 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
         loss=given.loss,
         metric=given.metric,
     )
-    if users:
-        outputs = None if given.loss else (classes,)
-        initial = own.check(model, name, task.example, outputs, start)
-        task = dataclasses.replace(task, initial=initial)
-    return task
+    if network is None:
+        return task
+    outputs = None if given.loss else (classes,)
+    initial = own.check(model, name, task.example, outputs, start)
+    return dataclasses.replace(task, initial=initial)
