@@ -16,6 +16,7 @@ from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import registry
+from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting import results, words
 from sam_optax.experiments.training import devices
 from sam_optax.experiments.training import train as training
@@ -205,11 +206,13 @@ def test_accuracies_are_on_held_out_examples_with_their_labels(small):
 
 def searches(small, monkeypatch, count=5):
     """A whole search, and what its display was told."""
-    found = search.Search(search.held_out(small), devices.choose(1), count, False, {})
+    found = search.Search(
+        search.held_out(small), devices.choose(1), Compare(trials=count), search.Kept({})
+    )
     listener = tasks.Silent()
     monkeypatch.setattr(search, "Progress", lambda *of: nullcontext(listener))
-    found.run(lambda: None, None)
-    return found.trials, listener
+    found.run(None)
+    return found.kept.trials, listener
 
 
 @slow
