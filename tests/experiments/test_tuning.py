@@ -207,7 +207,7 @@ def test_accuracies_are_on_held_out_examples_with_their_labels(small):
 def searches(small, monkeypatch, count=5):
     """A whole search, and what its display was told."""
     found = search.Search(
-        search.held_out(small), devices.choose(1), Compare(trials=count), search.Kept({})
+        search.held_out(small), devices.choose(1), Compare(tune=True, trials=count), search.Kept({})
     )
     listener = tasks.Silent()
     monkeypatch.setattr(search, "Progress", lambda *of: nullcontext(listener))
