@@ -121,11 +121,12 @@ class _Run:
             if options.resume and not begun:
                 say(f"There is no checkpoint in {options.out}: starting from the beginning.")
             return None
-        theirs, ours = identity.of(found), identity.of(self.description)
-        identity.check(theirs, ours, f"{options.out} holds the results of")
-        before = Result(found, load_params(path / "params.npz"))
-        if self.show:
-            before.print()
+        with results.describing(path / "results.json"):
+            theirs, ours = identity.of(found), identity.of(self.description)
+            identity.check(theirs, ours, f"{options.out} holds the results of")
+            before = Result(found, load_params(path / "params.npz"))
+            if self.show:
+                before.print()
         return before
 
     def _trained(self, checkpoints: "Checkpoints | None") -> Result:

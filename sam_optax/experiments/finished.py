@@ -15,7 +15,7 @@ from sam_optax.experiments import named
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import snapshots, words
 from sam_optax.experiments.reporting.console import say
-from sam_optax.experiments.reporting.results import from_json
+from sam_optax.experiments.reporting.results import describing, from_json
 from sam_optax.experiments.training import identity, measures
 from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.types import Json, PyTree, Record
@@ -123,7 +123,7 @@ def open_run(directory: str | Path) -> Run:
             f"{directory}: holds no results.json and params.npz of a finished run; train one with "
             "compare --out."
         )
-    try:
+    with describing(path):
         settings = tasks.values(results["settings"])
         _check_code(directory, settings, results["methods"])
         dataset = tasks.load_dataset(settings)
@@ -134,11 +134,6 @@ def open_run(directory: str | Path) -> Run:
             )
         run = Run(directory, results, tasks.task_of(results, dataset))
         run.networks.extend(_networks(run))
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path}: describes no run of this version ({type(error).__name__}: {error}); train "
-            "again with --out."
-        ) from error
     return run
 
 

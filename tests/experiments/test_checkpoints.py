@@ -202,6 +202,8 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
     theirs = f"{out} holds the results of a run with other settings: --momentum 0.9 (now 0.5). "
     refused(command("--resume", "--momentum", "0.5"), theirs)
     assert (out / "results.json").read_bytes() == before
+    (out / "results.json").write_bytes(before.replace(b'"hyperparameters"', b'"of another"'))
+    refused(command("--resume"), "(KeyError: 'hyperparameters'); restore the file, or train again")
     trainer.interrupt_after = 4
     assert command("--momentum", "0.5", "--checkpoint-every", "4")[0] == 130
     trainer.interrupt_after = None

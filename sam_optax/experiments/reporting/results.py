@@ -1,14 +1,14 @@
 """The results of an experiment as plain data, and ``results.json``, which has them all."""
 
+import contextlib
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
@@ -18,6 +18,7 @@ from sam_optax.experiments.types import Json, Record
 if TYPE_CHECKING:
     from sam_optax.experiments.training.train import Outcome
 
+FORMAT, FORMAT_VERSION = "sam_optax.experiment", 2
 ANALYSIS = "analysis.json"
 """What ``analyze`` has measured of a run's networks, beside its results."""
 UNITS = {
@@ -35,42 +36,6 @@ UNITS = {
     "examples_per_second": "training examples per second, of all seeds",
 }
 """What each number is, besides the score after the last epoch, see ``words.Score``."""
-
-
-class _Seed(msgspec.Struct):
-    seed: int
-    diverged: bool
-    curves: dict[str, list[float | None]]
-
-
-class _Method(msgspec.Struct):
-    name: str
-    method: str
-    hyperparameters: dict[str, Any]
-    settings: dict[str, dict[str, Any]]
-    epochs: int
-    batch_size: int
-    steps_per_epoch: int
-    diverged: int
-    summary: dict[str, dict[str, float | None]]
-    seeds: list[_Seed]
-    differences: dict[str, dict[str, Any]]
-
-
-class _Dataset(msgspec.Struct):
-    name: str
-    sha256: str
-
-
-class _Results(msgspec.Struct):
-    """What readers rely on; other fields may be missing in files of earlier versions."""
-
-    format: Literal["sam_optax.experiment"]
-    format_version: Literal[2]
-    settings: dict[str, dict[str, Any]]
-    dataset: _Dataset
-    seeds: Annotated[list[int], msgspec.Meta(min_length=1)]
-    methods: Annotated[list[_Method], msgspec.Meta(min_length=1)]
 
 
 def versions() -> dict[str, str]:
@@ -133,7 +98,7 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
         for method in description["methods"]
     ]
     return {
-        **{"format": "sam_optax.experiment", "format_version": 2},
+        **{"format": FORMAT, "format_version": FORMAT_VERSION},
         **description,
         "parameters": parameters,
         "units": {**UNITS, score.key: score.meaning},
@@ -181,19 +146,33 @@ def from_json(path: Path) -> Record | None:
     """Reads the output of :func:`to_json`, if any.
 
     Raises:
-      UserError: the file is of another version, or a field is missing or not what it should be.
+      UserError: the file is of another version.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not (isinstance(found, dict) and str(found.get("format")).startswith("sam_optax.")):
+    kind = found.get("format") if isinstance(found, dict) else None
+    if not str(kind).startswith("sam_optax."):
         return None
-    try:
-        msgspec.convert(found, _Results)
-    except msgspec.ValidationError as error:
+    if (kind, found.get("format_version")) != (FORMAT, FORMAT_VERSION):
         raise UserError(
-            f"{path}: {error}; restore the file, use the version of sam_optax that has written it, "
-            "or train again."
-        ) from error
+            f"{path}: has format {kind} {found.get('format_version')} of another version of "
+            f"sam_optax, not {FORMAT} {FORMAT_VERSION}; use that version, or train again."
+        )
     return found
+
+
+@contextlib.contextmanager
+def describing(path: Path) -> Iterator[None]:
+    """Turns what fails for the contents of a ``results.json`` into an error of the file.
+
+    Readers have defaults for what files of earlier versions may lack.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path}: describes no run of this version ({type(error).__name__}: {error}); restore "
+            "the file, or train again with --out."
+        ) from error
