@@ -154,24 +154,13 @@ class _Run:
 
     def _tune(self) -> None:
         """Chooses the values of ``--tune``; the directory keeps those that it tries."""
-        options, of_run = self.options, identity.of(self.description)
-        task, trials, out = search.held_out(self.task), {}, options.out
-        if out:
-            trials = search.load(out / search.FILE, of_run, options.resume)
-            if not options.resume:
-                (out / search.FILE).unlink(missing_ok=True)
-
-        def keep() -> None:
-            if out:
-                output.write(out, {search.FILE: search.to_json(of_run, trials)})
-
-        count = options.trials or (search.TRIALS_WITH_LR if options.tune_lr else search.TRIALS)
+        options, task = self.options, search.held_out(self.task)
+        kept = search.load(options, identity.of(self.description))
         try:
-            chosen = search.Search(task, self.mesh, count, options.tune_lr, trials)
-            found = chosen.run(keep, Console(stderr=True))
+            found = search.Search(task, self.mesh, options, kept).run(Console(stderr=True))
         except KeyboardInterrupt:
-            if out and any(trials.values()):
-                say(f"What --tune has tried is in {out / search.FILE}; --resume goes on.")
+            if options.out and any(kept.trials.values()):
+                say(f"What --tune has tried is in {options.out / search.FILE}; --resume goes on.")
             raise
         for note in search.notes(found):
             say(note)

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import jax
@@ -15,6 +16,7 @@ from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import registry
+from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting import results, words
 from sam_optax.experiments.training import devices
 from sam_optax.experiments.training import train as training
@@ -202,22 +204,25 @@ def test_accuracies_are_on_held_out_examples_with_their_labels(small):
         assert outcome.curves["test_accuracy"][-1, i] == pytest.approx(expected)
 
 
-def searches(small, count=5):
+def searches(small, monkeypatch, count=5):
     """A whole search, and what its display was told."""
-    found = search.Search(search.held_out(small), devices.choose(1), count, False, {})
+    found = search.Search(
+        search.held_out(small), devices.choose(1), Compare(tune=True, trials=count), search.Kept({})
+    )
     listener = tasks.Silent()
-    found.train(lambda: None, listener)
-    return found.trials, listener
+    monkeypatch.setattr(search, "Progress", lambda *of: nullcontext(listener))
+    found.run(None)
+    return found.kept.trials, listener
 
 
 @slow
 def test_seeds_that_an_accelerator_trains_together(small, monkeypatch):
     """Are those that a CPU trains one after the other, with one program per method."""
-    one, listener = searches(small)
+    one, listener = searches(small, monkeypatch)
     assert len(listener.programs) == 3
     assert listener.pieces == pytest.approx(dict.fromkeys(small.entries, 5))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    several, listener = searches(small)
+    several, listener = searches(small, monkeypatch)
     assert len(listener.programs) == 3
     for name, trials in one.items():
         assert len(trials) == len(several[name]) == 5

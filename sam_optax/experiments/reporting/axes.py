@@ -48,10 +48,8 @@ def tidy(axes: Axes, axis: Any = "y", absent: Sequence[str] = ()) -> None:
 
 def legend(figure: Figure, axes: Axes) -> None:
     """Draws one legend below all axes."""
-    handles, labels = axes.get_legend_handles_labels()
-    columns = int(12 * figure.get_figwidth() / (8 + max(map(len, labels), default=0)))
-    place: Any = {"loc": "outside lower center", "ncols": max(1, columns), "frameon": False}
-    figure.legend(handles, labels, **place, fontsize="small")
+    place: Any = {"loc": "outside lower center", "ncols": 2, "frameon": False}
+    figure.legend(*axes.get_legend_handles_labels(), **place, fontsize="small")
 
 
 def png(figure: Figure, title: str = "") -> bytes:

@@ -48,15 +48,14 @@ def over_epochs(results: Json) -> bytes:
     measures = (score.key, score.label, score.factor), ("train_loss", "training loss", 1)
     for axes, (key, label, factor) in zip(panels, measures, strict=True):
         absent = []
-        for i, (method, how) in enumerate(styled(results["methods"])):
+        for method, how in styled(results["methods"]):
             curves = np.array([run["curves"][key] for run in method["seeds"]], float)
             curves = factor * np.ma.masked_invalid(curves)
             if not curves.count():
                 absent.append(f"{method['name']} (not known)")
             epochs, mean = 1 + np.arange(curves.shape[1]), curves.mean(0)
-            every = max(1, len(epochs) // 8)
-            where = (i * every // 5 % every, every)  # markers of equal curves alternate
-            axes.plot(epochs, mean, label=method["name"], markersize=4, markevery=where, **how)
+            more = {"label": method["name"], "markersize": 4, "markevery": len(epochs) // 8 or 1}
+            axes.plot(epochs, mean, **more, **how)
             if len(curves) > 1:
                 std = curves.std(0, ddof=1).filled(0)
                 axes.fill_between(epochs, mean - std, mean + std, color=how["color"], alpha=0.15)

@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import flax.traverse_util
 import numpy as np
@@ -40,7 +41,7 @@ def to_npz(params: Mapping[str, Mapping[int, PyTree]], identity: Json) -> bytes:
     return file.getvalue()
 
 
-def read(path: str | Path, start: str = "") -> tuple[str, dict[tuple[str | int, ...], np.ndarray]]:
+def read(path: str | Path, start: str = "") -> tuple[str, dict[Any, np.ndarray]]:
     """The mark of a file, and its arrays by ``(method, seed, collection, ...)``.
 
     Only those whose names in the file begin with ``start``.
@@ -48,7 +49,7 @@ def read(path: str | Path, start: str = "") -> tuple[str, dict[tuple[str | int, 
     Raises:
       UserError: the file is damaged.
     """
-    arrays: dict[tuple[str | int, ...], np.ndarray] = {}
+    arrays: dict[Any, np.ndarray] = {}
     try:
         with zipfile.ZipFile(path) as archive:
             for member in (of for of in archive.namelist() if of.startswith(start)):

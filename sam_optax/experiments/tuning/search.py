@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,6 +12,8 @@ from jax.sharding import Mesh
 from sam_optax.experiments.data.examples import hold_out
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import flag
+from sam_optax.experiments.options.options import Compare
+from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.words import plain
@@ -76,53 +76,60 @@ def axes(entry: Entry, rate: bool) -> list[Axis]:
     return [axis for axis in found if axis.start]  # SGD has no radius
 
 
+class Kept(msgspec.Struct):
+    """The content of ``tune.json``: the run that it is of, and the trials of each method."""
+
+    identity: dict[str, object]
+    trials: dict[str, list[Trial]] = {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """A search: a :func:`held_out` task, and how many trials each method gets.
-
-    ``trials`` are those made so far, by method; with ``rate`` the learning rate is chosen, too.
-    """
+    """A search on a :func:`held_out` task, from the trials that are ``kept`` so far."""
 
     task: Task
     mesh: Mesh
-    count: int
-    rate: bool
-    trials: dict[str, list[Trial]]
+    options: Compare
+    kept: Kept
 
-    def run(self, keep: Callable[[], None], console: Console) -> Record:
-        """What is chosen for each method, with all trials; ``keep`` is called after each one."""
-        along = {name: axes(entry, self.rate) for name, entry in self.task.entries.items()}
+    def run(self, console: Console) -> Record:
+        """What is chosen for each method, with all trials."""
+        rate, trials = self.options.tune_lr, self.kept.trials
+        along = {name: axes(entry, rate) for name, entry in self.task.entries.items()}
+        count = self.options.trials or (TRIALS_WITH_LR if rate else TRIALS)
         costs, left = work(self.task), dict[str, tuple[float, int]]()
         for name, of in along.items():  # where nothing is searched, one trial is enough
-            missing = (self.count if of else 1) - len(self.trials.setdefault(name, []))
+            missing = (count if of else 1) - len(trials.setdefault(name, []))
             if missing > 0:
                 left[name] = math.prod(costs[name]), missing
         if left:
             with Progress(console, left, "tuning") as progress:
-                self._train(along, left, keep, progress)
+                self._train(along, left, progress)
         found = {}
         for name, entry in self.task.entries.items():
             starts = {k: v for axis in along[name] for k, v in axis.start.items()}
             own, method = entry.variant.hyperparameters, entry.method
             around = {f"{method}.{k}" if k in own else k: v for k, v in starts.items()}
-            chosen = choice.choose(self.trials[name], self.task.metric.higher_is_better)
+            chosen = choice.choose(trials[name], self.task.metric.higher_is_better)
             found[name] = {"around": around, "seeds": list(self.task.seeds), **chosen}
         return found
 
-    def _train(self, along: Json, left: Json, keep: Callable[[], None], progress: Progress) -> None:
+    def _train(self, along: Json, left: Json, progress: Progress) -> None:
         training, chance = Training(self.task, self.mesh), _chance(self.task)
         metric = self.task.metric
         for number, runner in enumerate(training.runners, 1):
             if runner.name not in left:
                 continue
             progress.compiling(runner.name, number, len(training.runners))
-            tick, trials = functools.partial(progress.done, runner.name), self.trials[runner.name]
-            points = choice.points(trials, len(along[runner.name]), metric.higher_is_better)
+            trials, own = self.kept.trials[runner.name], along[runner.name]
+            tick = functools.partial(progress.done, runner.name)
+            points = choice.points(trials, len(own), metric.higher_is_better)
             for point in itertools.islice(points, left[runner.name][1]):
-                values = choice.values(along[runner.name], point)
+                values = choice.values(own, point)
                 curves = training.trial(runner, values, tick)
                 trials.append(choice.trial(point, values, curves, metric, chance))
-                keep()
+                if self.options.out:
+                    output.write(self.options.out, {FILE: msgspec.json.encode(self.kept)})
 
 
 def _chance(task: Task) -> float:
@@ -133,35 +140,28 @@ def _chance(task: Task) -> float:
     return float(np.mean([np.bincount(y := of[of >= 0]).max() / len(y) for of in labels]))
 
 
-class _Kept(msgspec.Struct):
-    identity: dict[str, object]
-    trials: dict[str, list[Trial]]
-
-
-def to_json(run: Json, trials: dict[str, list[Trial]]) -> bytes:
-    """The content of ``tune.json``."""
-    return msgspec.json.encode(_Kept(dict(run), trials))
-
-
-def load(path: Path, run: Json, resume: bool) -> dict[str, list[Trial]]:
-    """The trials of an earlier process, by method; none without a file of them or ``resume``.
+def load(options: Compare, run: Record) -> Kept:
+    """The trials of a run that an earlier process has made; without --resume its file goes.
 
     Raises:
       UserError: the file is damaged or not ours, or belongs to another run.
     """
+    if options.out is None:
+        return Kept(run)
+    path = options.out / FILE
+    if not options.resume:
+        path.unlink(missing_ok=True)
+    if not path.exists():
+        return Kept(run)
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Kept)
-    except FileNotFoundError:
-        return {}
+        found = msgspec.json.decode(path.read_bytes(), type=Kept)
     except (OSError, msgspec.DecodeError) as error:
         raise UserError(
             f"--tune: {path} is damaged, or of another program ({error}). Remove it to start "
             "the search again, or choose another --out."
         ) from error
-    if not resume:
-        return {}
     identity.check(found.identity, run, f"{path} is of")
-    return found.trials
+    return found
 
 
 def settled(description: Json, found: Json) -> Record:
