@@ -12,8 +12,7 @@ from sam_optax.experiments.types import Json, Record
 
 _OF_LABELS = ("label_noise", "mixup", "label_smoothing")
 _OF_PIXELS = ("crop", "flip", "cutout")
-_NEUTRAL = {**UNMENTIONED, "dtype": Compare.dtype}
-"""The values with which a setting has no effect."""
+_NEUTRAL = {**UNMENTIONED, "dtype": Compare.dtype}  # the values without an effect
 
 
 def describe(
