@@ -19,7 +19,7 @@ from sam_optax.experiments.options import declare
 from sam_optax.experiments.options.declare import option
 from sam_optax.experiments.reporting import results, words
 from sam_optax.experiments.reporting.console import Console, say
-from sam_optax.experiments.reporting.output import OutputDirectory
+from sam_optax.experiments.reporting.output import claimed, write
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.table import ruled
 from sam_optax.experiments.types import Record
@@ -80,7 +80,8 @@ def run(options: Analyze) -> None:
             raise UserError(f"{of.directory}: was trained on other data than {runs[0].directory}.")
     networks = [network for of in runs for network in of.networks]
     bar = Progress(Console(stderr=True), {"networks": (1.0, len(networks))}, "measuring")
-    with OutputDirectory(options.out or options.run_dirs[0]) as out:
+    out = options.out or options.run_dirs[0]
+    with claimed(out):
         rows: list[Record] = []
         with bar as progress:
             for network in networks:
@@ -95,8 +96,8 @@ def run(options: Analyze) -> None:
             **{"versions": results.versions(), "numbers": rows},
         }
         _print_table(rows)  # first, so that it is there where the disk is full
-        out.write({results.ANALYSIS: results.to_json(content)})
-    say(f"\nThe numbers are in {out.path / results.ANALYSIS}.", stderr=False)
+        write(out, {results.ANALYSIS: results.to_json(content)})
+    say(f"\nThe numbers are in {out / results.ANALYSIS}.", stderr=False)
 
 
 def _numbers(network: Network, options: Analyze) -> list[Record]:

@@ -1,7 +1,9 @@
 """The command ``compare``: trains methods on the same data and compares them."""
 
 import dataclasses
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
@@ -11,12 +13,11 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
-from sam_optax.experiments.reporting import results
+from sam_optax.experiments.reporting import output, results
 from sam_optax.experiments.reporting.console import Console, say
 from sam_optax.experiments.reporting.live import live
-from sam_optax.experiments.reporting.output import OutputDirectory, writable
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.snapshots import Snapshots, load_params, to_npz
+from sam_optax.experiments.reporting.snapshots import file_name, load_params, to_npz
 from sam_optax.experiments.reporting.table import Result, print_settings
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training import task as tasks
@@ -54,13 +55,14 @@ def run(options: Compare, given: tasks.Given = tasks.NOTHING, show: bool = True)
         description["notes"].append(f"Not among the variables of --model: {', '.join(new)}.")
     for note in description["notes"]:
         say(note)
+    started = _Run(options, task, description, mesh, show)
     if options.out is None:
-        return _Run(options, task, description, mesh, show).result()
+        return started.result()
     from sam_optax.experiments.reporting import report  # slow; before training, if it cannot be
 
     ours = results.from_json(options.out / "results.json") is not None
-    with OutputDirectory(options.out, (*_FILES, *report.CAPTIONS), ours) as out:
-        return _Run(options, task, description, mesh, show, out).result()
+    with output.claimed(options.out, (*_FILES, *report.CAPTIONS), ours):
+        return started.result()
 
 
 @dataclasses.dataclass
@@ -72,7 +74,6 @@ class _Run:
     description: Record
     mesh: Mesh
     show: bool
-    out: OutputDirectory | None = None
 
     def result(self) -> Result:
         """Trains, unless the run is finished; writes the files and prints the table."""
@@ -82,11 +83,10 @@ class _Run:
             begin, found = "The", self._trained(checkpoints)
         if checkpoints:
             checkpoints.finish()
-        if self.out:
-            report = self.out.path / REPORT
-            if not report.exists():
-                _draw(self.out, found.results)
-            say(f"\n{begin} results are in {self.out.path}. Open {report}.", stderr=False)
+        if out := self.options.out:
+            if not (out / REPORT).exists():
+                _draw(out, found.results)
+            say(f"\n{begin} results are in {out}. Open {out / REPORT}.", stderr=False)
         if all(of["diverged"] == len(self.task.seeds) for of in found.results["methods"]):
             raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
         return found
@@ -130,6 +130,7 @@ class _Run:
 
     def _trained(self, checkpoints: "Checkpoints | None") -> Result:
         """What the run finds, after writing its files and printing its table."""
+        out = self.options.out
         if self.options.tune:
             self._tune()
         outcomes = self._train(checkpoints)
@@ -138,13 +139,14 @@ class _Run:
         parameters = sum(leaf.size for leaf in jax.tree.leaves(network["params"]))
         found = Result(results.collect(self.description, parameters, outcomes), params)
         try:
-            if self.out:
+            if out:
                 for name in (REPORT, results.ANALYSIS):  # of an earlier run
-                    (self.out.path / name).unlink(missing_ok=True)
+                    (out / name).unlink(missing_ok=True)
                 npz = to_npz(params, identity.of(found.results))
-                self.out.write({"params.npz": npz, "results.json": results.to_json(found.results)})
+                files = {"params.npz": npz, "results.json": results.to_json(found.results)}
+                output.write(out, files)
                 if self.options.tune:
-                    (self.out.path / search.FILE).unlink(missing_ok=True)  # it is in the results
+                    (out / search.FILE).unlink(missing_ok=True)  # it is in the results now
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
             if self.show:
                 found.print()
@@ -152,16 +154,16 @@ class _Run:
 
     def _tune(self) -> None:
         """Chooses the values of ``--tune``; the directory keeps those that it tries."""
-        options, out, of_run = self.options, self.out, identity.of(self.description)
-        task, trials = search.held_out(self.task), {}
+        options, of_run = self.options, identity.of(self.description)
+        task, trials, out = search.held_out(self.task), {}, options.out
         if out:
-            trials = search.load(out.path / search.FILE, of_run, options.resume)
+            trials = search.load(out / search.FILE, of_run, options.resume)
             if not options.resume:
-                (out.path / search.FILE).unlink(missing_ok=True)
+                (out / search.FILE).unlink(missing_ok=True)
 
         def keep() -> None:
             if out:
-                out.write({search.FILE: search.to_json(of_run, trials)})
+                output.write(out, {search.FILE: search.to_json(of_run, trials)})
 
         count = options.trials or (search.TRIALS_WITH_LR if options.tune_lr else search.TRIALS)
         try:
@@ -169,7 +171,7 @@ class _Run:
             found = chosen.run(keep, Console(stderr=True))
         except KeyboardInterrupt:
             if out and any(trials.values()):
-                say(f"What --tune has tried is in {out.path / search.FILE}; --resume goes on.")
+                say(f"What --tune has tried is in {out / search.FILE}; --resume goes on.")
             raise
         for note in search.notes(found):
             say(note)
@@ -177,18 +179,21 @@ class _Run:
         self.task = dataclasses.replace(self.task, entries=tasks.entries_of(self.description))
 
     def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
-        options, task, out = self.options, self.task, self.out
+        options, task, out = self.options, self.task, self.options.out
         epochs = max(entry.recipe.epochs for entry in task.entries.values())
         bar = Progress(Console(stderr=True), work(task), epochs=epochs)
         points: AbstractContextManager[Function | None] = nullcontext()
-        snapshots = None
-        if out and options.save_every:
-            snapshots = Snapshots(out, options.save_every, identity.of(self.description))
         if out and options.tensorboard:
-            points = live(out.path / "tensorboard", checkpoints.epoch if checkpoints else 0)
+            points = live(out / "tensorboard", checkpoints.epoch if checkpoints else 0)
+
+        def save(epoch: int, networks: Callable[[], Json]) -> None:
+            if out and options.save_every and epoch % options.save_every == 0:
+                npz = to_npz(networks(), identity.of(self.description))
+                output.write(out, {file_name(epoch): npz})
+
         try:
             with points as add, bar as progress:
-                return Training(task, self.mesh).run(progress, checkpoints, add, snapshots)
+                return Training(task, self.mesh).run(progress, checkpoints, add, save)
         except KeyboardInterrupt:
             if checkpoints and checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"
@@ -196,11 +201,11 @@ class _Run:
             raise
 
 
-def _draw(out: OutputDirectory, found: Json) -> None:
+def _draw(out: Path, found: Json) -> None:
     from sam_optax.experiments.reporting import report  # slow to import
 
     drawn = report.all_figures(found)
-    with writable(out.path):
+    with output.writable(out):
         for name in report.CAPTIONS.keys() - drawn.keys():  # of an earlier run
-            (out.path / name).unlink(missing_ok=True)
-    out.write({**drawn, REPORT: report.html_page(found, drawn)})
+            (out / name).unlink(missing_ok=True)
+    output.write(out, {**drawn, REPORT: report.html_page(found, drawn)})

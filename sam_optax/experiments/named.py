@@ -39,15 +39,16 @@ def sha256(names: Sequence[str], option: str = "--model") -> str | None:
 
     Names without a place are in none, nor are objects of a notebook, ``__main__:NAME``.
     """
-    paths: dict[str, None] = {}
+    files = dict[Path, None]()
     for spec in filter(is_spec, names):
         place = spec.rpartition(":")[0]
-        path: str | None = place
-        if not place.endswith(".py"):
-            path = getattr(_imported(spec, place, option), "__file__", None)
-        paths |= {path: None} if path else {}
-    contents = b"".join(_file(path, option).read_bytes() for path in paths)
-    return hashlib.sha256(contents).hexdigest() if paths else None
+        if place.endswith(".py"):
+            path = _file(place, option)
+        else:
+            path = Path(getattr(_imported(spec, place, option), "__file__", None) or "")
+        files |= {path: None} if path.is_file() else {}  # "<stdin>", say, is none
+    contents = b"".join(path.read_bytes() for path in files)
+    return hashlib.sha256(contents).hexdigest() if files else None
 
 
 def _file(path: str, option: str) -> Path:

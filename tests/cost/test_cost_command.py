@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -10,6 +11,7 @@ from sam_optax.__main__ import main
 from sam_optax.experiments.cost import command, measure
 
 slow = pytest.mark.slow
+MORE = Path(__file__).parents[2] / "notebooks" / "methods.py"
 NETWORK = """
 import flax.linen as nn
 
@@ -79,10 +81,12 @@ def test_networks_of_the_registry_and_ones_own_on_a_mesh(tmp_path, name):
     (tmp_path / "net.py").write_text(NETWORK)
     arguments = ["--target", "cpu:4", "--mesh", "data=2", "model=2", "--params", "fsdp"]
     arguments += ["--batch-size", "4", "--optimizer", "adam", "--methods", "momentum"]
+    arguments += [f"{MORE}:delta_sam"]
     of = [name] if name == "tiny" else [f"{tmp_path}/net.py:Net", "--shape", "8", "8", "1"]
     (model,) = cost(tmp_path, *arguments, "--models", *of).values()
     assert (model["parameters"] == 3 * 3 * 4 + 4 + 4 * 10 + 10) == (name == "own")
     assert model["steps"]["momentum"]["gradients"] == 1
+    assert model["steps"][f"{MORE}:delta_sam"]["gradients"] == 3
     # Each device keeps a quarter of Adam's two averages, but for what does not divide.
     most = 8 if name == "own" else 3
     assert (
@@ -146,6 +150,7 @@ def test_wrong_options_are_errors_of_the_user(arguments, message, capsys):
     [
         (["--models", "mpl"], "--model mpl: unknown model"),
         (["--models", "flax.linen:Embed"], "--model flax.linen:Embed: fails with"),
+        (["--methods", f"{MORE}:sam_full"], "sam_full: its cost is that of the training set"),
         (["--target", "cpu:99"], "--target cpu:99: JAX has started with 8; use a new process"),
         (["--target", "cpu:2", "--mesh", "data=4"], "--mesh of 4 devices: there are 2"),
         (["--target", "cpu:2", "--batch-size", "3"], "--batch-size 3: use a multiple of 2"),

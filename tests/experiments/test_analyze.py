@@ -23,7 +23,8 @@ from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.registry import build
-from sam_optax.experiments.reporting.snapshots import Snapshots, load_params
+from sam_optax.experiments.reporting import output
+from sam_optax.experiments.reporting.snapshots import load_params
 
 pytestmark = pytest.mark.slow
 
@@ -182,11 +183,11 @@ def copy(kept, tmp_path):
 def test_snapshots_of_another_run_are_left_out(kept, copy, archive, capsys, monkeypatch):
     """Files of a run that was killed in the directory of a finished one, and a missing file."""
 
-    def killed(self, epoch, variables, save=Snapshots.save):
-        save(self, epoch, variables)
+    def killed(folder, files, write=output.write):
+        write(folder, files)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Snapshots, "save", killed)
+    monkeypatch.setattr(output, "write", killed)
     assert train(archive, copy, "--epochs", "9", "--seeds", "1", "--save-every", "2") == 130
     changed = (copy / "params_epoch_2.npz").read_bytes()
     assert changed != (kept / "params_epoch_2.npz").read_bytes()

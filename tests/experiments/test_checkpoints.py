@@ -52,7 +52,7 @@ def out(tmp_path):
 @pytest.fixture
 def command(archive, out, tmp_path, capsys, monkeypatch):
     """Runs the command without figures; returns its exit code and what it printed."""
-    monkeypatch.setattr(comparison, "_draw", lambda out, found: out.write({"report.html": b""}))
+    monkeypatch.setattr(comparison, "_draw", lambda out, found: (out / "report.html").touch())
     data = shutil.copy(archive, tmp_path / "ünï \udcff $x.npz")
     given = ["--dataset", f"npz:{data}", "--out", str(out)]
     options = "--batch-size 20 --epochs 5 --sam.rho 0.5"  # of its own: there is no note about it

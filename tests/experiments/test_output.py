@@ -7,7 +7,7 @@ import pytest
 
 from sam_optax.__main__ import main
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.output import OutputDirectory
+from sam_optax.experiments.reporting.output import claimed, write
 
 
 def contents(path):
@@ -18,7 +18,7 @@ def test_what_was_created_is_taken_away_after_a_failure_and_nothing_else(tmp_pat
     path = tmp_path / "some" / "where"
 
     def interrupted():
-        with OutputDirectory(path, ("a",)):
+        with claimed(path, ("a",)):
             assert contents(path).keys() == {".sam_optax", ".sam_optax.lock"}
             (path.parent / "notes").write_text("mine")
             raise KeyboardInterrupt
@@ -36,13 +36,13 @@ def test_an_interrupted_write_leaves_the_old_files_alone(tmp_path, monkeypatch, 
     def fail(*args):
         raise failure
 
-    def write():
-        with OutputDirectory(tmp_path) as out:
+    def written():
+        with claimed(tmp_path):
             monkeypatch.setattr(os, moment, fail)
-            out.write({"a": b"new", "b": b"more"})
+            write(tmp_path, {"a": b"new", "b": b"more"})
 
     with pytest.raises(KeyboardInterrupt if failure is KeyboardInterrupt else UserError):
-        write()
+        written()
     assert contents(tmp_path) == {"a": "old"}
 
 
@@ -50,21 +50,21 @@ def test_an_interrupted_write_leaves_the_old_files_alone(tmp_path, monkeypatch, 
 def test_a_directory_that_cannot_be_is_refused_on_entering(tmp_path, path):
     (tmp_path / "file").write_text("")
     match = f"^--out {tmp_path / path}: cannot be written to .*choose another directory"
-    with pytest.raises(UserError, match=match), OutputDirectory(tmp_path / path):
+    with pytest.raises(UserError, match=match), claimed(tmp_path / path):
         pytest.fail("entered")
     assert contents(tmp_path) == {"file": ""}
 
 
 def test_a_directory_is_for_one_process_at_a_time(tmp_path):
     partial = tmp_path / ".a.1.partial"
-    with OutputDirectory(tmp_path) as out:
+    with claimed(tmp_path):
         partial.write_text("somebody is writing")
         match = f"^--out {tmp_path}: another process is writing there; wait for it or choose"
-        with pytest.raises(UserError, match=match), OutputDirectory(tmp_path):
+        with pytest.raises(UserError, match=match), claimed(tmp_path):
             pytest.fail("entered")
         assert partial.exists()
-        out.write({"a": b"new"})
-    with OutputDirectory(tmp_path):
+        write(tmp_path, {"a": b"new"})
+    with claimed(tmp_path):
         pass
     assert contents(tmp_path) == {"a": "new"}
 
@@ -81,8 +81,8 @@ def test_what_killed_processes_left_is_taken_away(tmp_path, monkeypatch, failure
     killed = (".results.json.17.partial", ".probe.42.partial", ".sam_optax.lock", "a")
     for name in (*killed, ".mine.partial", ".lock"):
         (tmp_path / name).write_text("")
-    with OutputDirectory(tmp_path) as out:
-        out.write({"a": b"new", "b": b"more"})
+    with claimed(tmp_path):
+        write(tmp_path, {"a": b"new", "b": b"more"})
     assert contents(tmp_path) == {".lock": "", ".mine.partial": "", "a": "new", "b": "more"}
 
 

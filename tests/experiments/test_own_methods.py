@@ -127,9 +127,11 @@ def test_what_is_no_method_is_an_error_of_the_user(file, methods, message, capsy
 
 def test_a_run_whose_file_has_changed_is_another(file, options, tmp_path, capsys):
     out, methods = tmp_path / "run", ["sgd", f"{file}:half"]
-    found = compare(methods=methods, out=out, **options).results
-    assert compare(methods=methods, out=out, resume=True, **options).results == found
+    found = compare(methods=methods, out=out, **options)
+    assert compare(methods=methods, out=out, resume=True, **options).results == found.results
     assert [of.method for of in open_run(out).networks] == ["sgd", "half"]
+    with pytest.raises(UserError, match=r"--half.rho 1 \(now 2\)\. Give the same"):
+        compare(methods=methods, out=out, resume=True, half={"rho": 2}, **options)
     file.write_text(HALF.replace("rho / 2", "rho / 3"))
     with pytest.raises(UserError, match=r"--resume: .*: the file of --methods has changed"):
         compare(methods=methods, out=out, resume=True, **options)
@@ -138,22 +140,19 @@ def test_a_run_whose_file_has_changed_is_another(file, options, tmp_path, capsys
         open_run(out)
     assert main(["analyze", str(out)]) == 2
     assert changed in capsys.readouterr().err
-    half = compare(methods=methods, **options).params["half"]  # executed anew
+    again = compare(methods=methods, **options)  # executed anew
+    equal(again.params["sgd"], found.params["sgd"])
     with pytest.raises(AssertionError):
-        equal(half, open_params(out))
+        equal(again.params["half"], found.params["half"])
 
 
-def open_params(out):
-    saved = np.load(out / "params.npz")
-    names = [name for name in saved.files if name.startswith("half/0/")]
-    nested = {}
-    for name in names:
-        *path, leaf = name.split("/")[2:]
-        place = nested
-        for part in path:
-            place = place.setdefault(part, {})
-        place[leaf] = saved[name]
-    return {0: nested}
+@pytest.mark.slow
+def test_a_tuned_run_is_resumed(file, options, tmp_path):
+    given = {"methods": [f"{file}:half"], "tune": True, "trials": 2, "out": tmp_path, **options}
+    found = compare(**given).results
+    assert found["methods"][0]["tune"]["around"] == {"half.rho": 1, "weight_decay": 0.001}
+    again = compare(**given, resume=True).results
+    assert json.loads(json.dumps(again)) == json.loads(json.dumps(found))
 
 
 @method("SAM of this file")
@@ -161,13 +160,11 @@ def mine(base: Base, rho: float = 0.5):
     return base.sharp(sam_optax.sam(rho))
 
 
-def test_an_object_from_python_is_named_by_its_place(options, tmp_path):
+def test_an_object_from_python_is_named_by_its_place(options):
     options |= {"weight_decay": 0.0, "mine": {"rho": 0.3}, "sam": {"rho": 0.3}}
-    found = compare(methods=["sam", mine], out=tmp_path, **options)
+    found = compare(methods=["sam", mine], **options)
     equal(found.params["mine"], found.params["sam"])
-    assert json.loads((tmp_path / "results.json").read_text())["methods"][1]["method"] == (
-        "test_own_methods:mine"
-    )
+    assert found.results["methods"][1]["method"] == "test_own_methods:mine"
     assert registry.get("test_own_methods:mine") is mine
     with pytest.raises(UserError, match=r"test_own_methods has no <lambda>\."):
         compare(methods=[lambda base, rho=0.1: base.tx], **options)
@@ -186,9 +183,14 @@ def test_the_hyperparameters_of_a_function():
     assert many.variant(b=False).hyperparameters == {"a": 3, "b": False, "c": 2}
 
 
+def typed(base, rho: float):
+    return base.tx
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (typed, "rho of typed needs a default"),
         (lambda base, rho: base.tx, "rho of <lambda> needs a default"),
         (lambda base, rho=(0.1, 0.2): base.tx, "rho of <lambda> needs a default that is a number"),
         (lambda base, rho=0.1, **more: base.tx, "more of <lambda> needs a default"),

@@ -1,6 +1,7 @@
 """Networks, data, losses and metrics of users: from files and from Python."""
 
 import re
+import sys
 from functools import partial
 
 import flax.linen as nn
@@ -174,7 +175,8 @@ def test_from_a_file_with_neighbours_and_from_a_package(tmp_path, monkeypatch, d
     places = ["package_of_mine.nets:Net", f"{package}/nets.py:Net"]
     assert named.sha256(places[:1]) == named.sha256(places[1:])
     assert quick("package_of_mine.nets:Net", **data).results["parameters"] == 7 * 3
-    assert named.sha256(["mlp", "sys:path"]) is None  # of no file
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
+    assert named.sha256(["mlp", "sys:path", "__main__:main"]) is None  # of no file
 
 
 MODULE = "(nn.Module):\n @nn.compact\n def __call__(self, x"

@@ -225,19 +225,20 @@ def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(drawn):
         of_method("rsam", [None] * 3, {"rho": 0.1, "lmbda": 2.0}),
         *(asam(rho, p) for rho in (0.1, 2.0, 0.5) for p in (2.0, "inf")),
         *(gsam(rho) for rho in (0.1, 0.5)),
+        of_method("fsam", values={"rho": 9.0}),
     )
     assert report.swept(found) == ["rho", "rho_max", "rho_min"]  # infinity is no place on an axis
     assert next(iter(report.all_figures(found))) == "sweep.png"
     rho, rho_max, _ = drawn[0].axes
     labels = {*rho.get_legend_handles_labels()[1]}
-    assert labels == {"sgd", "asam, p 2", "asam, p inf", "gsam"}
+    assert labels == {"sgd", "asam, p 2", "asam, p inf", "gsam", "fsam"}
     assert "rsam (diverged)" in rho.get_title("left")
     (first, *_), (second, *_) = rho.containers
-    assert first.get_xdata().tolist() == [0.1, 0.5, 2.0]
+    assert first.get_xdata().tolist() == rho.get_xticks().tolist() == [0.1, 0.5, 2.0]
     assert not {*first.get_xdata()} & {*second.get_xdata()}  # none hides another
     assert rho.get_xscale() == "log"
     [[line, *_]] = rho_max.containers
-    assert line.get_xdata().tolist() == rho_max.get_xticks().tolist() == [0.1, 0.5]
+    assert line.get_xdata().tolist() == [0.1, 0.5]
 
 
 def test_trials_of_two_values_are_a_line_for_each_of_the_second(drawn):

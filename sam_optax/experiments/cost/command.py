@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -114,9 +113,8 @@ def run(options: Cost) -> None:
     console.print(LEGEND, style="dim")
     if options.out is not None:
         found = {"versions": versions(), "devices": devices, "models": models}
-        png = options.out.with_suffix(".png")
-        with output.writable(options.out):
-            output.replace_files({options.out: to_json(found), png: draw(models)})
+        png = options.out.with_suffix(".png").name
+        output.write(options.out.parent, {options.out.name: to_json(found), png: draw(models)})
 
 
 def _model(name: str, options: Cost, placement: Placement) -> Record:
@@ -143,12 +141,11 @@ def add_ratios(rows: Mapping[str, Record]) -> None:
     """Adds the ratios to the reference and to the base, ``None`` where that is 0."""
     for step in rows.values():
         for to, other in (("/hand", rows[step["reference"]]), ("/base", rows[BASE])):
-            step[to] = {k: _ratio(step[k], other[k]) for k in MEASURES if k in step}
-
-
-def _ratio(a: Any, b: Any) -> float | None:
-    """Of numbers, or of the times in each round: the load of the machine drifts between them."""
-    return float(np.median(np.divide(a, b))) if np.all(b) else None
+            step[to] = {  # of times round by round: the load of the machine drifts
+                k: float(np.median(np.divide(step[k], other[k]))) if np.all(other[k]) else None
+                for k in MEASURES
+                if k in step
+            }
 
 
 def print_tables(console: Console, rows: Mapping[str, Json]) -> None:

@@ -73,8 +73,7 @@ class Method:
     """A method, with hyperparameters suitable for the default task of the command.
 
     ``build(base, **hyperparameters)`` is a :func:`sam_optax.sharpness_aware`, or without a radius
-    an optimizer as those of optax; ``arguments(step, **hyperparameters)`` are those of its
-    ``update``.
+    any optimizer; ``arguments(step, **hyperparameters)`` are what its ``update`` is called with.
     """
 
     name: str  # NAME of --NAME.HYPERPARAMETER

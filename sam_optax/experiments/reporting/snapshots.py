@@ -11,13 +11,11 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import flax.traverse_util
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.output import OutputDirectory
 from sam_optax.experiments.types import Json, PyTree, Record
 
 
@@ -65,15 +63,3 @@ def read(path: str | Path, start: str = "") -> tuple[str, dict[tuple[str | int, 
 def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, PyTree]]:
     """The variables of each method and seed in the output of :func:`to_npz`."""
     return flax.traverse_util.unflatten_dict(read(path, start)[1])
-
-
-class Snapshots(NamedTuple):
-    """Writes networks while they are trained, after every so many epochs."""
-
-    out: OutputDirectory
-    every: int
-    identity: Json
-
-    def save(self, epoch: int, params: Mapping[str, Mapping[int, PyTree]]) -> None:
-        """Writes the variables of each method and seed."""
-        self.out.write({file_name(epoch): to_npz(params, self.identity)})

@@ -23,7 +23,6 @@ from sam_optax.experiments.types import Function, PyTree
 
 if TYPE_CHECKING:
     from sam_optax.experiments.reporting.progress import Progress
-    from sam_optax.experiments.reporting.snapshots import Snapshots
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
 
@@ -61,7 +60,7 @@ class Training:
         progress: "Progress",
         checkpoints: "Checkpoints | None" = None,
         add: Function | None = None,
-        snapshots: "Snapshots | None" = None,
+        save: Function = lambda epoch, networks: None,
     ) -> dict[str, Outcome]:
         """Trains every method from every seed, starting at the checkpoint if there is one."""
         self._compile(progress)
@@ -73,9 +72,8 @@ class Training:
             turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
                 self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name), add)
-            going = [r for r in self.runners if epoch + 1 < r.entry.recipe.epochs]
-            if snapshots and going and (epoch + 1) % snapshots.every == 0:
-                snapshots.save(epoch + 1, {r.name: self._networks(r) for r in going})
+            if going := [r for r in self.runners if epoch + 1 < r.entry.recipe.epochs]:
+                save(epoch + 1, lambda of=going: {r.name: self._networks(r) for r in of})
             if checkpoints and every and (epoch + 1) % every == 0:
                 record = {r.name: {"seconds": r.seconds, "curve": r.curve} for r in self.runners}
                 checkpoints.save(epoch + 1, record, {r.name: r.states for r in self.runners})
