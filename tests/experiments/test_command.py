@@ -61,7 +61,7 @@ WRONG = {
     "--batch-size 1438": "--batch-size 1438: is more than the 1437 training",
     "--devices 99": "--devices 99: there are 8 devices; use at most as many.",
     "--devices 8": "--batch-size 100: 8 devices share each batch; use a m",
-    "--devices 8 --batch-size 64 --m 4": "--m 4: 8 devices share each group .* multiple of 8",
+    "--devices 8 --batch-size 64 --m 4": "--m 4: 8 devices share each group; use a multiple of 8",
     "--preset asam-cifar10": r"--preset asam-cifar10: needs the data \(cifar10\); give --dataset h",
     "--preset asam-cifar10 --dataset digits --methods gsam": (
         "--preset asam-cifar10: has no value of rho_max for gsam; give --gsam.rho-max"

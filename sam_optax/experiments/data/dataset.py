@@ -25,7 +25,7 @@ def load(spec: str, *, image_size: int | None = None, **of_hugging_face: str | N
     given = {name: value for name, value in of_hugging_face.items() if value is not None}
     try:
         if kind == "hf" and path:
-            return hugging_face.load(path, image_size or 224, **given)
+            return hugging_face.load(path, image_size or 224, given)
         for name, value in given.items():
             needed = f"needs --dataset hf:NAME_OR_PATH, not {spec}; leave it out."
             raise UserError(f"{flag(name)} {value}: {needed}")
@@ -53,19 +53,18 @@ def from_arrays(
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise UserError(f"{part} is of type {type(pair).__name__}; pass a pair (x, y).")
         found[f"x of {part}"], found[f"y of {part}"] = map(np.asarray, pair)
-    outputs = _checked(found, classification)
-    x_train, y_train, x_test, y_test = found.values()
-    tokens, others = (x.dtype.kind in "iu" and x.dtype != np.uint8 for x in (x_train, x_test))
-    if tokens != others or (tokens and max(x_train.max(), x_test.max()) >= 2**31):
+    read, given, outputs = _checked(found, classification)
+    x, x_test = found["x of train"], found["x of test"]
+    tokens, others = (of.dtype.kind in "iu" and of.dtype != np.uint8 for of in (x, x_test))
+    if tokens != others or (tokens and max(x.max(), x_test.max()) >= 2**31):
         raise UserError(
-            f"x of train is {x_train.dtype}, x of test {x_test.dtype}; pass both as integers "
-            "below 2³¹ (tokens), or both as floats or uint8."
+            f"x of train is {x.dtype}, x of test {x_test.dtype}; pass both as integers below 2³¹ "
+            "(tokens), or both as floats or uint8."
         )
-    tested = None if test is None else Examples(x_test, y_test)
     labels = "classes" if classification else "output" + "s" * (outputs > 1)
     dtype: type = np.int32 if tokens else np.float32
-    train_set = Examples(x_train, y_train)
-    return prepared(ARRAYS, train_set, tested, outputs, dtype=dtype, labels=labels)
+    tested = None if test is None else given
+    return prepared(ARRAYS, read, tested, outputs, dtype=dtype, labels=labels)
 
 
 def _built_in(name: str) -> Examples:
@@ -105,13 +104,13 @@ def _npz(spec: str, path: str) -> Dataset:
         if x.ndim > 4 or (x.ndim == 4 and x.shape[1] <= 4 < min(x.shape[2:])):
             order = "use (n, height, width, channels), of channels first numpy.moveaxis(x, 1, -1)"
             raise UserError(f"{key} has shape {x.shape}; {order}.")
-    x_train, y_train, x_test, y_test = found.values()
-    parts = Examples(x_train, y_train), Examples(x_test, y_test)
-    return prepared(spec, *parts, _checked(found))
+    return prepared(spec, *_checked(found))
 
 
-def _checked(arrays: Mapping[str, np.ndarray], classification: bool = True) -> int:
-    """The number of classes, or of outputs of a regression.
+def _checked(
+    arrays: Mapping[str, np.ndarray], classification: bool = True
+) -> tuple[Examples, Examples, int]:
+    """Examples for training and testing, and the number of classes, or of a regression's outputs.
 
     The arrays, by name, are training examples, their labels, test examples and theirs. Examples
     are finite real numbers; labels are 0, …, classes − 1, each present in the training set. A
@@ -125,8 +124,9 @@ def _checked(arrays: Mapping[str, np.ndarray], classification: bool = True) -> i
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise UserError(f"the shapes are {shapes}; make those of test examples equal.")
     _check_scales({names[0]: x_train, names[2]: x_test})
+    parts = Examples(x_train, y_train), Examples(x_test, y_test)
     if not classification:
-        return y_train.size // len(y_train)
+        return (*parts, y_train.size // len(y_train))
     present = np.unique(y_train)
     for i, label in enumerate(present):
         if label != i:
@@ -139,7 +139,7 @@ def _checked(arrays: Mapping[str, np.ndarray], classification: bool = True) -> i
             f"{names[3]} contains the label {other[-1]}, but the training set has the classes 0 to "
             f"{present[-1]}; remove those examples or add the class to both."
         )
-    return len(present)
+    return (*parts, len(present))
 
 
 def _check_labels(name: str, y: np.ndarray, examples: int, classification: bool) -> None:

@@ -19,25 +19,20 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import suggest
 
 
-def load(
-    name: str,
-    size: int,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    test_split: str | None = None,
-) -> Dataset:
+def load(name: str, size: int, given: Mapping[str, str]) -> Dataset:
     """Loads a data set by name, or from a folder: saved to disk, parquet files, or images.
 
+    ``given`` are options of the command: ``image_column``, ``label_column`` and ``test_split``.
     Columns are found by their feature types (``Image``, ``ClassLabel``), or else by common names;
     without images, all numeric ones. Images of equal size that fit into memory are loaded
     unchanged; others stay on disk and are resized to squares of ``size`` pixels. Without a labelled
     split ``test`` or ``validation``, a fifth of the training examples is held out.
     """
     splits, notes = _open(name)
-    train = _train(splits, test_split)
+    train = _train(splits, given.get("test_split"))
     features = splits[train].features
-    label, columns, images = _columns(features, image_column, label_column)
-    test = test_split or _labelled(splits, train, label)
+    label, columns, images = _columns(features, given)
+    test = given.get("test_split") or _labelled(splits, train, label)
     used = {split: splits[split] for split in (train, test) if split}
     for split, rows in used.items():
         if missing := [column for column in (label, *columns) if column not in rows.features]:
@@ -151,18 +146,17 @@ def _check_table(file: Path) -> None:
             raise UserError(f"{file} has {count} columns of the name {name}; rename them.")
 
 
-def _columns(
-    features: Mapping[str, Any], image_column: str | None, label_column: str | None
-) -> tuple[str, list[str], bool]:
+def _columns(features: Mapping[str, Any], given: Mapping[str, str]) -> tuple[str, list[str], bool]:
     """The columns of labels and of examples, and whether these are images."""
-    label = _pick("label", "ClassLabel", "label labels fine_label", features, label_column)
+    usual = "label labels fine_label"
+    label = _pick("label", "ClassLabel", usual, features, given.get("label_column"))
     if label is None:
         raise UserError(
             f"it has no labels; give --label-column, one of {', '.join(features)}, or put images "
             "into one folder for each class, all at one depth."
         )
     rest = {name: feature for name, feature in features.items() if name != label}
-    if image := _pick("image", "Image", "image img", rest, image_column):
+    if image := _pick("image", "Image", "image img", rest, given.get("image_column")):
         return label, [image], True
     types = {name: str(getattr(feature, "dtype", feature)) for name, feature in rest.items()}
     plain = (name for name, feature in rest.items() if type(feature).__name__ == "Value")

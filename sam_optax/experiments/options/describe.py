@@ -12,8 +12,7 @@ from sam_optax.experiments.types import Json, Record
 
 _OF_LABELS = ("label_noise", "mixup", "label_smoothing")
 _OF_PIXELS = ("crop", "flip", "cutout")
-_NEUTRAL = {**UNMENTIONED, "dtype": Compare.dtype}
-"""The values with which a setting has no effect."""
+_NEUTRAL = {**UNMENTIONED, "dtype": Compare.dtype}  # the values without an effect
 
 
 def describe(
@@ -99,10 +98,7 @@ def _check_examples(entry: Entry, dataset: Dataset, devices: int) -> None:
         raise UserError(f"--methods {entry.method}: needs all examples in memory; {data}")
     if size > examples:
         raise UserError(f"--batch-size {size}: is more than the {examples} training examples.")
-    for name, shared in {"batch_size": size, "m": entry.recipe.m}.items():
-        if shared % devices:
-            what = "batch" if name == "batch_size" else "group of examples"
-            raise UserError(
-                f"{flag(name)} {shared}: {devices} devices share each {what}; use a multiple of "
-                f"{devices}, or fewer --devices."
-            )
+    if (m := entry.recipe.m) % devices:  # m divides the batch size
+        given, what = (f"--m {m}", "group") if m < size else (f"--batch-size {size}", "batch")
+        remedy = f"use a multiple of {devices}, or fewer --devices."
+        raise UserError(f"{given}: {devices} devices share each {what}; {remedy}")

@@ -23,6 +23,7 @@ from sam_optax.experiments.options.declare import (
 )
 from sam_optax.experiments.options.presets import PRESETS, Preset
 
+_METHODS = " ".join(registry.DEFAULT)
 _PRESETS = "; ".join(f"{name}: {preset.title}" for name, preset in PRESETS.items())
 _NETWORKS = "; ".join(f"{name}: {network.title}" for name, network in ARCHITECTURES.items())
 
@@ -41,11 +42,7 @@ class Compare:
         "preset out checkpoint_every resume dry_run"
     )
     methods: tuple[str, ...] | None = option(
-        None,
-        "Methods to train, by name or FILE.py:NAME for yours (default: "
-        f"{' '.join(registry.DEFAULT)}).",
-        registry.rule,
-        "METHOD",
+        None, f"Methods by name, or FILE.py:NAME (default: {_METHODS}).", registry.rule, "METHOD"
     )
     dataset: str | None = setting(
         "digits",
@@ -80,7 +77,7 @@ class Compare:
         **choice("sgd", "rmsprop", "adam", "adamw"),
     )
     schedule: str | None = setting(
-        "cosine", "Learning rates after the warm-up; cosine: to 0.", **choice("cosine", "constant")
+        "cosine", "Learning-rate schedule; cosine ends at 0.", **choice("cosine", "constant")
     )
     warmup_steps: int | None = setting(0, "Steps in which the rate rises from 0.", COUNT_OR_ZERO)
     momentum: float | None = setting(0.9, "Momentum of sgd and rmsprop; β₁ of adam(w).", SHARE)

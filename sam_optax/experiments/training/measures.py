@@ -145,14 +145,14 @@ class Evaluation:
 
     def after_epoch(self, variables: Sequence[PyTree]) -> dict[str, np.ndarray]:
         """Mean training loss and mean score of the test examples, (seeds,) each."""
-        both = (self._loss, self._train), (self._score, self._test)
-        totals = [
-            [self._total(f, of, part, group) for f, part in both]
-            for group, of in enumerate(variables)
-        ]
-        names = "train_loss", self._source.task.metric.key
-        each = zip(names, zip(*jax.device_get(totals), strict=True), self._sizes, strict=True)
-        return {name: np.concatenate(of) / size for name, of, size in each}
+        found = []
+        for group, of in enumerate(variables):
+            loss = self._total(self._loss, of, self._train, group)
+            score = self._total(self._score, of, self._test, group)
+            found.append(jax.device_get((loss, score)))
+        losses, scores = map(np.concatenate, zip(*found, strict=True))
+        trained, tested = self._sizes
+        return {"train_loss": losses / trained, self._source.task.metric.key: scores / tested}
 
     def sharpness(self, variables: Sequence[PyTree]) -> np.ndarray:
         """L(w + ε) − L(w) in nats, (seeds,), with SAM's ε for the full gradient.
