@@ -158,7 +158,7 @@ class _Run:
         options, task = self.options, search.held_out(self.task)
         kept = search.load(options, identity.of(self.description))
         try:
-            found = search.Search(task, self.mesh, options, kept).run(Console(stderr=True))
+            found = search.run(task, self.mesh, options, kept, Console(stderr=True))
         except KeyboardInterrupt:
             if options.out and any(kept.trials.values()):
                 say(f"What --tune has tried is in {options.out / search.FILE}; --resume goes on.")

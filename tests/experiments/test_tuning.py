@@ -206,13 +206,10 @@ def test_accuracies_are_on_held_out_examples_with_their_labels(small):
 
 def searches(small, monkeypatch, count=5):
     """A whole search, and what its display was told."""
-    found = search.Search(
-        search.held_out(small), devices.choose(1), Compare(tune=True, trials=count), search.Kept({})
-    )
-    listener = tasks.Silent()
+    options, kept, listener = Compare(tune=True, trials=count), search.Kept({}), tasks.Silent()
     monkeypatch.setattr(search, "Progress", lambda *of: nullcontext(listener))
-    found.run(None)
-    return found.kept.trials, listener
+    search.run(search.held_out(small), devices.choose(1), options, kept, None)
+    return kept.trials, listener
 
 
 @slow

@@ -119,11 +119,10 @@ def settings(description: Json) -> list[list[Any]]:
     return rows
 
 
-def task(results: Json, longest: int = 48) -> str:
+def task(results: Json) -> str:
     """The task in a few words; of a long name of the data the end."""
     name, noise = printable(results["dataset"]["name"]), setting(results, "label_noise", 0)
-    if len(name) > longest:
-        name = "…" + name[1 - longest :]
+    name = name if len(name) <= 48 else f"…{name[-47:]}"
     labels = [f"{100 * noise:g} % wrong training labels"] if noise else []
     return ", ".join([name, *labels, setting(results, "model")])
 

@@ -83,53 +83,48 @@ class Kept(msgspec.Struct):
     trials: dict[str, list[Trial]] = {}
 
 
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """A search on a :func:`held_out` task, from the trials that are ``kept`` so far."""
+def run(task: Task, mesh: Mesh, options: Compare, kept: Kept, console: Console) -> Record:
+    """What is chosen for each method of a :func:`held_out` task, with all its trials.
 
-    task: Task
-    mesh: Mesh
-    options: Compare
-    kept: Kept
+    Those of an earlier process are ``kept``; further ones are added there.
+    """
+    along = {name: axes(entry, options.tune_lr) for name, entry in task.entries.items()}
+    count = options.trials or (TRIALS_WITH_LR if options.tune_lr else TRIALS)
+    costs, left = work(task), dict[str, tuple[float, int]]()
+    for name, of in along.items():  # where nothing is searched, one trial is enough
+        missing = (count if of else 1) - len(kept.trials.setdefault(name, []))
+        if missing > 0:
+            left[name] = math.prod(costs[name]), missing
+    if left:
+        with Progress(console, left, "tuning") as progress:
+            _train(Training(task, mesh), along, left, options, kept, progress)
+    found = {}
+    for name, entry in task.entries.items():
+        starts = {k: v for axis in along[name] for k, v in axis.start.items()}
+        own, method = entry.variant.hyperparameters, entry.method
+        around = {f"{method}.{k}" if k in own else k: v for k, v in starts.items()}
+        chosen = choice.choose(kept.trials[name], task.metric.higher_is_better)
+        found[name] = {"around": around, "seeds": list(task.seeds), **chosen}
+    return found
 
-    def run(self, console: Console) -> Record:
-        """What is chosen for each method, with all trials."""
-        rate, trials = self.options.tune_lr, self.kept.trials
-        along = {name: axes(entry, rate) for name, entry in self.task.entries.items()}
-        count = self.options.trials or (TRIALS_WITH_LR if rate else TRIALS)
-        costs, left = work(self.task), dict[str, tuple[float, int]]()
-        for name, of in along.items():  # where nothing is searched, one trial is enough
-            missing = (count if of else 1) - len(trials.setdefault(name, []))
-            if missing > 0:
-                left[name] = math.prod(costs[name]), missing
-        if left:
-            with Progress(console, left, "tuning") as progress:
-                self._train(along, left, progress)
-        found = {}
-        for name, entry in self.task.entries.items():
-            starts = {k: v for axis in along[name] for k, v in axis.start.items()}
-            own, method = entry.variant.hyperparameters, entry.method
-            around = {f"{method}.{k}" if k in own else k: v for k, v in starts.items()}
-            chosen = choice.choose(trials[name], self.task.metric.higher_is_better)
-            found[name] = {"around": around, "seeds": list(self.task.seeds), **chosen}
-        return found
 
-    def _train(self, along: Json, left: Json, progress: Progress) -> None:
-        training, chance = Training(self.task, self.mesh), _chance(self.task)
-        metric = self.task.metric
-        for number, runner in enumerate(training.runners, 1):
-            if runner.name not in left:
-                continue
-            progress.compiling(runner.name, number, len(training.runners))
-            trials, own = self.kept.trials[runner.name], along[runner.name]
-            tick = functools.partial(progress.done, runner.name)
-            points = choice.points(trials, len(own), metric.higher_is_better)
-            for point in itertools.islice(points, left[runner.name][1]):
-                values = choice.values(own, point)
-                curves = training.trial(runner, values, tick)
-                trials.append(choice.trial(point, values, curves, metric, chance))
-                if self.options.out:
-                    output.write(self.options.out, {FILE: msgspec.json.encode(self.kept)})
+def _train(
+    training: Training, along: Json, left: Json, options: Compare, kept: Kept, progress: Progress
+) -> None:
+    chance, metric = _chance(training.task), training.task.metric
+    for number, runner in enumerate(training.runners, 1):
+        if runner.name not in left:
+            continue
+        progress.compiling(runner.name, number, len(training.runners))
+        trials, own = kept.trials[runner.name], along[runner.name]
+        tick = functools.partial(progress.done, runner.name)
+        points = choice.points(trials, len(own), metric.higher_is_better)
+        for point in itertools.islice(points, left[runner.name][1]):
+            values = choice.values(own, point)
+            curves = training.trial(runner, values, tick)
+            trials.append(choice.trial(point, values, curves, metric, chance))
+            if options.out:
+                output.write(options.out, {FILE: msgspec.json.encode(kept)})
 
 
 def _chance(task: Task) -> float:
