@@ -3,9 +3,10 @@
 A file beside this one, such as deit.py, names yours:
 
     from from_safetensors import pretrained
+    from networks import vit_s16
 
     def small(classes):
-        return pretrained("deit_small.safetensors", "vit_s16", classes)
+        return pretrained("deit_small.safetensors", vit_s16, classes)
 
     python -m sam_optax compare --preset fsam-transfer --model notebooks/deit.py:small --dataset ...
 
@@ -13,16 +14,15 @@ It needs pip install safetensors. The head starts at random if the number of cla
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from sam_optax.experiments.networks.registry import ARCHITECTURES
-
 HEAD = 64  # width of an attention head, in ViT-S/16, ViT-B/16 and DeiT
 ATTENTION = "MultiHeadDotProductAttention_0"
-NAMES = {  # of timm and of Hugging Face: those of sam_optax.experiments' vit_s16 and vit_b16
+NAMES = {  # of timm and of Hugging Face: those of vit_s16 and vit_b16
     "cls_token embeddings.cls_token": "token",
     "pos_embed embeddings.position_embeddings": "positions",
     "patch_embed.proj embeddings.patch_embeddings.projection": "Conv_0",
@@ -41,13 +41,13 @@ OURS = {name: ours for names, ours in NAMES.items() for name in names.split()}
 
 
 def pretrained(
-    path: str, network: str, classes: int
+    path: str, network: Callable[[int], Any], classes: int
 ) -> tuple[Any, dict[str, np.ndarray]]:
-    """The built-in ``network``, and the variables from a file that it starts with."""
+    """The network, and the variables from a file that it starts with."""
     found = converted(load_file(path))
     if len(found["params/Dense_0/bias"]) != classes:  # of the pretraining
         del found["params/Dense_0/kernel"], found["params/Dense_0/bias"]
-    return ARCHITECTURES[network].make(classes=classes), found
+    return network(classes), found
 
 
 def converted(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

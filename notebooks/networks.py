@@ -1,8 +1,8 @@
-"""Networks of your own for the command: those of the papers' tables that the package leaves out.
+"""Networks of your own for the command: those of the papers' tables.
 
 Each is a function of the number of classes, and is named on the command line with this file:
 
-    python -m sam_optax compare --model notebooks/networks.py:pyramidnet272 --dataset hf:cifar10
+    python -m sam_optax compare --model notebooks/networks.py:resnet18 --dataset hf:cifar10
 
 They are Flax Linen modules. Those for 32×32 images take any images; ``train`` tells training from
 evaluation, and random draws are from the key "dropout", which both passes of a step share.
@@ -15,8 +15,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from randaugment import RandAugment
+from resnet import Bottleneck, ResNet, wide
+from vit import VisionTransformer
 
-from sam_optax.experiments.networks.registry import ARCHITECTURES
+# ResNets with the stem for 32×32 images, and one with ImageNet's; wide ones; vision transformers.
+resnet20 = partial(ResNet, stages=(3, 3, 3), width=16, projection=False)
+resnet32 = partial(ResNet, stages=(5, 5, 5), width=16, projection=False)
+resnet56 = partial(ResNet, stages=(9, 9, 9), width=16, projection=False)
+resnet18 = partial(ResNet, stages=(2, 2, 2, 2))
+resnet50 = partial(ResNet, stages=(3, 4, 6, 3), block=Bottleneck)
+resnet50_imagenet = partial(resnet50, stem="imagenet")
+wrn16_8 = wide(depth=16, widen=8)
+wrn28_2 = wide(depth=28, widen=2)
+wrn28_10 = wide(depth=28, widen=10)
+vit_s16 = partial(VisionTransformer, width=384, depth=12, heads=6)
+vit_b16 = partial(VisionTransformer, width=768, depth=12, heads=12)
+tiny = partial(ResNet, stages=(1, 1), width=8)  # for quick trials
 
 he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
@@ -231,18 +245,16 @@ def wrn16_8_dropout(classes):
 
     ASAM's table 1 varies the rate and does not print it; 0.3 is theirs for CIFAR.
     """
-    return Dropout(
-        ARCHITECTURES["wrn16_8"].make(classes=classes), 0.3, ("BatchNorm_1",)
-    )
+    return Dropout(wrn16_8(classes), 0.3, ("BatchNorm_1",))
 
 
-def vit_s16_randaugment(classes, name="vit_s16"):
+def vit_s16_randaugment(classes, network=vit_s16):
     """ViT-S/16 with RandAugment of R-SAM's table 3, on images normalized as ImageNet's.
 
     n and the magnitude are not printed; 2 and 15 are those of Chen et al. 2022, whom it follows.
     """
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    return RandAugment(ARCHITECTURES[name].make(classes=classes), 2, 15, mean, std)
+    return RandAugment(network(classes), 2, 15, mean, std)
 
 
-vit_b16_randaugment = partial(vit_s16_randaugment, name="vit_b16")
+vit_b16_randaugment = partial(vit_s16_randaugment, network=vit_b16)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,20 +12,19 @@ from cost_hlo import Program
 from more_by_hand import LIBRARY, by_hand
 
 import sam_optax
+from sam_optax.experiments import named
 from sam_optax.experiments.cost import measure, steps
 from sam_optax.experiments.cost.measure import Placement, make_mesh
 from sam_optax.experiments.cost.steps import Loss, Step
-from sam_optax.experiments.networks.vit import VisionTransformer
 
+VIT = named.find(f"{Path(__file__).parents[2]}/notebooks/vit.py:VisionTransformer")
 MakeStep = Callable[[Loss], Step]
 BASE_TX = steps.OPTIMIZERS["sgd"]
 PROBLEMS: dict[str, Callable[[], steps.Problem]] = {
     "mlp": functools.cache(lambda: steps.make("mlp:4x1024", 256, (), "float32")),
     # Ratios of program sizes depend little on the depth, and compile time much.
     "vit": functools.cache(
-        lambda: steps.classification(
-            VisionTransformer(10, width=64, depth=1, heads=4, patch=4), 4, (28, 28, 1)
-        )
+        lambda: steps.classification(VIT(10, width=64, depth=1, heads=4, patch=4), 4, (28, 28, 1))
     ),
 }
 

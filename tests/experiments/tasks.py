@@ -22,6 +22,7 @@ from sam_optax.experiments.training.task import task_of
 from sam_optax.experiments.training.train import Training
 
 FILE = Path(__file__).parents[2] / "notebooks" / "methods.py"
+NETWORKS = FILE.with_name("networks.py")
 OF_FILE = {
     name: f"{FILE}:{name}"
     for name, of in runpy.run_path(str(FILE)).items()
@@ -98,8 +99,7 @@ def make(dataset, *methods, model=None, count=1, hyperparameters=None, **options
     task = task_of(description, dataset)
     if isinstance(model, str):
         return task
-    dtype = jnp.dtype(given.dtype)
-    return dataclasses.replace(task, model=model or Flat(dtype=dtype))
+    return dataclasses.replace(task, model=model or Flat())
 
 
 class Silent:

@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tasks
 
 import sam_optax
 from sam_optax import analysis
 from sam_optax.__main__ import main
-from sam_optax.experiments import open_run
+from sam_optax.experiments import named, open_run
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks.registry import build
+from sam_optax.experiments.networks.builtin import build
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.snapshots import load_params
 
@@ -52,7 +53,7 @@ def kept(archive, tmp_path_factory):
 def loss_and_params(archive, run_dir, name, seed, noise=0.25, file="params.npz"):
     """The loss of a network as ``(params, indices of examples) -> losses``."""
     dataset = load(f"npz:{archive}")
-    model = build("mlp", dataset.shape, dataset.classes, jnp.float32)
+    model = build("mlp", dataset.shape, dataset.classes)
     x, clean = jnp.asarray(dataset.train.x), dataset.train.y
     y = jnp.asarray(corrupt(clean, noise, 3, np.random.default_rng([seed, 0])))
     variables = load_params(run_dir / file)[name][seed]
@@ -98,7 +99,7 @@ def test_numbers_over_epochs_are_the_library_s(kept, archive, capsys):
         one_step = float(analysis.loss_rise(loss, params, sam_optax.sam(0.5)))
         assert one_step * (1 - 1e-3) <= value < 4 * one_step
     test, rng = load(f"npz:{archive}").test, np.random.default_rng([0, 2])
-    model = build("mlp", (6,), 3, jnp.float32)
+    model = build("mlp", (6,), 3)
     logits, y = model.apply(network.load(), test.x, train=False), corrupt(test.y, 0.4, 3, rng)
     expected = float(optax.softmax_cross_entropy_with_integer_labels(logits, y).mean())
     assert float(network.loss(network.load(), "test")(params)) == pytest.approx(expected, rel=1e-5)
@@ -326,11 +327,20 @@ def test_batch_norm_is_measured_with_its_running_statistics(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(24, 8, 8, 3)), np.arange(24) % 3
     np.savez(tmp_path / "images.npz", x_train=x, y_train=y, x_test=x[:6], y_test=y[:6])
     data, out = f"npz:{tmp_path / 'images.npz'}", tmp_path / "out"
-    arguments = ["--dataset", data, "--model", "tiny", "--epochs", "1", "--label-noise", "0"]
+    arguments = [
+        "--dataset",
+        data,
+        "--model",
+        f"{tasks.NETWORKS}:tiny",
+        "--epochs",
+        "1",
+        "--label-noise",
+        "0",
+    ]
     arguments += ["--methods", "sgd", "--seeds", "1", "--batch-size", "8", "--out", str(out)]
     assert main(["compare", *arguments]) == 0
     (network,), train = open_run(out).networks, load(data).train
-    model, variables = build("tiny", (8, 8, 3), 3, jnp.float32), network.load()
+    model, variables = named.find(f"{tasks.NETWORKS}:tiny")(3), network.load()
 
     def losses(i, **how):
         logits = model.apply(variables, train.x[i], **how)

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+import tasks
 from sklearn.datasets import load_digits
 
 from sam_optax.__main__ import main
@@ -47,14 +48,14 @@ WRONG = {
     "--methods adam": "--methods adam: unknown; did you mean asam?",
     "--methods sam sam": "--methods sam sam: a value is given twice",
     "--methods": "--methods: no value is given",
-    "--model vit": "--model vit: unknown model; use FILE.py:NAME for yours, or one",
+    "--model vit": "--model vit: unknown; use one of mlp, cnn. More are in notebooks/networks.py",
     "--dataset cifar": "--dataset cifar: unknown data set; use one of digits",
     "--dataset npz:nowhere": r"--dataset npz:nowhere: not a readable .npz file \(no such file",
     "--preset x": "--preset x: unknown; use one of asam-cifar10, ",
     "--help sma": "--help sma: unknown; did you mean sam?",
     # what does not go together
     "--optimizer adamw": "--optimizer adamw: .* give --lr",
-    "--model vit_s16": "--model vit_s16: images of 8×8 cannot be cut .*--image-size",
+    f"--model {tasks.NETWORKS}:vit_s16": ".*: images of 8×8 cannot .*--image-size",
     "--label-column y": "--label-column y: needs --dataset hf:NAME",
     "--beta2 0.9": "--beta2 0.9: is for --optimizer adam and adamw; give 0.999.",
     "--optimizer adam --lr 1 --nesterov True": "--nesterov True: is for --optimizer sgd and rms",
@@ -133,7 +134,7 @@ def test_help_fits_two_screens_and_says_how_to_see_the_rest(capsys, monkeypatch)
     whole = capsys.readouterr().out
     for field in dataclasses.fields(Compare):
         assert field.name == "hyperparameters" or f"--{field.name.replace('_', '-')} " in whole
-    for name in ("asam-cifar10", "fsam-cifar100", "wrn28_10", "vit_b16", "WSAM, decoupled"):
+    for name in ("asam-cifar10", "fsam-cifar100", "mlp (two", "WSAM, decoupled"):
         assert name in whole
 
 
@@ -174,7 +175,11 @@ def test_a_dry_run_prints_every_setting_with_its_source_and_trains_nothing(
     arguments = ["--dataset", "hf:nowhere", "--preset", "asam-cifar10", "--model", "mlp"]
     assert main(["compare", *arguments, "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for part in ("asam: eta 0.01 ASAM, section 5.2", "the paper's is wrn28_10", "PyramidNet-272"):
+    for part in (
+        "asam: eta 0.01 ASAM, section 5.2",
+        "the paper's is notebooks/networks.py:wrn28_10",
+        "PyramidNet-272",
+    ):
         assert part in text
     assert not trainer.began_at
     assert not list(tmp_path.iterdir())

@@ -15,8 +15,6 @@ from safetensors.numpy import save_file
 from sam_optax.__main__ import main
 from sam_optax.experiments import compare, named
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks.registry import ARCHITECTURES
-from sam_optax.experiments.networks.vit import VisionTransformer
 from sam_optax.experiments.training import devices
 from sam_optax.experiments.training.train import Training
 
@@ -103,19 +101,16 @@ SCRIPT = Path(__file__).parents[2] / "notebooks" / "from_safetensors.py"
 
 
 @pytest.fixture
-def convert(tmp_path, monkeypatch):
-    """A function of tensors and the number of classes: what the script makes of their file.
-
-    A tiny ViT is in the place of ViT-S/16.
-    """
-    make = partial(VisionTransformer, width=WIDTH, depth=DEPTH, heads=HEADS, patch=PATCH)
-    monkeypatch.setitem(ARCHITECTURES, "vit_s16", ARCHITECTURES["vit_s16"]._replace(make=make))
+def convert(tmp_path):
+    """A function of tensors and the number of classes: what the script makes of their file."""
+    vit = named.find(f"{SCRIPT.with_name('vit.py')}:VisionTransformer")
+    network = partial(vit, width=WIDTH, depth=DEPTH, heads=HEADS, patch=PATCH)
     function, path = named.find(f"{SCRIPT}:pretrained"), tmp_path / "vit.safetensors"
     function.__globals__["HEAD"] = WIDTH // HEADS
 
     def convert(tensors, classes):
         save_file(tensors, path)
-        return function(str(path), "vit_s16", classes)
+        return function(str(path), network, classes)
 
     return convert
 
@@ -143,7 +138,7 @@ def test_tensors_of_other_networks_are_refused_by_name(pretrained, convert):
 def test_a_file_that_cannot_be_converted_is_one_line(tmp_path, trainer, capsys):
     header = b'{"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}'  # case 80
     (tmp_path / "f8").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    net = f"lambda classes: pretrained({str(tmp_path / 'f8')!r}, 'vit_s16', classes)"
+    net = f"lambda classes: pretrained({str(tmp_path / 'f8')!r}, None, classes)"
     code = f"import sys; sys.path.append({str(SCRIPT.parent)!r})\n"
     (tmp_path / "f8.py").write_text(f"{code}from from_safetensors import pretrained\nnet = {net}\n")
     assert main(["compare", "--model", f"{tmp_path}/f8.py:net"]) == 2

@@ -12,15 +12,13 @@ import pytest
 
 import sam_optax
 from sam_optax.experiments import named
-from sam_optax.experiments.networks import augmentation, registry
-from sam_optax.experiments.networks.resnet import Basic, Bottleneck, ResNet, wide
-from sam_optax.experiments.networks.small import CNN, MLP
-from sam_optax.experiments.networks.vit import VisionTransformer
+from sam_optax.experiments.networks import augmentation, builtin
+from sam_optax.experiments.networks.builtin import CNN, MLP
 from sam_optax.training import TrainState
 
 FILE = Path(__file__).parents[2] / "notebooks" / "networks.py"
-NAMES = ("DenseNet", "PyramidNet", "ResNeXt", "VGG")
-THEIRS = {name: named.find(f"{FILE}:{name}") for name in NAMES}
+THEIRS = named.find(f"{FILE.with_name('resnet.py')}:__dict__") | named.find(f"{FILE}:__dict__")
+ResNet, VisionTransformer = THEIRS["ResNet"], THEIRS["VisionTransformer"]
 
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
@@ -40,11 +38,11 @@ PUBLISHED = {
     "resnet18": (10, 32, 11_173_962),
     "resnet50": (10, 32, 23_520_842),
     "resnet50_imagenet": (1000, 224, 25_557_032),
-    f"{FILE}:resnext29_32x4d": (10, 32, 4_775_754),
-    f"{FILE}:densenet121": (10, 32, 6_956_298),
-    f"{FILE}:vgg16_bn": (10, 32, 14_728_266 + 2 * 512 * 513),
-    f"{FILE}:vgg19_bn": (10, 32, 20_040_522 + 2 * 512 * 513),
-    f"{FILE}:pyramidnet272": (10, 32, 26_210_842),
+    "resnext29_32x4d": (10, 32, 4_775_754),
+    "densenet121": (10, 32, 6_956_298),
+    "vgg16_bn": (10, 32, 14_728_266 + 2 * 512 * 513),
+    "vgg19_bn": (10, 32, 20_040_522 + 2 * 512 * 513),
+    "pyramidnet272": (10, 32, 26_210_842),
     "wrn16_8": (10, 32, 10_961_370),
     "wrn28_2": (10, 32, 1_467_610),
     "wrn28_10": (10, 32, 36_479_194),
@@ -61,38 +59,33 @@ def traced(model, shape, **options):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        # Which is traced for long.
-        pytest.param(name, marks=[pytest.mark.slow] if "pyramid" in name else [], id=of)
+    [  # Which is traced for long.
+        pytest.param(name, marks=[pytest.mark.slow] if "pyramid" in name else [])
         for name in PUBLISHED
-        for of in [name.rpartition(":")[2]]
     ],
 )
 def test_params_are_as_many_as_published(name):
     classes, size, count = PUBLISHED[name]
-    model = registry.build(name, (size, size, 3), classes)
-    logits, variables = traced(model, (size, size, 3), train=False)
+    logits, variables = traced(THEIRS[name](classes=classes), (size, size, 3), train=False)
     assert logits.shape == (2, classes)
     assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == count
-
-
-def test_every_network_is_counted():
-    others = {"mlp", "cnn", "tiny", "flat", "transformer", "transformer_base"}
-    ours = {name for name in PUBLISHED if not named.is_spec(name)}
-    assert ours == set(registry.ARCHITECTURES) - others
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "tiny", "vit_s16"])
 def test_images_may_be_oblong_and_of_any_number_of_channels(name):
     shape = (32, 16, 5)
-    logits, _ = traced(registry.build(name, shape, 7), shape, train=True)
+    make = {**THEIRS, **builtin.NETWORKS}[name]
+    logits, _ = traced(make(classes=7), shape, train=True)
     assert logits.shape == (2, 7)
 
 
 TINY = {
     "basic": (partial(ResNet, stages=(1,), width=4), 4),
-    "bottleneck": (partial(ResNet, stages=(1,), width=4, block=Bottleneck, stem="imagenet"), 8),
-    "wide": (wide(depth=10, widen=1), 4),
+    "bottleneck": (
+        partial(ResNet, stages=(1,), width=4, block=THEIRS["Bottleneck"], stem="imagenet"),
+        8,
+    ),
+    "wide": (THEIRS["wide"](depth=10, widen=1), 4),
     "vit": (partial(VisionTransformer, width=8, depth=1, heads=2, patch=4), 8),
     "mlp": (MLP, 4),
     "cnn": (CNN, 4),
@@ -146,7 +139,9 @@ def test_bfloat16_computes_in_it_and_keeps_float32_params(make, size):
 
 
 def test_a_shortcut_without_params_is_every_other_pixel_and_zero_channels():
-    block = Basic(4, 2, False, partial(nn.BatchNorm, use_running_average=True), jnp.float32)
+    block = THEIRS["Basic"](
+        4, 2, False, partial(nn.BatchNorm, use_running_average=True), jnp.float32
+    )
     x = jax.random.normal(jax.random.key(0), (1, 4, 4, 2)) ** 2
     variables = block.init(jax.random.key(1), x)
     dead = jax.tree.map(jnp.zeros_like, variables["params"])

@@ -211,7 +211,6 @@ SQUARE = lambda outputs, y: (outputs[:, 0] - y) ** 2
 REFUSED = {
     "no file": ({"model": "none.py:Net"}, "--model none.py: there is no such file"),
     "no module": ({"model": "no_such_package:Net"}, "--model no_such_package.*ModuleNotFoundError"),
-    "dtype": ({"model": Linen, "dtype": "bfloat16"}, "--dtype bfloat16"),
     "unknown option": ({"epoch": 3}, "epoch: .*did you mean epochs"),
     "no group": ({"sam": 0.1}, "sam: got 0.1"),
     "no hyperparameter": ({"sam": {"roh": 1}}, "sam.roh: unknown option; did you mean sam.rho"),

@@ -54,13 +54,29 @@ def resolved(preset=None, **given):
 OF_PAPERS = [
     ("asam-cifar10", "sgd", {"epochs": 400, "batch_size": 128, "lr": 0.1, "weight_decay": 5e-4}),
     ("asam-cifar10", "sam", {"epochs": 200, "rho": 0.05, "label_smoothing": 0.1, "crop": 4}),
-    ("asam-cifar10", "asam", {"rho": 0.5, "eta": 0.01, "model": "wrn28_10", "flip": True}),
+    (
+        "asam-cifar10",
+        "asam",
+        {"rho": 0.5, "eta": 0.01, "model": "notebooks/networks.py:wrn28_10", "flip": True},
+    ),
     ("asam-cifar100", "asam", {"rho": 1.0, "eta": 0.01, "schedule": "cosine"}),
     ("asam-imagenet", "sam", {"rho": 0.05, "m": 128, "lr": 0.2, "epochs": 100}),
     ("asam-imagenet", "sgd", {"epochs": 200, "batch_size": 512, "weight_decay": 1e-4}),
-    ("asam-noisy-cifar10", "asam", {"rho": 0.5, "label_noise": 0.4, "model": "resnet32"}),
-    ("asam-correlation-cifar10", "sgd", {"batch_size": 256, "model": "wrn16_8"}),
-    ("rsam-cifar10", "rsam", {"epochs": 200, "batch_size": 128, "model": "resnet18"}),
+    (
+        "asam-noisy-cifar10",
+        "asam",
+        {"rho": 0.5, "label_noise": 0.4, "model": "notebooks/networks.py:resnet32"},
+    ),
+    (
+        "asam-correlation-cifar10",
+        "sgd",
+        {"batch_size": 256, "model": "notebooks/networks.py:wrn16_8"},
+    ),
+    (
+        "rsam-cifar10",
+        "rsam",
+        {"epochs": 200, "batch_size": 128, "model": "notebooks/networks.py:resnet18"},
+    ),
     ("rsam-vit-b16", "rsam", {"epochs": 300, "batch_size": 4096, "optimizer": "adamw"}),
     ("fsam-cifar10", "sgd", {"weight_decay": 5e-4, "lr": 0.05, "momentum": 0.9}),
     ("fsam-cifar10", "notebooks/methods.py:sam_noise", {"weight_decay": 1e-3, "rho": 0.1}),

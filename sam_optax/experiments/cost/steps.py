@@ -14,12 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sam_optax.experiments import named
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import method, registry
-from sam_optax.experiments.named import is_spec
-from sam_optax.experiments.networks import own
-from sam_optax.experiments.networks.registry import build
-from sam_optax.experiments.networks.small import MLP
+from sam_optax.experiments.networks import builtin, own
 from sam_optax.experiments.types import Function, PyTree, Record
 
 OPTIONS = ("info", "skip_nonfinite", "sync_perturbation")
@@ -41,13 +39,14 @@ def make(name: str, size: int, shape: tuple[int, ...], dtype: Any) -> Problem:
     """A network on ``size`` examples of a shape; mlp:DEPTHxWIDTH is of vectors of its width."""
     if found := re.fullmatch(r"mlp:([1-9]\d*)x([1-9]\d*)", name):
         depth, width = map(int, found.groups())
-        return classification(MLP(width, width, depth - 1, dtype), size, (width,))
-    module = build(name, shape, 10, dtype)
-    if is_spec(name):
-        try:
-            own.check(module, name, jnp.zeros((1, *shape)), None)
-        except UserError as error:
-            raise UserError(f"{error} --shape gives the shape of an example.") from error
+        return classification(builtin.MLP(width, width, depth - 1, dtype), size, (width,))
+    if not named.is_spec(name):
+        return classification(builtin.build(name, shape, 10, dtype), size, shape)
+    module, _ = own.adapted(named.find(name), name, 10)
+    try:
+        own.check(module, name, jnp.zeros((1, *shape)), None)
+    except UserError as error:
+        raise UserError(f"{error} --shape gives the shape of an example.") from error
     return classification(module, size, shape)
 
 

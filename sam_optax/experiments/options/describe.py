@@ -12,7 +12,6 @@ from sam_optax.experiments.types import Json, Record
 
 _OF_LABELS = ("label_noise", "mixup", "label_smoothing")
 _OF_PIXELS = ("crop", "flip", "cutout")
-_NEUTRAL = {**UNMENTIONED, "dtype": Compare.dtype}  # the values without an effect
 
 
 def describe(
@@ -76,17 +75,15 @@ def _check_effects(run: Json, dataset: Dataset, given: Given) -> None:
     """Raises :class:`UserError` for a setting that has no effect on this network, data and loss."""
     settings = [values({**run["settings"], **method["settings"]}) for method in run["methods"]]
     optimizers, shape = {of["optimizer"] for of in settings}, dataset.shape
-    ours = given.model is None and not named.is_spec(settings[0]["model"])
     for names, suits, what in (
         (["image_size"], dataset.name.startswith("hf:"), "--dataset hf:NAME_OR_PATH"),
         (["nesterov"], optimizers & {"sgd", "rmsprop"}, "--optimizer sgd and rmsprop"),
         (["beta2"], optimizers & {"adam", "adamw"}, "--optimizer adam and adamw"),
-        (["dtype"], ours, "the built-in networks; set that of yours in its own code"),
         (_OF_LABELS, not given.loss, "cross entropy, not a loss of yours"),
         (_OF_PIXELS, len(shape) > 2, f"images, not examples of shape {shape}"),
     ):
         for of, name in itertools.product([] if suits else settings, names):
-            if of[name] != (without := _NEUTRAL[name]):
+            if of[name] != (without := UNMENTIONED[name]):
                 raise UserError(f"{flag(name)} {of[name]}: is for {what}; give {without}.")
 
 

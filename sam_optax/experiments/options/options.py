@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sam_optax.experiments.methods import registry
-from sam_optax.experiments.networks.registry import ARCHITECTURES
 from sam_optax.experiments.options.declare import (
     COUNT,
     COUNT_OR_ZERO,
@@ -25,7 +24,6 @@ from sam_optax.experiments.options.presets import PRESETS, Preset
 
 _METHODS = " ".join(registry.DEFAULT)
 _PRESETS = "; ".join(f"{name}: {preset.title}" for name, preset in PRESETS.items())
-_NETWORKS = "; ".join(f"{name}: {network.title}" for name, network in ARCHITECTURES.items())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,10 +52,11 @@ class Compare:
     )
     model: str | None = setting(
         "mlp",
-        "The network: FILE.py:NAME for yours, or a name, such as mlp, cnn, resnet18. Yours, also "
-        "as package.module:NAME, is a Flax Linen module, the class of a Linen or NNX module, or a "
-        "function that returns one (of NNX with the parameter rngs; a parameter classes gets their "
-        f"number), or a pair of these and the variables to start from. Built in: {_NETWORKS}.",
+        "The network: FILE.py:NAME for yours, mlp (two hidden layers of 256 units) or cnn (two "
+        "convolutions of 16 and 32 channels). Yours, also as package.module:NAME, is a Flax Linen "
+        "module, the class of a Linen or NNX module, or a function that returns one (of NNX with "
+        "the parameter rngs; a parameter classes gets their number), or a pair of these and the "
+        "variables to start from. Those of the papers are in notebooks/networks.py.",
         metavar="MODEL",
     )
     tune: bool = option(False, "First choose radius and weight decay on held-out examples.")
@@ -107,11 +106,6 @@ class Compare:
         one_of(PRESETS),
     )
     sharpness_rho: float | None = setting(0.5, "Radius ρ of the measured sharpness.", POSITIVE)
-    dtype: str = option(
-        "float32",
-        "What built-in networks compute in; params and updates stay float32.",
-        **choice("float32", "bfloat16"),
-    )
     devices: int | None = option(
         None, "Devices that share a batch (default: one, or all with a preset).", COUNT
     )

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.networks.small import CNN, MLP
+from sam_optax.experiments.networks.builtin import CNN, MLP
 from sam_optax.experiments.training.task import Task, noisy_labels, shapes
 from sam_optax.experiments.types import Function, PyTree
 

@@ -17,7 +17,7 @@ from sam_optax.experiments.data.dataset import Dataset, load
 from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.methods import registry as methods
 from sam_optax.experiments.methods.method import Base, Variant
-from sam_optax.experiments.networks import own, registry
+from sam_optax.experiments.networks import builtin, own
 from sam_optax.experiments.types import Json, PyTree, Record
 
 
@@ -229,7 +229,7 @@ def task_of(description: Json, dataset: Dataset, given: Given = NOTHING) -> Task
     name, classes = settings["model"], dataset.classes
     network = given.model or (named.find(name) if named.is_spec(name) else None)
     if network is None:
-        model = registry.build(name, dataset.shape, classes, jnp.dtype(settings["dtype"]))
+        model = builtin.build(name, dataset.shape, classes)
     else:
         model, start = own.adapted(network, name, classes)
     task = Task(

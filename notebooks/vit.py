@@ -41,6 +41,12 @@ class VisionTransformer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         del train
+        height, width = x.shape[1:3]
+        if height % self.patch or width % self.patch:
+            raise ValueError(
+                f"images of {height}×{width} cannot be cut into patches of {self.patch} pixels; "
+                "--image-size makes them larger or smaller"
+            )
         size = (self.patch, self.patch)
         x = nn.Conv(self.width, size, size, padding="VALID", dtype=self.dtype)(x)
         x = x.reshape(x.shape[0], -1, self.width)
@@ -48,7 +54,9 @@ class VisionTransformer(nn.Module):
         token = jnp.broadcast_to(token.astype(x.dtype), (x.shape[0], 1, self.width))
         x = jnp.concatenate([token, x], axis=1)
         shape = (1, *x.shape[1:])
-        x = x + self.param("positions", nn.initializers.normal(0.02), shape).astype(x.dtype)
+        x = x + self.param("positions", nn.initializers.normal(0.02), shape).astype(
+            x.dtype
+        )
         for _ in range(self.depth):
             x = Block(self.heads, self.dtype)(x)
         x = nn.LayerNorm(dtype=self.dtype)(x)[:, 0].astype(jnp.float32)

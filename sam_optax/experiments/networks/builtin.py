@@ -1,9 +1,12 @@
-"""Two small networks that train in seconds on a CPU."""
+"""The built-in networks: two small ones that train in seconds on a CPU."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+
+from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.options.declare import suggest
 
 
 class MLP(nn.Module):
@@ -37,3 +40,26 @@ class CNN(nn.Module):
             x = nn.relu(nn.Conv(channels, (3, 3), strides=(2, 2), dtype=self.dtype)(x))
         x = x.reshape(x.shape[0], -1).astype(jnp.float32)
         return nn.Dense(self.classes)(x)
+
+
+NETWORKS = {"mlp": MLP, "cnn": CNN}
+
+
+def build(
+    name: str, shape: tuple[int, ...], classes: int, dtype: DTypeLike = jnp.float32
+) -> nn.Module:
+    """A built-in network for examples of shape (features,) or (height, width, channels).
+
+    It computes in ``dtype``, with params and logits in float32.
+    """
+    if name not in NETWORKS:
+        raise UserError(
+            f"--model {name}: unknown; {suggest(name, NETWORKS)} More are in "
+            "notebooks/networks.py, given as FILE.py:NAME."
+        )
+    if name == "cnn" and len(shape) < 3:
+        raise UserError(
+            f"--model cnn: the examples are vectors of {shape[0]} features, but this network needs "
+            "images; use --model mlp."
+        )
+    return NETWORKS[name](classes, dtype=dtype)

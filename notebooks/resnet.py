@@ -52,7 +52,9 @@ class Basic(nn.Module):
             return self.norm()(conv(channels, 1, self.stride, self.dtype)(x))
         x = x[:, :: self.stride, :: self.stride]
         missing = channels - x.shape[-1]
-        return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (missing // 2, missing - missing // 2)))
+        return jnp.pad(
+            x, ((0, 0), (0, 0), (0, 0), (missing // 2, missing - missing // 2))
+        )
 
 
 class Bottleneck(Basic):
@@ -97,7 +99,11 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        statistics: Any = {"use_running_average": not train, "momentum": 0.9, "epsilon": 1e-5}
+        statistics: Any = {
+            "use_running_average": not train,
+            "momentum": 0.9,
+            "epsilon": 1e-5,
+        }
         norm = partial(nn.BatchNorm, dtype=self.dtype, **statistics)
         x, pre = x.astype(self.dtype), self.block is PreActivation
         if self.stem == "imagenet":
