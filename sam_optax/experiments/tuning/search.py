@@ -144,8 +144,6 @@ def load(options: Compare, run: Record) -> Kept:
     if options.out is None:
         return Kept(run)
     path = options.out / FILE
-    if not options.resume:
-        path.unlink(missing_ok=True)
     if not path.exists():
         return Kept(run)
     try:
@@ -155,6 +153,9 @@ def load(options: Compare, run: Record) -> Kept:
             f"--tune: {path} is damaged, or of another program ({error}). Remove it to start "
             "the search again, or choose another --out."
         ) from error
+    if not options.resume:
+        path.unlink()
+        return Kept(run)
     identity.check(found.identity, run, f"{path} is of")
     return found
 
