@@ -65,9 +65,9 @@ def _imported(spec: str, place: str, option: str) -> Any:
     try:
         if file is None:
             return importlib.import_module(place)
-        found: Any = importlib.util.spec_from_file_location(file.stem, file)
-        module = importlib.util.module_from_spec(found)
-        sys.modules.setdefault(file.stem, module)  # dataclasses look up their module there
+        name = str(file.with_suffix("")).replace(".", "_")  # no other module's
+        found: Any = importlib.util.spec_from_file_location(name, file)
+        module = sys.modules[name] = importlib.util.module_from_spec(found)  # for dataclasses
         found.loader.exec_module(module)
         return module
     except Exception as error:  # whatever the user's code raises

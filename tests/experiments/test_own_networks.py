@@ -172,6 +172,7 @@ def test_from_a_file_with_neighbours_and_from_a_package(tmp_path, monkeypatch, d
     (package / "nets.py").write_text(PLAIN)
     monkeypatch.chdir(tmp_path)
     assert named.find(f"{tmp_path}/net_of_mine.py:small")(3).classes == 7
+    assert "net_of_mine" not in sys.modules  # which might be the name of another
     places = ["package_of_mine.nets:Net", f"{package}/nets.py:Net"]
     assert named.sha256(places[:1]) == named.sha256(places[1:])
     assert quick("package_of_mine.nets:Net", **data).results["parameters"] == 7 * 3
