@@ -15,8 +15,7 @@ from rich.text import Text
 from sam_optax import analysis
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.finished import Network, open_run
-from sam_optax.experiments.options import declare
-from sam_optax.experiments.options.declare import option
+from sam_optax.experiments.options.declare import POSITIVE, allowed, check, one_of, option
 from sam_optax.experiments.reporting import results, words
 from sam_optax.experiments.reporting.console import Console, say
 from sam_optax.experiments.reporting.output import claimed, write
@@ -50,22 +49,20 @@ class Analyze:
     out: Path | None = option(
         None, "Directory of analysis.json (default: that of the run).", metavar="DIR"
     )
-    measures: tuple[str, ...] = option(
-        MEASURES, "What to measure.", declare.one_of(MEASURES), "MEASURE"
-    )
-    rho: tuple[float, ...] = option((0.5,), "Radii ρ of sharpness.", declare.POSITIVE)
+    measures: tuple[str, ...] = option(MEASURES, "What to measure.", one_of(MEASURES), "MEASURE")
+    rho: tuple[float, ...] = option((0.5,), "Radii ρ of sharpness.", POSITIVE)
     adaptive_rho: tuple[float, ...] = option(
-        (1.0,), "Radii ρ of adaptive sharpness, relative to the weights.", declare.POSITIVE
+        (1.0,), "Radii ρ of adaptive sharpness, relative to the weights.", POSITIVE
     )
     p: tuple[float, ...] = option(
         (2.0,),
         "Norms p of the balls of both, such as 2 or inf.",
-        declare.allowed(lambda p: p >= 1, "use at least 1, or inf"),
+        allowed(lambda p: p >= 1, "use at least 1, or inf"),
     )
 
     def __post_init__(self) -> None:
         """Raises :class:`UserError` for a value out of range, before anything is loaded."""
-        declare.check(self)
+        check(self)
         if not self.run_dirs:
             raise UserError("RUN_DIR: none is given; give the directories of --out of runs.")
         if len(set(self.run_dirs)) > 1 and self.out is None:

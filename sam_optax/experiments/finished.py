@@ -184,8 +184,7 @@ def _check(path: Path, network: tuple[str, int], arrays: Mapping[Any, Any], need
     for place, like in needed.items():
         found = arrays.get((*network, *place.split("/")))
         if found is None or (found.dtype, found.shape) != (like.dtype, like.shape):
-            name = "/".join([network[0], str(network[1]), place])
             raise UserError(
-                f"{path}: {name} is not the {like.dtype}{[*like.shape]} of the network that "
-                "results.json describes; train again with --out."
+                f"{path}: {network[0]}/{network[1]}/{place} is not the {like.dtype}{[*like.shape]} "
+                "of the network that results.json describes; train again with --out."
             )

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
 
-import rich.console
 from rich import box
+from rich.console import ConsoleOptions, RenderableType
 from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
@@ -124,9 +124,7 @@ class Result(JupyterMixin):
         Console(file=file, width=120, force_jupyter=False).print(self)
         return file.getvalue()
 
-    def __rich_console__(
-        self, console: rich.console.Console, options: rich.console.ConsoleOptions
-    ) -> Iterator[rich.console.RenderableType]:
+    def __rich_console__(self, _: object, options: ConsoleOptions) -> Iterator[RenderableType]:
         wrap = TextWrapper(options.max_width, break_long_words=False, break_on_hyphens=False)
         yield Text("\n" + "\n".join(map(wrap.fill, words.heading(self.results))) + "\n")
         shown, left_out, widths = columns(self.results), list[str](), dict[str, int]()
