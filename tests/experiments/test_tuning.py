@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+import shutil
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -283,8 +284,10 @@ def trials(monkeypatch, trainer):
 
 @pytest.fixture
 def command(archive, tmp_path, capsys):
+    data = shutil.copy(archive, tmp_path / "\udcff.npz")  # which is no UTF-8
+
     def run(*more, methods=("--methods", "sgd", "sam"), tune=True):
-        options = f"--dataset npz:{archive} --batch-size 20 --epochs 5{' --tune' * tune}"
+        options = f"--dataset npz:{data} --batch-size 20 --epochs 5{' --tune' * tune}"
         if not {"--weight-decay", "--preset"} & {*more}:
             options += " --weight-decay 0.0005"
         code = main(["compare", *options.split(), *methods, "--out", str(tmp_path / "out"), *more])

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import math
 
 import msgspec
@@ -16,6 +17,7 @@ from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
+from sam_optax.experiments.reporting.results import to_json
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import identity
 from sam_optax.experiments.training.task import Entry, Task, noisy_labels
@@ -124,7 +126,7 @@ def _train(
             curves = training.trial(runner, values, tick)
             trials.append(choice.trial(point, values, curves, metric, chance))
             if options.out:
-                output.write(options.out, {FILE: msgspec.json.encode(kept)})
+                output.write(options.out, {FILE: to_json(msgspec.to_builtins(kept))})
 
 
 def _chance(task: Task) -> float:
@@ -147,8 +149,8 @@ def load(options: Compare, run: Record) -> Kept:
     if not path.exists():
         return Kept(run)
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Kept)
-    except (OSError, msgspec.DecodeError) as error:
+        found = msgspec.convert(json.loads(path.read_bytes()), Kept)
+    except (OSError, ValueError) as error:
         raise UserError(
             f"--tune: {path} is damaged, or of another program ({error}). Remove it to start "
             "the search again, or choose another --out."
