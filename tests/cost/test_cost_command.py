@@ -152,7 +152,7 @@ def test_wrong_options_are_errors_of_the_user(arguments, message, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--models", "mpl"], "--model mpl: unknown model"),
+        (["--models", "mpl"], "--model mpl: unknown; did you mean mlp"),
         (["--models", "flax.linen:Embed"], "--model flax.linen:Embed: fails with"),
         (["--methods", f"{MORE}:sam_full"], "sam_full: its cost is that of the training set"),
         (["--target", "cpu:99"], "--target cpu:99: JAX has started with 8; use a new process"),
