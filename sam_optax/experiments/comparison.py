@@ -84,6 +84,8 @@ class _Run:
         if checkpoints:
             checkpoints.finish()
         if out := self.options.out:
+            if self.options.tune:
+                (out / search.FILE).unlink(missing_ok=True)  # it is in the results now
             if not (out / REPORT).exists():
                 _draw(out, found.results)
             say(f"\n{begin} results are in {out}. Open {out / REPORT}.", stderr=False)
@@ -146,8 +148,6 @@ class _Run:
                 npz = to_npz(params, identity.of(found.results))
                 files = {"params.npz": npz, "results.json": results.to_json(found.results)}
                 output.write(out, files)
-                if self.options.tune:
-                    (out / search.FILE).unlink(missing_ok=True)  # it is in the results now
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
             if self.show:
                 found.print()
