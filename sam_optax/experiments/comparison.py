@@ -89,7 +89,7 @@ class _Run:
             if not (out / REPORT).exists():
                 _draw(out, found.results)
             say(f"\n{begin} results are in {out}. Open {out / REPORT}.", stderr=False)
-        if all(of["diverged"] == len(self.task.seeds) for of in found.results["methods"]):
+        if all(of.get("diverged") == len(self.task.seeds) for of in found.results["methods"]):
             raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
         return found
 
@@ -108,10 +108,9 @@ class _Run:
         return found
 
     def _finished(self, checkpoints: "Checkpoints") -> Result | None:
-        """What the run has found if it is finished, after printing its table.
+        """What the run has found if it is finished, after printing its table; else ``None``.
 
-        Raises:
-          UserError: in the directory are results or a checkpoint of another run.
+        Results or a checkpoint of another run in the directory raise :class:`UserError`.
         """
         options, path = self.options, checkpoints.path.parent
         begun = options.tune and (path / search.FILE).exists()
@@ -129,6 +128,8 @@ class _Run:
             before = Result(found, load_params(path / "params.npz"))
             if self.show:
                 before.print()
+            if not (path / REPORT).exists():
+                _draw(path, found)
         return before
 
     def _trained(self, checkpoints: "Checkpoints | None") -> Result:

@@ -74,8 +74,7 @@ def _message(error: Exception) -> str | None:
         what = (str(error).splitlines() or ["no more is free"])[0][:200]
         return f"out of memory ({what}); use fewer examples, a smaller --batch-size or network."
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    package = (missing or "").partition(".")[0]
-    if package not in _EXTRA:
+    if (package := (missing or "").partition(".")[0]) not in _EXTRA:
         return None
     return f'{package} is not installed; run: pip install "sam_optax[experiments]"'
 

@@ -144,10 +144,8 @@ def load(options: Compare, run: Record) -> Kept:
     Raises:
       UserError: the file is damaged or not ours, or belongs to another run.
     """
-    if options.out is None:
-        return Kept(run)
-    path = options.out / FILE
-    if not path.exists():
+    path = options.out / FILE if options.out else None
+    if path is None or not path.exists():
         return Kept(run)
     try:
         found = msgspec.convert(json.loads(path.read_bytes()), Kept)
