@@ -84,10 +84,12 @@ class _Run:
         if checkpoints:
             checkpoints.finish()
         if out := self.options.out:
+            if self.options.tune:
+                (out / search.FILE).unlink(missing_ok=True)  # it is in the results now
             if not (out / REPORT).exists():
                 _draw(out, found.results)
             say(f"\n{begin} results are in {out}. Open {out / REPORT}.", stderr=False)
-        if all(of["diverged"] == len(self.task.seeds) for of in found.results["methods"]):
+        if all(of.get("diverged") == len(self.task.seeds) for of in found.results["methods"]):
             raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
         return found
 
@@ -106,10 +108,9 @@ class _Run:
         return found
 
     def _finished(self, checkpoints: "Checkpoints") -> Result | None:
-        """What the run has found if it is finished, after printing its table.
+        """What the run has found if it is finished, after printing its table; else ``None``.
 
-        Raises:
-          UserError: in the directory are results or a checkpoint of another run.
+        Results or a checkpoint of another run in the directory raise :class:`UserError`.
         """
         options, path = self.options, checkpoints.path.parent
         begun = options.tune and (path / search.FILE).exists()
@@ -127,6 +128,8 @@ class _Run:
             before = Result(found, load_params(path / "params.npz"))
             if self.show:
                 before.print()
+            if not (path / REPORT).exists():
+                _draw(path, found)
         return before
 
     def _trained(self, checkpoints: "Checkpoints | None") -> Result:
@@ -146,8 +149,6 @@ class _Run:
                 npz = to_npz(params, identity.of(found.results))
                 files = {"params.npz": npz, "results.json": results.to_json(found.results)}
                 output.write(out, files)
-                if self.options.tune:
-                    (out / search.FILE).unlink(missing_ok=True)  # it is in the results now
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
             if self.show:
                 found.print()

@@ -73,8 +73,8 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         what = (str(error).splitlines() or ["no more is free"])[0][:200]
         return f"out of memory ({what}); use fewer examples, a smaller --batch-size or network."
-    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    if package not in _EXTRA:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if (package := (missing or "").partition(".")[0]) not in _EXTRA:
         return None
     return f'{package} is not installed; run: pip install "sam_optax[experiments]"'
 

@@ -128,10 +128,8 @@ def open_run(directory: str | Path) -> Run:
         _check_code(directory, settings, results["methods"])
         dataset = tasks.load_dataset(settings)
         if dataset.sha256 != results["dataset"]["sha256"]:
-            raise UserError(
-                f"{dataset.name}: its contents have changed since the run; the trained params no "
-                "longer belong to it."
-            )
+            changed = "its contents have changed since the run; restore them, or train again."
+            raise UserError(f"{dataset.name}: {changed}")
         run = Run(directory, results, tasks.task_of(results, dataset))
         run.networks.extend(_networks(run))
     return run

@@ -82,11 +82,9 @@ def test_networks_of_the_registry_and_ones_own_on_a_mesh(tmp_path, name):
     arguments = ["--target", "cpu:4", "--mesh", "data=2", "model=2", "--params", "fsdp"]
     arguments += ["--batch-size", "4", "--optimizer", "adam", "--methods", "momentum"]
     arguments += [f"{MORE}:delta_sam"]
-    of = (
-        [f"{MORE.with_name('networks.py')}:tiny"]
-        if name == "tiny"
-        else [f"{tmp_path}/net.py:Net", "--shape", "8", "8", "1"]
-    )
+    of = [f"{MORE.with_name('networks.py')}:tiny"]
+    if name == "own":
+        of = [f"{tmp_path}/net.py:Net", "--shape", "8", "8", "1"]
     (model,) = cost(tmp_path, *arguments, "--models", *of).values()
     assert (model["parameters"] == 3 * 3 * 4 + 4 + 4 * 10 + 10) == (name == "own")
     assert model["steps"]["momentum"]["gradients"] == 1

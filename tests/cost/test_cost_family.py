@@ -20,15 +20,8 @@ pytestmark = pytest.mark.slow
 # Methods of the default have tests of their own; nothing but the mask of ESAM is measured here.
 BY_HAND = [name for name in HANDWRITTEN if name not in ("sgd", "asam", "fsam", "rsam")]
 MORE = Path(__file__).parents[2] / "notebooks" / "methods.py"
-OTHERS = [
-    "vasso",
-    "wsam",
-    "looksam",
-    "msam",
-    "skip_nonfinite",
-    f"{MORE}:ssam_f",
-    f"{MORE}:low_pass",
-]
+OTHERS = ["vasso", "wsam", "looksam", "msam", "skip_nonfinite", f"{MORE}:ssam_f"]
+OTHERS += [f"{MORE}:low_pass"]
 MAKERS = {name: library(name) for name in BY_HAND + OTHERS}
 MAKERS["random_mask"] = perturbation(
     lambda: sam_optax.as_perturbation(

@@ -327,18 +327,9 @@ def test_batch_norm_is_measured_with_its_running_statistics(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(24, 8, 8, 3)), np.arange(24) % 3
     np.savez(tmp_path / "images.npz", x_train=x, y_train=y, x_test=x[:6], y_test=y[:6])
     data, out = f"npz:{tmp_path / 'images.npz'}", tmp_path / "out"
-    arguments = [
-        "--dataset",
-        data,
-        "--model",
-        f"{tasks.NETWORKS}:tiny",
-        "--epochs",
-        "1",
-        "--label-noise",
-        "0",
-    ]
-    arguments += ["--methods", "sgd", "--seeds", "1", "--batch-size", "8", "--out", str(out)]
-    assert main(["compare", *arguments]) == 0
+    given = f"--dataset {data} --model {tasks.NETWORKS}:tiny --epochs 1 --label-noise 0"
+    given += f" --methods sgd --seeds 1 --batch-size 8 --out {out}"
+    assert main(["compare", *given.split()]) == 0
     (network,), train = open_run(out).networks, load(data).train
     model, variables = named.find(f"{tasks.NETWORKS}:tiny")(3), network.load()
 

@@ -242,9 +242,7 @@ def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_p
             store.restore({"sam": like})
     for path, content in contents(tmp_path).items():  # which Orbax itself would not notice
         path.write_bytes(content.replace(b"train_loss", b"train_lost"))
-    with pytest.raises(
-        UserError, match="damaged: ValueError: its contents have changed since it was written"
-    ):
+    with pytest.raises(UserError, match="damaged: ValueError: its contents have changed since"):
         checkpoints(tmp_path).find()
 
 

@@ -60,7 +60,7 @@ WRONG = {
     "--beta2 0.9": "--beta2 0.9: is for --optimizer adam and adamw; give 0.999.",
     "--optimizer adam --lr 1 --nesterov True": "--nesterov True: is for --optimizer sgd and rms",
     "--batch-size 1438": "--batch-size 1438: is more than the 1437 training",
-    "--devices 99": "--devices 99: there are 8 devices; use at most as many.",
+    "--devices 99": "--devices 99: there are 8; use at most as many.",
     "--devices 8": "--batch-size 100: 8 devices share each batch; use a m",
     "--devices 8 --batch-size 64 --m 4": "--m 4: 8 devices share each group; use a multiple of 8",
     "--preset asam-cifar10": r"--preset asam-cifar10: needs the data \(cifar10\); give --dataset h",
@@ -175,11 +175,8 @@ def test_a_dry_run_prints_every_setting_with_its_source_and_trains_nothing(
     arguments = ["--dataset", "hf:nowhere", "--preset", "asam-cifar10", "--model", "mlp"]
     assert main(["compare", *arguments, "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for part in (
-        "asam: eta 0.01 ASAM, section 5.2",
-        "the paper's is notebooks/networks.py:wrn28_10",
-        "PyramidNet-272",
-    ):
+    paper = "the paper's is notebooks/networks.py:wrn28_10"
+    for part in ("asam: eta 0.01 ASAM, section 5.2", paper, "PyramidNet-272"):
         assert part in text
     assert not trainer.began_at
     assert not list(tmp_path.iterdir())
@@ -317,13 +314,22 @@ def test_what_cannot_be_written_is_printed(capsys, trainer, archive, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
+METHOD = """
+from sam_optax.experiments import method
+@method("with text", radius=())
+def a(base, kind="a"): return base.tx
+"""
+
+
 def test_paths_of_any_kind_are_no_markup(capsys, trainer, archive, tmp_path, monkeypatch):
     """Case 46 of the collected mistakes: dollars, brackets, and bytes that are no UTF-8."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "m$_$[red].py").write_text(METHOD)
     data = tmp_path / "sales_$2020_$2021 [red]ünï \udcff <b>.npz"
     shutil.copy(archive, data)
     out = tmp_path / "sweep[rho=0.1] $x \udcfe"
-    assert main(small(data.name, "--methods", "sgd", "sam", "--out", str(out))) == 0
+    options = ["--methods", "sgd", "m$_$[red].py:a", "--a.kind", "a$_$", "b$_$", "--out", str(out)]
+    assert main(small(data.name, *options)) == 0
     assert names(out) == RESULTS | PICTURES
     printed = capsys.readouterr().out
     assert "npz:sales_$2020_$2021 [red]ünï ? <b>.npz: train 40, test 13" in printed
@@ -331,7 +337,7 @@ def test_paths_of_any_kind_are_no_markup(capsys, trainer, archive, tmp_path, mon
     assert "[red]ünï ? &lt;b&gt;.npz" in (out / "report.html").read_text()
     found = results.from_json(out / "results.json")
     assert found["dataset"]["name"] == f"npz:{data.name}"
-    assert main(small(data.name, "--methods", "sgd", "sam", "--out", str(out), "--resume")) == 0
+    assert main(small(data.name, *options, "--resume")) == 0
     assert "This run is finished" in capsys.readouterr().out
 
 

@@ -171,7 +171,7 @@ FILES = {
     "damaged": (damaged(), "x_train cannot be read"),
     "huge": (
         zipped(("x_train.npy", member((2**42, 6)))),
-        r"x_train cannot be read \(unable to allocate .* tib",
+        r"x_train cannot be read \(unable to allocate .*\); use fewer ex",
     ),
 }
 
@@ -236,7 +236,7 @@ WRONG = {
     ),
     "NaN target": (
         {"train": (_X, np.full(40, np.nan)), "classification": False},
-        "y of train has 40 values that are NaN or not finite",
+        "y of train has 40 values that are NaN or infinite",
     ),
     "one example": (
         {"train": (_X[:1], _X[:1]), "test": None, "classification": False},

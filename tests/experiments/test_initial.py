@@ -242,6 +242,10 @@ WRONG = {
         "params/Dense_0/bias of its variables has shape .3,., in the network .4,.; give one",
     ),
     "NaN": (NAN, "params/Dense_0/bias of its variables is not all finite numbers"),
+    "large": (
+        {"params": {"Dense_0": {"bias": np.full(4, 1e300)}}},
+        "params/Dense_0/bias of its variables is not all finite numbers",
+    ),
     "text": (
         {"params": {"Dense_0": {"bias": np.array(list("abcd"))}}},
         "params/Dense_0/bias of its variables is not all finite",

@@ -179,7 +179,7 @@ def changed(name):
             found[option] = 0.9 * default
     more = {
         "ae_sam": {"c": 2.0, "decay": 0.5},  # no step is sharp
-        "asam": {"p": "inf", "normalization": "filterwise", "normalize_biases": True},
+        "asam": {"p": np.inf, "normalization": "filterwise", "normalize_biases": True},
         "gsam": {"lr_max": 0.8},
         "part": {"fraction": 0.5},
     }

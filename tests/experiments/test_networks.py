@@ -139,9 +139,8 @@ def test_bfloat16_computes_in_it_and_keeps_float32_params(make, size):
 
 
 def test_a_shortcut_without_params_is_every_other_pixel_and_zero_channels():
-    block = THEIRS["Basic"](
-        4, 2, False, partial(nn.BatchNorm, use_running_average=True), jnp.float32
-    )
+    norm = partial(nn.BatchNorm, use_running_average=True)
+    block = THEIRS["Basic"](4, 2, False, norm, jnp.float32)
     x = jax.random.normal(jax.random.key(0), (1, 4, 4, 2)) ** 2
     variables = block.init(jax.random.key(1), x)
     dead = jax.tree.map(jnp.zeros_like, variables["params"])

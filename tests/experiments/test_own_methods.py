@@ -39,6 +39,13 @@ def last(base, rho=0.1):
 @method("an optimizer", radius=(), gradients=1)
 def lion(base, lr=0.01): return optax.lion(lr)
 
+@method("no sharpness_aware")
+def plain(base, rho=0.1): return base.tx
+
+@method("a mask for other params")
+def masked(base, rho=0.1):
+    return base.sharp(sam_optax.perturb_only(sam_optax.sam(rho), {"a": True}))
+
 @method("forgets to return")
 def nothing(base, rho=0.1): base.sharp(sam_optax.sam(rho))
 
@@ -116,6 +123,7 @@ def test_of_a_preset_it_has_its_own_defaults_but_the_radius(file, capsys):
         ("FILE:nothing", r"--methods nothing: fails with TypeError: it returns None; let .*sharp"),
         ("FILE:fails", "--methods fails: fails with AttributeError: .*sharper"),
         ("FILE:half --half.rho -1", r"--half.rho must be in \[0, inf\), got -0.5"),
+        ("FILE:half --half.rho inf", r"--half.rho must be in \[0, inf\), got inf"),
         ("FILE:half --sam.rho 1", "--sam.rho: sam is not trained; add it to --methods"),
     ],
 )
@@ -123,6 +131,14 @@ def test_what_is_no_method_is_an_error_of_the_user(file, methods, message, capsy
     arguments = methods.replace("FILE", str(file)).split()
     assert main(["compare", "--dry-run", "--methods", *arguments]) == 2
     assert re.search(message.replace("FILE", str(file)), capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("plain", "must hold exactly one first pass"), ("masked", "mask must be")]
+)
+def test_a_method_that_does_not_suit_the_network(file, options, name, message):
+    with pytest.raises(UserError, match=f"^--methods {name}: fails with ValueError: .*{message}"):
+        compare(methods=[f"{file}:{name}"], **options)
 
 
 def test_a_run_whose_file_has_changed_is_another(file, options, tmp_path, capsys):

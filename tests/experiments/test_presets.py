@@ -50,38 +50,24 @@ def resolved(preset=None, **given):
     }
 
 
+NETS, MORE = "notebooks/networks.py", "notebooks/methods.py"
 # Read off the papers: (preset, method, some of its values).
 OF_PAPERS = [
     ("asam-cifar10", "sgd", {"epochs": 400, "batch_size": 128, "lr": 0.1, "weight_decay": 5e-4}),
     ("asam-cifar10", "sam", {"epochs": 200, "rho": 0.05, "label_smoothing": 0.1, "crop": 4}),
-    (
-        "asam-cifar10",
-        "asam",
-        {"rho": 0.5, "eta": 0.01, "model": "notebooks/networks.py:wrn28_10", "flip": True},
-    ),
+    ("asam-cifar10", "asam", {"rho": 0.5, "eta": 0.01, "model": f"{NETS}:wrn28_10", "flip": True}),
     ("asam-cifar100", "asam", {"rho": 1.0, "eta": 0.01, "schedule": "cosine"}),
     ("asam-imagenet", "sam", {"rho": 0.05, "m": 128, "lr": 0.2, "epochs": 100}),
     ("asam-imagenet", "sgd", {"epochs": 200, "batch_size": 512, "weight_decay": 1e-4}),
-    (
-        "asam-noisy-cifar10",
-        "asam",
-        {"rho": 0.5, "label_noise": 0.4, "model": "notebooks/networks.py:resnet32"},
-    ),
-    (
-        "asam-correlation-cifar10",
-        "sgd",
-        {"batch_size": 256, "model": "notebooks/networks.py:wrn16_8"},
-    ),
-    (
-        "rsam-cifar10",
-        "rsam",
-        {"epochs": 200, "batch_size": 128, "model": "notebooks/networks.py:resnet18"},
-    ),
+    ("asam-noisy-cifar10", "asam", {"rho": 0.5, "label_noise": 0.4, "model": f"{NETS}:resnet32"}),
+    ("asam-correlation-cifar10", "sgd", {"batch_size": 256, "model": f"{NETS}:wrn16_8"}),
+    ("rsam-cifar10", "rsam", {"epochs": 200, "batch_size": 128, "model": f"{NETS}:resnet18"}),
     ("rsam-vit-b16", "rsam", {"epochs": 300, "batch_size": 4096, "optimizer": "adamw"}),
     ("fsam-cifar10", "sgd", {"weight_decay": 5e-4, "lr": 0.05, "momentum": 0.9}),
-    ("fsam-cifar10", "notebooks/methods.py:sam_noise", {"weight_decay": 1e-3, "rho": 0.1}),
+    ("fsam-cifar10", f"{MORE}:sam_noise", {"weight_decay": 1e-3, "rho": 0.1}),
     ("fsam-cifar100", "fsam", {"weight_decay": 1e-3, "rho": 0.2}),
-    ("fsam-transfer", "notebooks/methods.py:sam_db", {"rho": 0.075, "lr": 1e-4, "epochs": 10}),
+    ("fsam-transfer", f"{MORE}:sam_db", {"rho": 0.075, "lr": 1e-4, "epochs": 10}),
+    ("fsam-transfer", "fsam", {"weight_decay": 1e-5}),
 ]
 
 

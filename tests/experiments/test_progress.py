@@ -146,7 +146,7 @@ def test_escape_sequences_of_names_do_not_reach_the_terminal(run):
     hostile = "\x1b[2J\x1b]0;title\x07 \u202e[bold] a\rb"
     file = Terminal()
     console = Console(file=file, force_terminal=True, width=80)
-    console.print(rich.table.Table(hostile), rich.text.Text(hostile))
+    console.print(rich.table.Table(hostile), rich.text.Text(hostile), "n[/x].py")
     text = run(file, {hostile: (1.0, 1)}, (hostile, 1), phase=hostile)
     left = re.sub(r"\x1b\[[0-9;]*m|\x1b\[\?25[hl]|\x1b\[[0-9]*[AK]", "", text)
     assert not {"\x1b", "\x07", "\u202e"} & set(left)

@@ -95,10 +95,7 @@ def test_json_is_strict_and_comes_back(found, tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (
-            lambda found: found.update(format_version=3),
-            "has format .* 3 of another version.*; use ",
-        ),
+        (lambda of: of.update(format_version=3), "has format .* 3 of another version.*; use "),
         (lambda found: found.pop("settings"), "KeyError: 'settings'.*; restore "),
         (lambda found: found["methods"][1].update(summary=[]), "TypeError: .*; restore "),
     ],

@@ -300,15 +300,8 @@ def traced(name, **options):
 @pytest.mark.parametrize("m", [16, 8])
 @pytest.mark.parametrize("name", tasks.NAMES)
 def test_every_method_trains(name, m):
-    traced(
-        name,
-        m=m,
-        crop=1,
-        flip=True,
-        cutout=2,
-        label_smoothing=0.1,
-        model=tasks.Flat(dtype=jnp.bfloat16),
-    )
+    model = tasks.Flat(dtype=jnp.bfloat16)
+    traced(name, m=m, crop=1, flip=True, cutout=2, label_smoothing=0.1, model=model)
 
 
 @slow

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -167,6 +168,7 @@ def print_tables(console: Console, rows: Mapping[str, Json]) -> None:
         console.print(table, "")
 
 
+@matplotlib.rc_context({"text.parse_math": False})  # a dollar sign of a name is one
 def draw(models: Mapping[str, Json]) -> bytes:
     """Bars of what each step costs over the base optimizer's, a panel per measure."""
     rows = {f"{of}, {name}": x for of, m in models.items() for name, x in m["steps"].items()}

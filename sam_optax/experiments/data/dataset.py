@@ -99,7 +99,8 @@ def _npz(spec: str, path: str) -> Dataset:
     except Exception as error:  # NumPy and zipfile raise many types
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         what = f"{key} cannot be read" if key else "not a readable .npz file"
-        raise UserError(f"{what} ({reason}); {_RECIPE}.") from error
+        remedy = "use fewer examples" if isinstance(error, MemoryError) else _RECIPE
+        raise UserError(f"{what} ({reason}); {remedy}.") from error
     for key, x in found.items():
         if x.ndim > 4 or (x.ndim == 4 and x.shape[1] <= 4 < min(x.shape[2:])):
             order = "use (n, height, width, channels), of channels first numpy.moveaxis(x, 1, -1)"

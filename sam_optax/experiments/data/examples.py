@@ -86,7 +86,7 @@ def check_array(name: str, x: np.ndarray) -> None:
         bad = np.count_nonzero(~np.isfinite(x.astype(np.float32)))
     if bad:
         raise UserError(
-            f"{name} has {bad} values that are NaN or not finite in float32; remove them."
+            f"{name} has {bad} values that are NaN or infinite in float32; remove them."
         )
 
 
@@ -122,8 +122,7 @@ def prepared(
     for array in contents:
         digest.update(f"{array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
-    about = digest.hexdigest(), tuple(notes)
-    found = Dataset(name, parts[0], parts[1], classes, mean, std, *about)
+    found = Dataset(name, parts[0], parts[1], classes, mean, std, digest.hexdigest(), tuple(notes))
     counts = f"{splits[0]} {len(train.y):,}, {splits[1]} {len(test.y):,}"
     content = _content("×".join(map(str, found.shape)), train.x, test.x)
     return dataclasses.replace(found, described=f"{counts} {content}, {classes:,} {labels}")

@@ -14,6 +14,9 @@ from sam_optax.experiments.types import Record
 
 Rho = Annotated[float, "Radius ρ of the perturbation."]
 Eta = Annotated[float, "η, added to |w| in the normalization operator."]
+Norm = Annotated[float | None, "Norm p of the neighbourhood, such as 2 or inf."]
+Operator = Annotated[str | None, "Normalization operator: elementwise or filterwise."]
+OnBiases = Annotated[bool | None, "Whether biases are normalized as other params are."]
 Noise = Annotated[float, "Scale γ of the random start's noise."]
 Along = Annotated[float, "Weight λ of the gradient relative to the noise."]
 Removed = Annotated[float, "Share σ of the full gradient that is removed."]
@@ -50,17 +53,13 @@ def asam(
     base: Base,
     rho: Rho = 2.0,
     eta: Eta = 0.01,
-    p: Annotated[float | None, "Norm p of the neighbourhood, such as 2 or inf."] = None,
-    normalization: Annotated[
-        str | None, "Normalization operator: elementwise or filterwise."
-    ] = None,
-    normalize_biases: Annotated[
-        bool | None, "Whether biases are normalized as other params are."
-    ] = None,
+    p: Norm = None,
+    normalization: Operator = None,
+    normalize_biases: OnBiases = None,
 ) -> Optimizer:
     operator: Any = normalization or "elementwise"
     biases = False if normalize_biases else None  # found by their names
-    norm = 2.0 if p is None else float(p)  # which is text in results, if it is infinite
+    norm = 2.0 if p is None else p
     return base.sharp(sam_optax.asam(rho, eta, p=norm, normalization=operator, bias_mask=biases))
 
 

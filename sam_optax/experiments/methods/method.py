@@ -1,8 +1,9 @@
 """What a method of the experiments is, how it is declared, and its training steps."""
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeAlias, Union, get_args, get_origin
 
@@ -157,12 +158,18 @@ class Variant(NamedTuple):
 
     def transformation(self, base: Base, key: jax.Array) -> Optimizer:
         """Its optimizer, or a :class:`UserError` that says what is wrong with it."""
-        name = self.method.name
-        try:
+        with self.failing():
             found = self.method.build(base._replace(key=key), **self.hyperparameters)
             if not isinstance(found, optax.GradientTransformation):
                 raise TypeError(f"it returns {found!r}; let it return base.sharp(...), say")
             return found
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Turns what a method's own code raises into an error of the user's option."""
+        name = self.method.name
+        try:
+            yield
         except Exception as error:
             if str(error).partition(" ")[0] in self.method.options:  # as the library's messages
                 raise UserError(f"--{name.replace('_', '-')}.{error}") from error
@@ -180,7 +187,8 @@ class Variant(NamedTuple):
         updates, state = tx.update(None, state, step.params, **arguments)
         given, first = arguments.get("value_and_grad_fn"), None
         if given:
-            state, first = sam_optax.pop_first_pass(state)
+            with self.failing():
+                state, first = sam_optax.pop_first_pass(state)
         params = optax.apply_updates(step.params, updates)
         return params, state, first if given is step.value_and_grad_fn else None
 

@@ -40,8 +40,6 @@ def get(name: str, option: str = "--methods") -> Method:
 def _found(place: str, option: str, version: object) -> Method:
     found = named.find(place, option)
     if not isinstance(found, Method):
-        raise UserError(
-            f"{option} {place}: is of type {type(found).__name__}; give a function under "
-            "@method(...), of sam_optax.experiments."
-        )
+        what = f"{option} {place}: is of type {type(found).__name__}"
+        raise UserError(f"{what}; give a function under @method(...), of sam_optax.experiments.")
     return found

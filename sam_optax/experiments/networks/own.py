@@ -149,6 +149,8 @@ def _fitted(start: Any, name: str, needed: PyTree) -> dict[str, np.ndarray]:
                 f"{what} has shape {leaf.shape}, in the network {shape}; give one that fits, or "
                 "leave it out to have it initialized."
             )
-        if not (jnp.issubdtype(leaf.dtype, jnp.number) and np.isfinite(leaf).all()):
-            raise UserError(f"{what} is not all finite numbers; give other variables.")
+        with np.errstate(over="ignore"):  # larger values are infinite in the network
+            numbers = jnp.issubdtype(leaf.dtype, jnp.number)
+            if not (numbers and np.isfinite(leaf.astype(shapes[path].dtype)).all()):
+                raise UserError(f"{what} is not all finite numbers; give other variables.")
     return found

@@ -60,6 +60,5 @@ def _preset(shared: Json, rows: Json, **about: Any) -> Preset:
     return Preset(shared=_values(shared), rows=by_method, **about)
 
 
-_TOML = resources.files(__package__).joinpath("presets.toml").read_text(encoding="utf-8")
-_TABLES = tomllib.loads(_TOML)
+_TABLES = tomllib.loads((resources.files(__package__) / "presets.toml").read_text("utf-8"))
 PRESETS = {name: _preset(**_extended(name)) for name in _TABLES if not name.startswith("_")}

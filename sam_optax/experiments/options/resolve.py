@@ -116,14 +116,16 @@ def _rows(name: str, options: Compare) -> Iterator[Record]:
     settings = {s: _chosen(getattr(options, s), found[s]) for s in DEFAULTS}
     settings["m"] = _group_size(name, settings)
     for chosen in itertools.product(*(found["value"] for found in values.values())):
-        hyperparameters = dict(zip(values, chosen, strict=True))
-        methods.check(Variant(method, hyperparameters))
+        own = dict(zip(values, chosen, strict=True))
+        methods.check(Variant(method, own))
         varied = (o for o, found in values.items() if len(found["value"]) > 1)
         yield {
-            "name": " ".join([method.name, *(f"{o} {plain(hyperparameters[o])}" for o in varied)]),
+            "name": " ".join([method.name, *(f"{o} {plain(own[o])}" for o in varied)]),
             "method": name,
             "title": method.title,
-            "hyperparameters": hyperparameters,
+            "hyperparameters": {  # JSON has no infinity
+                k: str(of) if of in (math.inf, -math.inf) else of for k, of in own.items()
+            },
             "sources": {option: found["source"] for option, found in values.items()},
             "settings": settings,
         }
@@ -151,8 +153,7 @@ def _values(name: str, options: Compare) -> dict[str, Record]:
                     f"--tune: {asked} {' '.join(map(plain, values))}: the search starts at one "
                     "radius above 0; give one, or leave out --tune."
                 )
-            texts = ["inf" if of == math.inf else of for of in values]  # JSON has no infinity
-            several[option] = {**chosen, "value": texts}
+            several[option] = {**chosen, "value": values}
     return several
 
 

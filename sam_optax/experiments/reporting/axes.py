@@ -43,7 +43,7 @@ def tidy(axes: Axes, axis: Any = "y", absent: Sequence[str] = ()) -> None:
     style.tidy(axes, axis)
     if absent:
         text = textwrap.fill(f"not drawn: {', '.join(absent)}", 80)
-        axes.set_title(text, fontsize="small", loc="left", color="0.4", parse_math=False)
+        axes.set_title(text, fontsize="small", loc="left", color="0.4")
 
 
 def legend(figure: Figure, axes: Axes) -> None:
@@ -56,7 +56,7 @@ def png(figure: Figure, title: str = "") -> bytes:
     """The figure as a file."""
     if title:
         title = textwrap.fill(title, int(12 * figure.get_figwidth()))
-        figure.suptitle(title, fontsize="medium", parse_math=False)  # a dollar sign is one
+        figure.suptitle(title, fontsize="medium")
     file = io.BytesIO()
     with warnings.catch_warnings():  # a missing glyph is drawn as a box
         warnings.filterwarnings("ignore", "Glyph .* missing from")

@@ -23,7 +23,8 @@ class Console(rich.console.Console):
         stream = sys.stderr if stderr else sys.stdout
         if stream is None or not (stderr or stream.isatty() or "COLUMNS" in os.environ):
             options = {"width": 100, **options}
-        super().__init__(**{"file": Stream(stream), "highlight": False, **options})
+        plain: Any = {"highlight": False, "markup": False}
+        super().__init__(**{"file": Stream(stream), **plain, **options})
 
     def render(self, *args: Any, **options: Any) -> Iterable[Segment]:
         """The segments of a renderable."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -28,6 +29,7 @@ _COST = ["name", "epochs", "steps_per_epoch", "batch_size", "gradients"]
 _COST += ["epoch_seconds", "examples_per_second", "compile_seconds"]
 
 
+@matplotlib.rc_context({"text.parse_math": False})  # a dollar sign of a name is one
 def all_figures(results: Json) -> dict[str, bytes]:
     """The figures applicable to a run, by file name."""
     methods, found = results["methods"], dict[str, bytes]()
@@ -120,7 +122,7 @@ def tune(results: Json) -> bytes:
         options = [o for o in search["chosen"] if len(_values(trials, o)) > 1]
         _panel(axes, (options or [*search["chosen"]])[0], [(i, trials)], score)
         axes.set_ylabel(score.label.replace("test", "held-out"))
-        axes.set_title(row["name"], fontsize="medium", loc="left", parse_math=False)
+        axes.set_title(row["name"], fontsize="medium", loc="left")
     return png(figure, words.task(results))
 
 

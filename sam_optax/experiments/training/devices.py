@@ -23,9 +23,7 @@ def choose(count: int | None) -> Mesh:
     """The first ``count`` devices, or all, as a mesh with one axis, ``"batch"``."""
     devices = jax.devices()
     if count is not None and count > len(devices):
-        raise UserError(
-            f"--devices {count}: there are {len(devices)} devices; use at most as many."
-        )
+        raise UserError(f"--devices {count}: there are {len(devices)}; use at most as many.")
     return Mesh(np.array(devices[:count]), ("batch",))
 
 

@@ -214,7 +214,11 @@ def entries_of(description: Json) -> dict[str, Entry]:
     for method in description["methods"]:
         own = {**values(description["settings"]), **values(method["settings"])}
         recipe = Recipe(**{name: own[name] for name in Recipe.__dataclass_fields__ if name in own})
-        variant = Variant(methods.get(method["method"]), method["hyperparameters"])
+        texts = method["hyperparameters"].items()
+        chosen = {
+            name: float(value) if value in ("inf", "-inf") else value for name, value in texts
+        }
+        variant = Variant(methods.get(method["method"]), chosen)
         entries[method["name"]] = Entry(variant.method.name, variant, recipe)
     return entries
 

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from sam_optax.experiments.data.examples import hold_out
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.methods import registry
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting import output
@@ -103,7 +104,7 @@ def run(task: Task, mesh: Mesh, options: Compare, kept: Kept, console: Console) 
     found = {}
     for name, entry in task.entries.items():
         starts = {k: v for axis in along[name] for k, v in axis.start.items()}
-        own, method = entry.variant.hyperparameters, entry.method
+        own, method = entry.variant.method.radius, entry.method
         around = {f"{method}.{k}" if k in own else k: v for k, v in starts.items()}
         chosen = choice.choose(kept.trials[name], task.metric.higher_is_better)
         found[name] = {"around": around, "seeds": list(task.seeds), **chosen}
@@ -143,10 +144,8 @@ def load(options: Compare, run: Record) -> Kept:
     Raises:
       UserError: the file is damaged or not ours, or belongs to another run.
     """
-    if options.out is None:
-        return Kept(run)
-    path = options.out / FILE
-    if not path.exists():
+    path = options.out / FILE if options.out else None
+    if path is None or not path.exists():
         return Kept(run)
     try:
         found = msgspec.convert(json.loads(path.read_bytes()), Kept)
@@ -172,7 +171,7 @@ def settled(description: Json, found: Json) -> Record:
         pairs = zip(tune["chosen"].items(), tune["around"].values(), strict=True)
         for (name, value), start in pairs:
             source = f"chosen by --tune, around {plain(start)}"
-            if name in row["hyperparameters"]:
+            if name in registry.get(row["method"]).radius:
                 method["hyperparameters"][name], method["sources"][name] = value, source
             else:  # in the place of the shared setting
                 method["settings"][name] = {"value": value, "source": source}
