@@ -60,7 +60,7 @@ def asam(
 ) -> Optimizer:
     operator: Any = normalization or "elementwise"
     biases = False if normalize_biases else None  # found by their names
-    norm = 2.0 if p is None else float(p)  # which is text in results, if it is infinite
+    norm = 2.0 if p is None else p
     return base.sharp(sam_optax.asam(rho, eta, p=norm, normalization=operator, bias_mask=biases))
 
 

@@ -151,6 +151,8 @@ def _values(name: str, options: Compare) -> dict[str, Record]:
                     f"--tune: {asked} {' '.join(map(plain, values))}: the search starts at one "
                     "radius above 0; give one, or leave out --tune."
                 )
+            if not all(of > -math.inf for of in values if isinstance(of, float)):
+                raise UserError(f"{asked} {' '.join(map(plain, values))}: use numbers, or inf.")
             texts = ["inf" if of == math.inf else of for of in values]  # JSON has no infinity
             several[option] = {**chosen, "value": texts}
     return several

@@ -103,7 +103,7 @@ def run(task: Task, mesh: Mesh, options: Compare, kept: Kept, console: Console) 
     found = {}
     for name, entry in task.entries.items():
         starts = {k: v for axis in along[name] for k, v in axis.start.items()}
-        own, method = entry.variant.hyperparameters, entry.method
+        own, method = entry.variant.method.radius, entry.method
         around = {f"{method}.{k}" if k in own else k: v for k, v in starts.items()}
         chosen = choice.choose(kept.trials[name], task.metric.higher_is_better)
         found[name] = {"around": around, "seeds": list(task.seeds), **chosen}
@@ -169,10 +169,10 @@ def settled(description: Json, found: Json) -> Record:
         tune = found[row["name"]]
         method = {**row, "tune": tune}
         method |= {of: {**row[of]} for of in ("hyperparameters", "sources", "settings")}
-        pairs = zip(tune["chosen"].items(), tune["around"].values(), strict=True)
-        for (name, value), start in pairs:
+        pairs = zip(tune["chosen"].items(), tune["around"].items(), strict=True)
+        for (name, value), (option, start) in pairs:
             source = f"chosen by --tune, around {plain(start)}"
-            if name in row["hyperparameters"]:
+            if option != name:  # METHOD.HYPERPARAMETER
                 method["hyperparameters"][name], method["sources"][name] = value, source
             else:  # in the place of the shared setting
                 method["settings"][name] = {"value": value, "source": source}
