@@ -110,6 +110,8 @@ def test_the_command_knows_the_options_of_a_file(file, options, capsys):
     text = capsys.readouterr().out
     assert re.search(r"^half: flipped +yes +given", text, re.M)
     assert re.search(rf"^weight decay +0.001 +default of .*{file.name}:half", text, re.M)
+    assert main(["compare", "--help", "asam"]) == 0
+    assert "(default: that of the method)" in " ".join(capsys.readouterr().out.split())
     assert main([*arguments, "--half.rh", "1"]) == 2
     assert "--half.rh: unknown option; did you mean --half.rho?" in capsys.readouterr().err
     assert main(["compare", "--help", f"{FILE}:gam"]) == 0
