@@ -1,5 +1,6 @@
 """``compare`` from Python: the command with a network, data, loss and metric as objects."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def compare(
     """
     if (metric is None) != (higher_is_better is None):
         raise UserError("higher_is_better: give True or False with a metric, and only with one.")
+    if isinstance(methods, str | Method):
+        raise UserError('methods: give a list of them, such as ["sgd", "sam"].')
     functions = [getattr(of, "build", of) for of in methods or ()]
     names = [f"{of.__module__}:{of.__name__}" if callable(of) else str(of) for of in functions]
     settings, dataset, scored = {**_options(options, names), "tune": tune}, None, ACCURACY
@@ -100,15 +103,24 @@ def _options(options: Json, methods: Sequence[str]) -> Record:
     """The fields of :class:`Compare` from arguments."""
     found, known = dict[str, Any](), arguments.known(Compare, methods)
     trained = {"sgd", *(name.partition(".")[0] for name in known if "." in name)}
+    for name in trained & inspect.signature(compare).parameters.keys():
+        raise UserError(f"methods: {name} is named as an argument of compare; rename its function.")
     for name, value in options.items():
         if name in trained and isinstance(value, Mapping):
             for option, x in value.items():
-                found[f"{name}.{option}"] = x if isinstance(x, list | tuple) else (x,)
+                several = _plain(x)
+                found[f"{name}.{option}"] = several if isinstance(several, tuple) else (several,)
         elif name in trained and name not in known:
             raise UserError(f'{name}: got {value!r}; give a dict, such as {name}={{"rho": 0.1}}.')
         else:
-            found[name] = Path(value) if name == "out" and value else value
+            found[name] = Path(value) if name == "out" and value else _plain(value)
     for name in (name for name in found if name not in known):
         hint = suggest(name, known, "see python -m sam_optax compare -h.")
         raise UserError(f"{name}: unknown option; {hint}")
     return arguments.collected(found)
+
+
+def _plain(value: Any) -> Any:
+    """A value, or several in a tuple, with Python's numbers in the place of NumPy's and JAX's."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple | range) else value

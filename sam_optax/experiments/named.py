@@ -70,13 +70,13 @@ def _imported(spec: str, place: str, option: str) -> Any:
         module = sys.modules[name] = importlib.util.module_from_spec(found)  # for dataclasses
         found.loader.exec_module(module)
         return module
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise UserError(f"{option} {spec}: {place} fails with {line(error)}.") from error
     finally:
         sys.path.remove(folder)
 
 
-def line(error: Exception) -> str:
+def line(error: BaseException) -> str:
     """The kind of an error and the first line of its message."""
     first = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -202,6 +202,12 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
     theirs = f"{out} holds the results of a run with other settings: --momentum 0.9 (now 0.5). "
     refused(command("--resume", "--momentum", "0.5"), theirs)
     assert (out / "results.json").read_bytes() == before
+    for dtype in (b"bfloat16", b"float32"):  # a setting of earlier versions
+        earlier = b'"settings": {"dtype": {"value": "%s", "source": "given"},' % dtype
+        (out / "results.json").write_bytes(before.replace(b'"settings": {', earlier, 1))
+        code, _, error = command("--resume")
+        differs = "with other settings: --dtype bfloat16 (now float32)" in error
+        assert (code, differs) == ((0, False) if dtype == b"float32" else (2, True))
     (out / "results.json").write_bytes(before.replace(b'"hyperparameters"', b'"of another"'))
     refused(command("--resume"), "(KeyError: 'hyperparameters'); restore the file, or train again")
     trainer.interrupt_after = 4

@@ -251,6 +251,11 @@ WRONG = {
         "params/Dense_0/bias of its variables is not all finite",
     ),
     "no dict": (np.ones(3), "its variables are of type ndarray; give nested dicts"),
+    "nothing": (None, "its variables are of type NoneType; give nested dicts"),
+    "no array": ({"params": {}}, "its variables are empty; leave them out, or give arrays"),
+    "a key": ({"params": {"a": jax.random.key(0)}}, "params/a .* is of type PRNGKeyArray; give"),
+    "ragged": ({"params": {"a": [[1, 2], [3]]}}, "params/a .* is of type list; give nested dicts"),
+    "a state": ({"params": nnx.State({})}, "params of its variables is of type State; give"),
 }
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -39,18 +39,31 @@ def last(base, rho=0.1):
 @method("an optimizer", radius=(), gradients=1)
 def lion(base, lr=0.01): return optax.lion(lr)
 
-@method("no sharpness_aware")
-def plain(base, rho=0.1): return base.tx
+@method("its p is infinite", radius=("r",))
+def norm(base, r=0.1, p: float = float("inf"), of="inf"):
+    assert (p, of) == (float("inf"), "inf")
+    return base.sharp(sam_optax.asam(r, p=p))
 
-@method("a mask for other params")
-def masked(base, rho=0.1):
-    return base.sharp(sam_optax.perturb_only(sam_optax.sam(rho), {"a": True}))
+two = method("a function without a name")(lambda base, rho=0.1: base.sharp(sam_optax.sam(rho)))
 
 @method("forgets to return")
 def nothing(base, rho=0.1): base.sharp(sam_optax.sam(rho))
 
 @method("fails")
 def fails(base, rho=0.1): return base.sharper
+
+@method("has no radius")
+def plain(base, rho=0.1): return base.tx
+
+@method("masks what is not there")
+def masked(base, rho=0.1):
+    return base.sharp(sam_optax.perturb_only(sam_optax.sam(rho), {"a": True}))
+
+@method("wants another step", arguments=lambda step, **_: {"grad_fn": step.gradient})
+def stepless(base, rho=0.1): return base.sharp(sam_optax.sam(rho))
+
+@method("counts wrong", gradients=lambda k: 1 + 1 / k)
+def counts(base, rho=0.1, k=2): return base.sharp(sam_optax.sam(rho))
 
 def function(base, rho=0.1): return base.tx
 """
@@ -61,6 +74,7 @@ def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Path("methods_of_mine.py")
     path.write_text(HALF + "import optax\n" + MINE)
+    Path("script.py").write_text("import sys; sys.exit(0)")
     return path
 
 
@@ -96,6 +110,8 @@ def test_the_command_knows_the_options_of_a_file(file, options, capsys):
     text = capsys.readouterr().out
     assert re.search(r"^half: flipped +yes +given", text, re.M)
     assert re.search(rf"^weight decay +0.001 +default of .*{file.name}:half", text, re.M)
+    assert main(["compare", "--help", "asam"]) == 0
+    assert "(default: that of the method)" in " ".join(capsys.readouterr().out.split())
     assert main([*arguments, "--half.rh", "1"]) == 2
     assert "--half.rh: unknown option; did you mean --half.rho?" in capsys.readouterr().err
     assert main(["compare", "--help", f"{FILE}:gam"]) == 0
@@ -124,7 +140,9 @@ def test_of_a_preset_it_has_its_own_defaults_but_the_radius(file, capsys):
         ("FILE:fails", "--methods fails: fails with AttributeError: .*sharper"),
         ("FILE:half --half.rho -1", r"--half.rho must be in \[0, inf\), got -0.5"),
         ("FILE:half --half.rho inf", r"--half.rho must be in \[0, inf\), got inf"),
+        ("FILE:half --half.rho nan", "--half.rho nan: use numbers, or inf"),
         ("FILE:half --sam.rho 1", "--sam.rho: sam is not trained; add it to --methods"),
+        ("script.py:sam", r"script.py fails with SystemExit: 0\."),
     ],
 )
 def test_what_is_no_method_is_an_error_of_the_user(file, methods, message, capsys):
@@ -134,11 +152,28 @@ def test_what_is_no_method_is_an_error_of_the_user(file, methods, message, capsy
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("plain", "must hold exactly one first pass"), ("masked", "mask must be")]
+    ("name", "message"),
+    [
+        ("plain", "--methods plain: fails with TypeError: it needs gradients; give radius=()"),
+        ("masked", "--methods masked: fails with ValueError: mask must be a pytree"),
+        ("stepless", "--methods stepless: fails with AttributeError: .* no attribute 'gradient'"),
+        ("counts", "--methods counts: fails with TypeError: .* unexpected .* argument 'rho'"),
+    ],
 )
-def test_a_method_that_does_not_suit_the_network(file, options, name, message):
-    with pytest.raises(UserError, match=f"^--methods {name}: fails with ValueError: .*{message}"):
+def test_what_fails_in_training_names_the_method(file, name, message, options):
+    with pytest.raises(UserError, match=message):
         compare(methods=[f"{file}:{name}"], **options)
+
+
+def test_a_method_is_named_as_in_its_file_and_gets_numbers_as_numbers(file, options, tmp_path):
+    """In results infinity is text, and those of NumPy become Python's."""
+    names = [f"{file}:{name}" for name in ("norm", "two")]
+    options |= {"lr": np.float32(0.1), "batch_size": np.int64(20)}
+    found = compare(methods=names, two={"rho": np.array([0.1, 0.2])}, out=tmp_path, **options)
+    written = json.loads((tmp_path / "results.json").read_text())["methods"]
+    assert [row["name"] for row in written] == ["norm", "two rho 0.1", "two rho 0.2"]
+    assert written[0]["hyperparameters"] == {"r": 0.1, "p": "inf", "of": "inf"}
+    assert json.loads(json.dumps(found.results["methods"])) == written
 
 
 def test_a_run_whose_file_has_changed_is_another(file, options, tmp_path, capsys):
@@ -171,6 +206,33 @@ def test_a_tuned_run_is_resumed(file, options, tmp_path):
     assert json.loads(json.dumps(again)) == json.loads(json.dumps(found))
 
 
+@pytest.mark.slow
+def test_a_hyperparameter_may_have_the_name_of_a_tuned_setting(file, options):
+    given = {"methods": [f"{file}:lion"], "tune": True, "tune_lr": True, "trials": 1, **options}
+    (row,) = compare(**given).results["methods"]
+    assert [*row["tune"]["around"]] == ["weight_decay", "lr"]
+    assert row["hyperparameters"] == {"lr": 0.01}
+    assert row["settings"]["lr"]["value"] == row["tune"]["chosen"]["lr"] != 0.01
+
+
+@method("named as an argument")
+def tune(base, rho=0.5):
+    return base.sharp(sam_optax.sam(rho))
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ([tune], "methods: tune is named as an argument of compare; rename its function"),
+        (tune, r'methods: give a list of them, such as \["sgd", "sam"\]'),
+        ("sam", "methods: give a list of them"),
+    ],
+)
+def test_methods_from_python_that_are_none(methods, message):
+    with pytest.raises(UserError, match=message):
+        compare(methods=methods)
+
+
 @method("SAM of this file")
 def mine(base: Base, rho: float = 0.5):
     return base.sharp(sam_optax.sam(rho))
@@ -181,7 +243,7 @@ def test_an_object_from_python_is_named_by_its_place(options):
     found = compare(methods=["sam", mine], **options)
     equal(found.params["mine"], found.params["sam"])
     assert found.results["methods"][1]["method"] == "test_own_methods:mine"
-    assert registry.get("test_own_methods:mine") is mine
+    assert registry.get("test_own_methods:mine") == mine
     with pytest.raises(UserError, match=r"test_own_methods has no <lambda>\."):
         compare(methods=[lambda base, rho=0.1: base.tx], **options)
 
@@ -189,17 +251,29 @@ def test_an_object_from_python_is_named_by_its_place(options):
 def test_the_hyperparameters_of_a_function():
     @method("many")
     def many(
-        base, rho: Annotated[float | None, "ρ."] = None, a: "int | None" = 3, b=True, c: float = 2
+        base,
+        rho: Annotated[float | None, "ρ."] = 1,
+        a: "int | None" = None,
+        b=True,
+        c: float = 2,
+        d: Any = "x",
     ):
         return optax.identity()
 
     kinds = {name: of.annotation.__args__[0] for name, of in many.options.items()}
-    assert kinds == {"rho": float, "a": int, "b": bool, "c": float}
+    assert kinds == {"rho": float, "a": int, "b": bool, "c": float, "d": str}
     assert many.options["rho"].annotation.__metadata__ == ("ρ.",)
-    assert many.variant(b=False).hyperparameters == {"a": 3, "b": False, "c": 2}
+    assert many.variant(b=False).hyperparameters == {"rho": 1, "b": False, "c": 2, "d": "x"}
 
 
 def typed(base, rho: float):
+    return base.tx
+
+
+SINGLE = np.float32(1)
+
+
+def optional(base, rho: float | None = None):
     return base.tx
 
 
@@ -208,9 +282,13 @@ def typed(base, rho: float):
     [
         (typed, "rho of typed needs a default"),
         (lambda base, rho: base.tx, "rho of <lambda> needs a default"),
-        (lambda base, rho=(0.1, 0.2): base.tx, "rho of <lambda> needs a default that is a number"),
+        (lambda base, rho=(0.1, 0.2): base.tx, "rho of <lambda> needs a default of type int"),
+        (lambda base, rho=SINGLE: base.tx, "rho of <lambda> needs a default of type int"),
+        (lambda base, rho="a": base.tx, "has no hyperparameter rho with a number as its default"),
+        (optional, "optional has no hyperparameter rho with a number as its default"),
+        (lambda: None, "has no hyperparameter rho"),
         (lambda base, rho=0.1, **more: base.tx, "more of <lambda> needs a default"),
-        (lambda base, sigma=0.1: base.tx, r"has no hyperparameter rho; name .* radius=\(NAME,\)"),
+        (lambda base, sigma=0.1: base.tx, r"has no hyperparameter rho .* radius=\(NAME,\)"),
     ],
 )
 def test_functions_that_make_no_method(function, message):

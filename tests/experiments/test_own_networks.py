@@ -218,6 +218,7 @@ REFUSED = {
     "two data sets": ({"dataset": "digits"}, "dataset: train is given"),
     "no direction": ({"metric": SQUARE}, "higher_is_better"),
     "direction alone": ({"higher_is_better": True}, "higher_is_better: give True or"),
+    "failing loss": ({"loss": lambda outputs, y: y.nothing}, "^loss: fails with AttributeError: "),
     "loss of a batch": (
         {"loss": lambda outputs, y: jnp.mean(outputs)},
         r"loss: returns shape \(\)",

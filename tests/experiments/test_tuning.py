@@ -342,7 +342,7 @@ def test_the_learning_rate_is_searched_too_and_other_hyperparameters_are_swept(
     assert len(trials.of("asam p 2", "lr")) == len(trials.of("asam p inf", "lr")) == 40
     (two, _) = results.from_json(tmp_path / "out" / "results.json")["methods"]
     assert two["settings"]["lr"] == {"value": 0.2, "source": "chosen by --tune, around 0.1"}
-    assert trials.task.entries["asam p inf"].variant.hyperparameters["p"] == np.inf
+    assert trials.task.entries["asam p inf"].variant.values["p"] == np.inf
     trials.best = {"ada_sam": {"lr": 0.2}}
     assert command("--tune-lr", methods=("--methods", tasks.NAMES["ada_sam"]))[0] == 0
     (of,) = results.from_json(tmp_path / "out" / "results.json")["methods"]

@@ -217,4 +217,4 @@ def library(name: str, losses: Loss, base: Any, axis: str | None = None, **chang
         params, state, first = of.update(tx, state, at)
         return params, state, None if first is None else first[0]
 
-    return Step(tx.init, step)
+    return Step(partial(of.init, tx), step)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeAlias, Union, get_args, get_origin
@@ -74,7 +75,8 @@ class Method:
     """A method, with hyperparameters suitable for the default task of the command.
 
     ``build(base, **hyperparameters)`` is a :func:`sam_optax.sharpness_aware`, or without a radius
-    any optimizer; ``arguments(step, **hyperparameters)`` are what its ``update`` is called with.
+    an optimizer of gradients; ``arguments(step, **hyperparameters)`` are what its ``update`` is
+    called with.
     """
 
     name: str  # NAME of --NAME.HYPERPARAMETER
@@ -90,7 +92,7 @@ class Method:
     # Whether groups of a batch can have separate perturbations: not for methods that use the whole
     # batch or past gradients.
     groups: bool = True
-    # The hyperparameters that scale the radius, together; a method without one has none.
+    # The hyperparameters that scale the radius, together; an optimizer of gradients has none.
     radius: tuple[str, ...] = ("rho",)
     decays: bool = True  # whether it has the weight decay of the base optimizer
     weight_decay: float | None = None  # chosen for it; ``None``: the command's
@@ -105,9 +107,9 @@ class Method:
 def method(title: str, **traits: Any) -> Callable[[Callable[..., Optimizer]], Method]:
     """Makes a method of a function, in a file for ``compare --methods sgd FILE.py:half``, say.
 
-    Its parameters after the base optimizer are hyperparameters, as in ``--half.rho 0.1 0.2``. The
-    traits are attributes of :class:`Method`; with ``arguments`` it has no ``groups``, for they are
-    of the whole batch.
+    Its parameters after the base optimizer are hyperparameters, as in ``--half.rho 0.1 0.2``; with
+    ``--tune`` the radius is traced, as under ``jit``. The traits are attributes of :class:`Method`;
+    with ``arguments`` it has no ``groups``, for they are of the whole batch.
 
     Example:
       >>> from sam_optax.experiments import Base, method
@@ -120,26 +122,28 @@ def method(title: str, **traits: Any) -> Callable[[Callable[..., Optimizer]], Me
         name, options = build.__name__, _hyperparameters(build)
         own = {"groups": "arguments" not in traits, **traits}
         found = Method(name, title, build, options, **own)
-        if not options.keys() >= {*found.radius}:
-            wanted = "name that of its radius in radius=(NAME,), or give () if it has none"
-            raise TypeError(f"{name} has no hyperparameter {', '.join(found.radius)}; {wanted}")
+        numbers = {of.name for of in options.values() if isinstance(of.default, int | float)}
+        if not numbers >= {*found.radius}:
+            raise TypeError(
+                f"{name} has no hyperparameter {', '.join(found.radius)} with a number as its "
+                "default; name that of its radius in radius=(NAME,), or give () for an optimizer "
+                "that takes gradients"
+            )
         return found
 
     return declare
 
 
 def _hyperparameters(build: Callable[..., Optimizer]) -> dict[str, inspect.Parameter]:
-    _, *parameters = inspect.signature(build, eval_str=True).parameters.values()
     found = {}
-    for of in parameters:
+    for of in [*inspect.signature(build, eval_str=True).parameters.values()][1:]:
         hint, text = of.annotation, f"{of.name}."
         if get_origin(hint) is Annotated:
             hint, text, *_ = get_args(hint)
-        hint = type(of.default) if hint is of.empty else hint
         among = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        kinds = [kind for kind in among if kind in (int, float, bool, str)]
-        if not kinds or of.default is of.empty:
-            wanted = "needs a default that is a number, text or bool"
+        kinds = [kind for kind in (*among, type(of.default)) if kind in (int, float, bool, str)]
+        if not kinds or not isinstance(of.default, int | float | str | None):
+            wanted = "needs a default of type int, float, bool or str; or None, annotated with one"
             raise TypeError(f"{of.name} of {build.__name__} {wanted}")
         found[of.name] = of.replace(annotation=Annotated[kinds[0], text])
     return found
@@ -149,48 +153,65 @@ class Variant(NamedTuple):
     """A method with values of its hyperparameters."""
 
     method: Method
-    hyperparameters: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]  # as in results, where infinity is text
 
-    def gradients(self, batches: float) -> float:
-        """Gradients on a batch per step, given the number of batches in the training set."""
-        found = self.method.gradients
-        return found(batches, **self.hyperparameters) if callable(found) else found
-
-    def transformation(self, base: Base, key: jax.Array) -> Optimizer:
-        """Its optimizer, or a :class:`UserError` that says what is wrong with it."""
-        with self.failing():
-            found = self.method.build(base._replace(key=key), **self.hyperparameters)
-            if not isinstance(found, optax.GradientTransformation):
-                raise TypeError(f"it returns {found!r}; let it return base.sharp(...), say")
-            return found
+    @property
+    def values(self) -> Record:
+        """The hyperparameters as the method's functions get them."""
+        floats = {k for k, of in self.method.options.items() if get_args(of.annotation)[0] is float}
+        infinite = {k for k in floats if str(self.hyperparameters.get(k)) == "inf"}
+        return {**self.hyperparameters, **dict.fromkeys(infinite, math.inf)}
 
     @contextlib.contextmanager
-    def failing(self) -> Iterator[None]:
-        """Turns what a method's own code raises into an error of the user's option."""
+    def _reported(self) -> Iterator[None]:
+        """Turns what the method's functions raise into a :class:`UserError` that names it."""
         name = self.method.name
         try:
             yield
+        except UserError:
+            raise
         except Exception as error:
             if str(error).partition(" ")[0] in self.method.options:  # as the library's messages
                 raise UserError(f"--{name.replace('_', '-')}.{error}") from error
             raise UserError(f"--methods {name}: fails with {line(error)}.") from error
 
+    def gradients(self, batches: float) -> float:
+        """Gradients on a batch per step, given the number of batches in the training set."""
+        found = self.method.gradients
+        with self._reported():
+            return float(found(batches, **self.values) if callable(found) else found)
+
+    def transformation(self, base: Base, key: jax.Array) -> Optimizer:
+        """Its optimizer, or a :class:`UserError` that says what is wrong with it."""
+        with self._reported():
+            found = self.method.build(base._replace(key=key), **self.values)
+            if not isinstance(found, optax.GradientTransformation):
+                raise TypeError(f"it returns {found!r}; let it return base.sharp(...), say")
+            return found
+
+    def init(self, tx: Optimizer, params: optax.Params) -> optax.OptState:
+        """The first state of its optimizer."""
+        with self._reported():
+            return tx.init(params)
+
     def update(
         self, tx: Optimizer, state: optax.OptState, step: Step
     ) -> tuple[Any, optax.OptState, tuple[Any, Any] | None]:
         """A training step: params, state, and ``(loss, aux)`` of the first pass if it has one."""
-        if not self.method.radius:  # an optimizer that takes gradients
-            first, grads = step.value_and_grad_fn(step.params)
-            updates, state = tx.update(grads, state, step.params)
-            return optax.apply_updates(step.params, updates), state, first
-        arguments = self.method.arguments(step, **self.hyperparameters)
-        updates, state = tx.update(None, state, step.params, **arguments)
-        given, first = arguments.get("value_and_grad_fn"), None
-        if given:
-            with self.failing():
+        with self._reported():
+            if not self.method.radius:  # an optimizer that takes gradients
+                first, grads = step.value_and_grad_fn(step.params)
+                updates, state = tx.update(grads, state, step.params)
+                return optax.apply_updates(step.params, updates), state, first
+            arguments = self.method.arguments(step, **self.values)
+            updates, state = tx.update(None, state, step.params, **arguments)
+            if updates is None:  # as optax's return without gradients
+                raise TypeError("it needs gradients; give radius=(), or return base.sharp(...)")
+            given, first = arguments.get("value_and_grad_fn"), None
+            if given:
                 state, first = sam_optax.pop_first_pass(state)
-        params = optax.apply_updates(step.params, updates)
-        return params, state, first if given is step.value_and_grad_fn else None
+            params = optax.apply_updates(step.params, updates)
+            return params, state, first if given is step.value_and_grad_fn else None
 
 
 def check(variant: Variant) -> None:

@@ -1,5 +1,6 @@
 """The methods of the experiments, built in or of a user's file."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -42,4 +43,4 @@ def _found(place: str, option: str, version: object) -> Method:
     if not isinstance(found, Method):
         what = f"{option} {place}: is of type {type(found).__name__}"
         raise UserError(f"{what}; give a function under @method(...), of sam_optax.experiments.")
-    return found
+    return dataclasses.replace(found, name=named.short(place))

@@ -7,6 +7,7 @@ outputs, and with ``mutable`` also the other variables after the call.
 
 import dataclasses
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -37,7 +38,11 @@ def adapted(given: Any, name: str, classes: int) -> tuple[Any, Any]:
       UserError: it is neither a Linen nor an NNX module, or making it fails.
     """
     if isinstance(given, tuple) and len(given) == 2:
-        return adapted(given[0], name, classes)[0], given[1]
+        module, start = given
+        if not isinstance(start, dict):
+            kind = type(start).__name__
+            raise UserError(f"--model {name}: its variables are of type {kind}; give nested dicts.")
+        return adapted(module, name, classes)[0], start
     if isinstance(given, nnx.Module):
         raise UserError(
             f"--model {name}: is an NNX module, with one initialization for all seeds; give its "
@@ -137,13 +142,15 @@ def check(
 
 def _fitted(start: Any, name: str, needed: PyTree) -> dict[str, np.ndarray]:
     """Variables by path, if they have the shapes of those of the network."""
-    if not isinstance(start, dict):
-        kind = type(start).__name__
-        raise UserError(f"--model {name}: its variables are of type {kind}; give nested dicts.")
     flat, shapes = flatten_dict(start), flatten_dict(needed, sep="/")
-    found = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat.items()}
-    for path, leaf in found.items():
+    if start and not flat:
+        raise UserError(f"--model {name}: its variables are empty; leave them out, or give arrays.")
+    found = {"/".join(map(str, path)): _array(leaf) for path, leaf in flat.items()}
+    for (path, leaf), given in zip(found.items(), flat.values(), strict=True):
         what = f"--model {name}: {path} of its variables"
+        if leaf.dtype == object:
+            kind = type(given).__name__
+            raise UserError(f"{what} is of type {kind}; give nested dicts of arrays.")
         if leaf.shape != (shape := getattr(shapes.get(path), "shape", "no such array")):
             raise UserError(
                 f"{what} has shape {leaf.shape}, in the network {shape}; give one that fits, or "
@@ -154,3 +161,11 @@ def _fitted(start: Any, name: str, needed: PyTree) -> dict[str, np.ndarray]:
             if not (numbers and np.isfinite(leaf.astype(shapes[path].dtype)).all()):
                 raise UserError(f"{what} is not all finite numbers; give other variables.")
     return found
+
+
+def _array(leaf: Any) -> np.ndarray:
+    """A leaf as an array; one of objects if it is none, such as a key or a ragged list."""
+    try:
+        return np.asarray(None if isinstance(leaf, Mapping) else leaf)  # nnx.State is one
+    except (TypeError, ValueError):
+        return np.asarray(None)

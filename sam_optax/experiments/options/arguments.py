@@ -70,7 +70,7 @@ def known(command: type, methods: Sequence[str] = ()) -> Declared:
     of_files = (registry.get(name) for name in methods if is_spec(name))
     for name, method in {of.name: of for of in (*registry.METHODS.values(), *of_files)}.items():
         for hyperparameter, parameter in method.options.items():
-            default = "that of sam_optax" if parameter.default is None else parameter.default
+            default = "that of the method" if parameter.default is None else parameter.default
             kind, text = typing.get_args(parameter.annotation)
             of = found[f"{name}.{hyperparameter}"] = option(default, text)
             of.type = types.GenericAlias(tuple, (kind, ...))

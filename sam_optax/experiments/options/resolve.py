@@ -123,9 +123,7 @@ def _rows(name: str, options: Compare) -> Iterator[Record]:
             "name": " ".join([method.name, *(f"{o} {plain(own[o])}" for o in varied)]),
             "method": name,
             "title": method.title,
-            "hyperparameters": {  # JSON has no infinity
-                k: str(of) if of in (math.inf, -math.inf) else of for k, of in own.items()
-            },
+            "hyperparameters": own,
             "sources": {option: found["source"] for option, found in values.items()},
             "settings": settings,
         }
@@ -153,7 +151,10 @@ def _values(name: str, options: Compare) -> dict[str, Record]:
                     f"--tune: {asked} {' '.join(map(plain, values))}: the search starts at one "
                     "radius above 0; give one, or leave out --tune."
                 )
-            several[option] = {**chosen, "value": values}
+            if not all(of > -math.inf for of in values if isinstance(of, float)):
+                raise UserError(f"{asked} {' '.join(map(plain, values))}: use numbers, or inf.")
+            texts = ["inf" if of == math.inf else of for of in values]  # JSON has no infinity
+            several[option] = {**chosen, "value": texts}
     return several
 
 

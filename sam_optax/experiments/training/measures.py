@@ -12,9 +12,10 @@ import optax
 import sam_optax
 from sam_optax.experiments.data.dataset import Dataset, Examples
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.named import line
 from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.training.devices import Source, images, over_seeds
-from sam_optax.experiments.training.task import Task, noisy_labels
+from sam_optax.experiments.training.task import PerExample, Task, noisy_labels
 from sam_optax.experiments.types import Function, PyTree
 
 BLOCK = 500
@@ -67,13 +68,18 @@ def losses(
     x, y = batch
     outputs, rest = _outputs(task, variables, x, key)
     if task.loss is not None:
-        return _one_each("loss", task.loss(outputs, y), len(y)), rest
+        return _one_each("loss", task.loss, outputs, y), rest
     if y.ndim < outputs.ndim:
         return optax.softmax_cross_entropy_with_integer_labels(outputs, y), rest
     return optax.softmax_cross_entropy(outputs, y), rest
 
 
-def _one_each(name: str, values: jax.Array, n: int) -> jax.Array:
+def _one_each(name: str, of: PerExample, outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """What a function of the user's gives for each example."""
+    try:
+        values, n = of(outputs, y), len(y)
+    except Exception as error:
+        raise UserError(f"{name}: fails with {line(error)}.") from error
     if jnp.shape(values) != (n,):
         raise UserError(
             f"{name}: returns shape {jnp.shape(values)} for {n} examples; let it return one number "
@@ -107,8 +113,7 @@ def total_score(task: Task, variables: PyTree, block: Blocks) -> jax.Array:
     outputs, _ = _outputs(task, variables, block.x)
     if task.metric.of is None:
         return jnp.sum(block.weight * (jnp.argmax(outputs, -1) == block.y))
-    found = _one_each("metric", task.metric.of(outputs, block.y), len(block.y))
-    return jnp.sum(block.weight * found)
+    return jnp.sum(block.weight * _one_each("metric", task.metric.of, outputs, block.y))
 
 
 class Evaluation:

@@ -48,8 +48,7 @@ class MethodStep:
         batch = jax.tree.map(lambda leaf: jnp.repeat(leaf, self._recipe.batch_size, 0), empty)
         previous = self._kept(self._augmented(self._key, batch))
         rest = {name: of for name, of in variables.items() if name != "params"}
-        with self._variant.failing():
-            return State(params, self._tx.init(params), rest, previous)
+        return State(params, self._variant.init(self._tx, params), rest, previous)
 
     def take(self, state: State, batch: PyTree, step_key: jax.Array) -> State:
         """The state after a step, both passes of which draw the same dropout.

@@ -214,11 +214,7 @@ def entries_of(description: Json) -> dict[str, Entry]:
     for method in description["methods"]:
         own = {**values(description["settings"]), **values(method["settings"])}
         recipe = Recipe(**{name: own[name] for name in Recipe.__dataclass_fields__ if name in own})
-        texts = method["hyperparameters"].items()
-        chosen = {
-            name: float(value) if value in ("inf", "-inf") else value for name, value in texts
-        }
-        variant = Variant(methods.get(method["method"]), chosen)
+        variant = Variant(methods.get(method["method"]), method["hyperparameters"])
         entries[method["name"]] = Entry(variant.method.name, variant, recipe)
     return entries
 

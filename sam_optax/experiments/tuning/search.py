@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 from sam_optax.experiments.data.examples import hold_out
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.methods import registry
 from sam_optax.experiments.options.declare import flag
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting import output
@@ -168,10 +167,10 @@ def settled(description: Json, found: Json) -> Record:
         tune = found[row["name"]]
         method = {**row, "tune": tune}
         method |= {of: {**row[of]} for of in ("hyperparameters", "sources", "settings")}
-        pairs = zip(tune["chosen"].items(), tune["around"].values(), strict=True)
-        for (name, value), start in pairs:
+        pairs = zip(tune["chosen"].items(), tune["around"].items(), strict=True)
+        for (name, value), (option, start) in pairs:
             source = f"chosen by --tune, around {plain(start)}"
-            if name in registry.get(row["method"]).radius:
+            if option != name:  # METHOD.HYPERPARAMETER
                 method["hyperparameters"][name], method["sources"][name] = value, source
             else:  # in the place of the shared setting
                 method["settings"][name] = {"value": value, "source": source}
