@@ -256,7 +256,8 @@ def test_each_method_of_a_preset_is_trained_at_its_row_and_swept(capsys, trainer
     methods = found["methods"]
     assert [method["epochs"] for method in methods] == [400] + [200] * 5
     assert [method["hyperparameters"] for method in methods[:2]] == [{}, {"rho": 0.05}]
-    assert methods[-1]["name"] == "asam rho 1 p inf"
+    names_of_asam = [f"asam rho {rho} p {p}" for rho in (0.5, 1) for p in (2, "inf")]
+    assert [method["name"] for method in methods[2:]] == names_of_asam
     asam = {"rho": 1.0, "eta": 0.01, "p": "inf", "normalization": "filterwise"}
     assert methods[-1]["hyperparameters"] == {**asam, "normalize_biases": True}
     printed, page = capsys.readouterr(), (out / "report.html").read_text()
