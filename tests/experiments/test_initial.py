@@ -135,18 +135,6 @@ def test_tensors_of_other_networks_are_refused_by_name(pretrained, convert):
         convert(pretrained | {"head_dist.bias": np.ones(3)}, 5)
 
 
-def test_a_file_that_cannot_be_converted_is_one_line(tmp_path, trainer, capsys):
-    header = b'{"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}'  # case 80
-    (tmp_path / "f8").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    net = f"lambda classes: pretrained({str(tmp_path / 'f8')!r}, None, classes)"
-    code = f"import sys; sys.path.append({str(SCRIPT.parent)!r})\n"
-    (tmp_path / "f8.py").write_text(f"{code}from from_safetensors import pretrained\nnet = {net}\n")
-    assert main(["compare", "--model", f"{tmp_path}/f8.py:net"]) == 2
-    error = capsys.readouterr().err
-    assert re.match(f"sam_optax: --model {tmp_path}/f8.py:net: fails with ", error)
-    assert error.count("\n") == 1
-
-
 class Net(nn.Module):
     """A body, and a head for so many classes."""
 
@@ -168,22 +156,10 @@ class Nnx(nnx.Module):
         return self.head(self.norm(x))
 
 
-@pytest.fixture
-def data(arrays):
-    f32 = lambda name: arrays[name].astype(np.float32)
-    return {"train": (f32("x_train"), arrays["y_train"]), "test": (f32("x_test"), arrays["y_test"])}
-
-
 quick = partial(compare, methods=["sgd"], epochs=1, batch_size=20, weight_decay=0.0)
 FILE = """
-from flax import linen as nn
 from sam_optax.experiments.reporting.snapshots import load_params
-class Net(nn.Module):
-    classes: int
-    @nn.compact
-    def __call__(self, x):
-        x = nn.tanh(nn.Dense(4)(x))
-        return nn.Dense(self.classes)(x)
+from test_initial import Net
 def again(classes):
     variables = load_params({path!r})["sgd"][1]
     del variables["params"]["Dense_1"]
