@@ -246,8 +246,6 @@ WRONG = {
     f"{NAME} is not the float32[256]": array(np.zeros((7, 3), np.float32)),
     "holds no results.json and params": lambda run: (run / "results.json").write_text('{"a": 1}'),
     "(KeyError: 'settings'); restore": without("settings"),
-    "'lr')": without("settings", "lr"),
-    "(KeyError: 'test_accuracy')": without("methods", 0, "seeds", 0, "curves", "test_accuracy"),
     "(IndexError": without("methods", 0, "seeds", 0, "curves", "test_accuracy", 0),
 }
 

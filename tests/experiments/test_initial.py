@@ -207,26 +207,16 @@ def test_a_pair_from_python_starts_from_its_variables(data, network, tmp_path):
         jax.tree.map(close, found["params"], first[1]["params"])
 
 
-NAN = {"params": {"Dense_0": {"bias": np.array([0, 1, np.nan, 2])}}}
-WRONG = {
-    "another name": (
-        {"params": {"Dense_2": {"bias": np.ones(3)}}},
-        "params/Dense_2/bias of its variables has shape .3,., in the network no such array; ",
-    ),
-    "another shape": (
-        {"params": {"Dense_0": {"bias": np.ones(3)}}},
-        "params/Dense_0/bias of its variables has shape .3,., in the network .4,.; give one",
-    ),
-    "NaN": (NAN, "params/Dense_0/bias of its variables is not all finite numbers"),
-    "text": (
-        {"params": {"Dense_0": {"bias": np.array(list("abcd"))}}},
-        "params/Dense_0/bias of its variables is not all finite",
-    ),
-    "no dict": (np.ones(3), "its variables are of type ndarray; give nested dicts"),
+WRONG = {  # the layer, its bias, and what is said of it
+    "another name": ("Dense_2", np.ones(3), r"has shape \(3,\), in the network no such array; "),
+    "another shape": ("Dense_0", np.ones(3), r"has shape \(3,\), in the network \(4,\); give one"),
+    "NaN": ("Dense_0", np.array([0, 1, np.nan, 2]), "is not all finite numbers; give other"),
+    "text": ("Dense_0", np.array(list("abcd")), "is not all finite numbers; give other"),
 }
 
 
-@pytest.mark.parametrize(("variables", "message"), WRONG.values(), ids=WRONG)
-def test_variables_that_do_not_fit_are_named(data, trainer, variables, message):
-    with pytest.raises(UserError, match=f"^--model Net: {message}"):
-        quick((Net, variables), **data)
+@pytest.mark.parametrize(("layer", "bias", "message"), WRONG.values(), ids=WRONG)
+def test_variables_that_do_not_fit_are_named(data, trainer, layer, bias, message):
+    match = f"^--model Net: params/{layer}/bias of its variables {message}"
+    with pytest.raises(UserError, match=match):
+        quick((Net, {"params": {layer: {"bias": bias}}}), **data)

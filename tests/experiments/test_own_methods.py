@@ -65,6 +65,7 @@ def equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 def test_a_method_of_a_file_is_trained_with_its_hyperparameters(file, options):
     """Half with the radius 1, which is an integer of type float, is SAM with 0.5."""
     methods = ["sgd", "sam", f"{file}:half", f"{file}:last", f"{file}:lion"]
@@ -131,7 +132,8 @@ def test_a_run_whose_file_has_changed_is_another(file, options, tmp_path, capsys
             compare(methods=methods, out=out, resume=True, **options)
         assert main(["analyze", str(out)]) == 2
         assert f"{what}: its file has changed since the run of" in capsys.readouterr().err
-        path.write_text(before if path is net else code[file])
+        path.write_text(before)
+    file.write_text(code[file])
     again = compare(methods=methods, **options)  # executed anew
     equal(again.params["sgd"], found.params["sgd"])
     with pytest.raises(AssertionError):
