@@ -141,7 +141,7 @@ WRONG = [
     (["--out", "none/cost.json"], "--out"),
 ]
 UNFIT = [
-    (["--models", "mpl"], "--model mpl: unknown model"),
+    (["--models", "mpl"], "--model mpl: unknown; did you mean mlp"),
     (["--models", "flax.linen:Embed"], "--model flax.linen:Embed: fails with"),
     (["--methods", f"{MORE}:sam_full"], "sam_full: its cost is that of the training set"),
     (["--target", "cpu:99"], "--target cpu:99: JAX has started with 8; use a new process"),

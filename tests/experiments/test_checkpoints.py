@@ -255,7 +255,10 @@ def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_p
 IMAGES = {"epochs": 3, "crop": 1}
 TASKS = {
     "vectors": (("rsam", "fsam"), {"batch_size": 12, "epochs": 4, "seeds": 2, "label_noise": 0.2}),
-    "images": (("esam",), {**IMAGES, "mixup": 0.3, "count": 2, "model": tasks.Flat(jnp.bfloat16)}),
+    "images": (
+        ("esam",),
+        {**IMAGES, "mixup": 0.3, "count": 2, "model": tasks.Flat(dtype=jnp.bfloat16)},
+    ),
     "a batch in the state": (("sampa",), {**IMAGES, "count": 2, "seeds": 2}),
     "images on disk": (("ss_sam",), IMAGES),
 }

@@ -302,7 +302,13 @@ def traced(name, **options):
 @pytest.mark.parametrize("name", tasks.NAMES)
 def test_every_method_trains(name, m):
     traced(
-        name, m=m, crop=1, flip=True, cutout=2, label_smoothing=0.1, model=tasks.Flat(jnp.bfloat16)
+        name,
+        m=m,
+        crop=1,
+        flip=True,
+        cutout=2,
+        label_smoothing=0.1,
+        model=tasks.Flat(dtype=jnp.bfloat16),
     )
 
 
