@@ -82,9 +82,11 @@ def test_networks_of_the_registry_and_ones_own_on_a_mesh(tmp_path, name):
     arguments = ["--target", "cpu:4", "--mesh", "data=2", "model=2", "--params", "fsdp"]
     arguments += ["--batch-size", "4", "--optimizer", "adam", "--methods", "momentum"]
     arguments += [f"{MORE}:delta_sam"]
-    of = [f"{MORE.with_name('networks.py')}:tiny"]
-    if name == "own":
-        of = [f"{tmp_path}/net.py:Net", "--shape", "8", "8", "1"]
+    of = (
+        [f"{MORE.with_name('networks.py')}:tiny"]
+        if name == "tiny"
+        else [f"{tmp_path}/net.py:Net", "--shape", "8", "8", "1"]
+    )
     (model,) = cost(tmp_path, *arguments, "--models", *of).values()
     assert (model["parameters"] == 3 * 3 * 4 + 4 + 4 * 10 + 10) == (name == "own")
     assert model["steps"]["momentum"]["gradients"] == 1
@@ -127,38 +129,31 @@ def test_ratios_are_taken_within_rounds():
     assert found["a"]["/base"]["temporaries"] is None  # 0 / 0
 
 
+WRONG = [
+    (["--models"], "--models: no value is given"),
+    (["--methods", "adam"], "--methods adam: unknown; did you mean"),
+    (["--shape", "0"], "--shape 0: use an integer (int) of at least 1"),
+    (["--methods", "sync_perturbation"], "--methods sync_perturbation: use it with --per-d"),
+    (["--target", "v5e"], "--target v5e: use tpu:v5e:2x2"),
+    (["--mesh", "data"], "--mesh data: use NAME=SIZE"),
+    (["--time", "--target", "cpu:2"], "--time: not with --target cpu:2"),
+    (["--per-device", "--params", "fsdp"], "--per-device: use it with --params replicated"),
+    (["--out", "none/cost.json"], "--out"),
+]
+UNFIT = [
+    (["--models", "mpl"], "--model mpl: unknown; did you mean mlp"),
+    (["--models", "flax.linen:Embed"], "--model flax.linen:Embed: fails with"),
+    (["--methods", f"{MORE}:sam_full"], "sam_full: its cost is that of the training set"),
+    (["--target", "cpu:99"], "--target cpu:99: JAX has started with 8; use a new process"),
+    (["--target", "cpu:2", "--mesh", "data=4"], "--mesh of 4 devices: there are 2"),
+    (["--target", "cpu:2", "--batch-size", "3"], "--batch-size 3: use a multiple of 2"),
+    (["--target", "cpu:2", "--mesh", "model=2"], "--mesh model=2: name an axis data, for"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--models"], "--models: no value is given"),
-        (["--methods", "adam"], "--methods adam: unknown; did you mean"),
-        (["--shape", "0"], "--shape 0: use an integer (int) of at least 1"),
-        (["--methods", "sync_perturbation"], "--methods sync_perturbation: use it with --per-d"),
-        (["--target", "v5e"], "--target v5e: use tpu:v5e:2x2"),
-        (["--mesh", "data"], "--mesh data: use NAME=SIZE"),
-        (["--time", "--target", "cpu:2"], "--time: not with --target cpu:2"),
-        (["--per-device", "--params", "fsdp"], "--per-device: use it with --params replicated"),
-        (["--out", "none/cost.json"], "--out"),
-    ],
+    ("arguments", "message"), [*WRONG, *(pytest.param(*of, marks=slow) for of in UNFIT)]
 )
 def test_wrong_options_are_errors_of_the_user(arguments, message, capsys):
-    assert main(["cost", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-@slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--models", "mpl"], "--model mpl: unknown; did you mean mlp"),
-        (["--models", "flax.linen:Embed"], "--model flax.linen:Embed: fails with"),
-        (["--methods", f"{MORE}:sam_full"], "sam_full: its cost is that of the training set"),
-        (["--target", "cpu:99"], "--target cpu:99: JAX has started with 8; use a new process"),
-        (["--target", "cpu:2", "--mesh", "data=4"], "--mesh of 4 devices: there are 2"),
-        (["--target", "cpu:2", "--batch-size", "3"], "--batch-size 3: use a multiple of 2"),
-        (["--target", "cpu:2", "--mesh", "model=2"], "--mesh model=2: name an axis data, for"),
-    ],
-)
-def test_what_does_not_fit_the_devices(arguments, message, capsys):
     assert main(["cost", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -1,12 +1,36 @@
 """How many gradients a compiled step evaluates."""
 
+from pathlib import Path
+
 import jax
+import optax
 import pytest
-from cost_programs import METHODS, PROBLEMS, base_step, cost, handwritten, library, program
+from cost_programs import (
+    METHODS,
+    PROBLEMS,
+    base_step,
+    cost,
+    handwritten,
+    library,
+    perturbation,
+    program,
+    ratios,
+)
 from methods import often
+from more_by_hand import LIBRARY
 
 import sam_optax
+from sam_optax.experiments import named
+from sam_optax.experiments.cost.steps import variant
 
+MORE = Path(__file__).parents[2] / "notebooks" / "methods.py"
+OTHERS = ["sam", *LIBRARY, "info", "vasso", "wsam", "looksam", "msam", "skip_nonfinite"]
+MAKERS = {name: library(name) for name in (*OTHERS, f"{MORE}:ssam_f", f"{MORE}:low_pass")}
+MAKERS["random_mask"] = perturbation(
+    lambda: sam_optax.as_perturbation(
+        optax.chain(sam_optax.sam(0.05), sam_optax.random_mask(0.6, key=jax.random.key(0)))
+    )
+)
 EVERY_2 = sam_optax.every(2)
 
 
@@ -47,3 +71,12 @@ def test_several_ascent_steps_are_one_loop():
     assert program(eight).count("while") == 1
     assert cost(three)["instructions"] == cost(eight)["instructions"]
     assert cost(three)["temporaries"] == cost(eight)["temporaries"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAKERS, ids=named.short)
+def test_the_family_evaluates_no_more_gradients_than_it_should(name):
+    """FLOPs are those of matrix products, but for some per cent; of branches, both are counted."""
+    known = name not in ("every", "looksam", "random_mask")
+    gradients = variant(name, **LIBRARY.get(name, {})).gradients(1) if known else 2
+    assert ratios(MAKERS[name], base_step)["flops"] == pytest.approx(gradients, rel=0.04)

@@ -26,6 +26,13 @@ def arrays():
 
 
 @pytest.fixture(scope="session")
+def data(arrays):
+    """The same as pairs of examples and labels."""
+    f32 = lambda name: arrays[name].astype(np.float32)
+    return {"train": (f32("x_train"), arrays["y_train"]), "test": (f32("x_test"), arrays["y_test"])}
+
+
+@pytest.fixture(scope="session")
 def archive(arrays, tmp_path_factory):
     """The path of an archive with these data."""
     path = tmp_path_factory.mktemp("data") / "small.npz"

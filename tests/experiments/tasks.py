@@ -78,15 +78,6 @@ def images(on_disk=False, shift=True):
     return Dataset("images", split(48), split(21), 3, mean, std, "")
 
 
-def vectors(arrays):
-    """The vectors of the archive, as they are."""
-    train, test = (
-        Examples(arrays[f"x_{part}"].astype(np.float32), arrays[f"y_{part}"].astype(np.int32))
-        for part in ("train", "test")
-    )
-    return Dataset("vectors", train, test, 3, None, None, "")
-
-
 def make(dataset, *methods, model=None, count=1, hyperparameters=None, **options):
     """A task as the command would make it, of a network that compiles fast unless one is named."""
     options = {"batch_size": 16, "epochs": 2, "seeds": 1, "label_noise": 0.0, **options}

@@ -10,6 +10,7 @@ import tasks
 
 from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
+from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import results
 from sam_optax.experiments.training.train import work
@@ -269,10 +270,10 @@ TASKS = {
 
 @slow
 @pytest.mark.parametrize("name", TASKS)
-def test_stopping_and_going_on_changes_no_bit(name, arrays, tmp_path):
+def test_stopping_and_going_on_changes_no_bit(name, data, tmp_path):
     simple, (methods, settings) = name == "vectors", TASKS[name]
-    data = tasks.vectors(arrays) if simple else tasks.images(name == "images on disk")
-    task = tasks.make(data, *methods, **settings)
+    dataset = from_arrays(**data) if simple else tasks.images(name == "images on disk")
+    task = tasks.make(dataset, *methods, **settings)
     options = {"count": settings.get("count", 1)}
     straight = tasks.run(task, **options)
     for last in (1, settings["epochs"]) if simple else (2,):

@@ -45,16 +45,14 @@ WRONG = {
     "--vasso.rho 1": "--vasso.rho: vasso is not trained; add it to --methods",
     "--m 7": r"--m 7: does not divide the batch size, 100; use a divisor, as 5\.",
     # names
-    "--methods adam": "--methods adam: unknown; did you mean asam?",
+    "--methods adam": r"--methods adam: unknown; did you mean asam\? .*, given as FIL",
     "--methods sam sam": "--methods sam sam: a value is given twice",
     "--methods": "--methods: no value is given",
     "--model vit": "--model vit: unknown; use one of mlp, cnn. More are in notebooks/networks.py",
-    "--dataset cifar": "--dataset cifar: unknown data set; use one of digits",
     "--dataset npz:nowhere": r"--dataset npz:nowhere: not a readable .npz file \(no such file",
     "--preset x": "--preset x: unknown; use one of asam-cifar10, ",
     "--help sma": "--help sma: unknown; did you mean sam?",
     # what does not go together
-    "--optimizer adamw": "--optimizer adamw: .* give --lr",
     f"--model {tasks.NETWORKS}:vit_s16": ".*: images of 8×8 cannot .*--image-size",
     "--label-column y": "--label-column y: needs --dataset hf:NAME",
     "--beta2 0.9": "--beta2 0.9: is for --optimizer adam and adamw; give 0.999.",
@@ -64,14 +62,16 @@ WRONG = {
     "--devices 8": "--batch-size 100: 8 devices share each batch; use a m",
     "--devices 8 --batch-size 64 --m 4": "--m 4: 8 devices share each group; use a multiple of 8",
     "--preset asam-cifar10": r"--preset asam-cifar10: needs the data \(cifar10\); give --dataset h",
-    "--preset asam-cifar10 --dataset digits --methods gsam": (
-        "--preset asam-cifar10: has no value of rho_max for gsam; give --gsam.rho-max"
+    f"--preset asam-cifar10 --dataset digits --methods {tasks.FILE}:sam_noise": (
+        f"--preset asam-cifar10: .* rho for {tasks.FILE}:sam_noise; give --sam-noise.rho"
     ),
     "--preset fsam-transfer --dataset digits": "--preset fsam-transfer: .* give --model FILE",
-    "--out /proc/here": "--out /proc/here: cannot be written to .*choose another",
     "--resume": "--resume: needs --out DIR",
     "--tensorboard": "--tensorboard: needs --out DIR",
     "--trials 5": "--trials: needs --tune",
+    "--tune-lr": "--tune-lr: needs --tune",
+    "--tune --sam.rho 0.1 0.2": "--tune: --sam.rho 0.1 0.2: the search starts at one radius",
+    "--tune --sam.rho 0": "--tune: --sam.rho 0: the search starts at one radius above 0",
     # what cannot be read
     "--epochs ten": "--epochs: use an INT, not ten. .see python -m sam_optax compare --help.",
     "--sam.rho 1 big": "--sam.rho: use a FLOAT, not big. ",
@@ -185,20 +185,15 @@ def test_a_dry_run_prints_every_setting_with_its_source_and_trains_nothing(
 # A run.
 
 
-@pytest.fixture(scope="module")
-def run(archive, tmp_path_factory):
-    """One real process with two radii of SAM, of which one diverges."""
-    out = tmp_path_factory.mktemp("run") / "new" / "results"
+@pytest.mark.slow
+def test_a_process_prints_its_table_and_progress_and_writes_its_results(archive, tmp_path):
+    """With two radii of SAM, of which one diverges."""
+    out = tmp_path / "new" / "results"
     more = ("--methods", "sgd", "sam", "--sam.rho", "0.1", "1e30", "--seeds", "2", "--tensorboard")
     more += ("--weight-decay", "0.0005", "--label-noise", "0.4")
     command = [sys.executable, "-m", "sam_optax", *small(archive, *more), "--out", str(out)]
     env = {**os.environ, "COLUMNS": "120"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env), out
-
-
-@pytest.mark.slow
-def test_the_table_is_on_standard_output_and_the_progress_on_standard_error(run):
-    process, out = run
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     assert process.returncode == 0, process.stderr
     assert re.search(r"^sgd +\d+\.\d\d ± \d+\.\d\d +± \d+\.\d\d +\d+\.", process.stdout, re.M)
     assert re.search(r"^sam +ρ 0.1 +\d\d\.\d\d ± ", process.stdout, re.M)
@@ -207,11 +202,6 @@ def test_the_table_is_on_standard_output_and_the_progress_on_standard_error(run)
     assert f"The results are in {out}." in process.stdout
     assert re.match(r"compiling sgd \(1 of \d\)", process.stderr)
     assert not CONTROL.search(process.stdout + process.stderr)
-
-
-@pytest.mark.slow
-def test_the_files_hold_the_results(run):
-    _, out = run
     assert names(out) == RESULTS | PICTURES | {"sweep.png", "tensorboard"}
     found = results.from_json(out / "results.json")
     assert found["settings"]["batch_size"] == {"value": 20, "source": "given"}
@@ -253,7 +243,8 @@ def test_each_method_of_a_preset_is_trained_at_its_row_and_swept(capsys, trainer
     methods = found["methods"]
     assert [method["epochs"] for method in methods] == [400] + [200] * 5
     assert [method["hyperparameters"] for method in methods[:2]] == [{}, {"rho": 0.05}]
-    assert methods[-1]["name"] == "asam rho 1 p inf"
+    names_of_asam = [f"asam rho {rho} p {p}" for rho in (0.5, 1) for p in (2, "inf")]
+    assert [method["name"] for method in methods[2:]] == names_of_asam
     asam = {"rho": 1.0, "eta": 0.01, "p": "inf", "normalization": "filterwise"}
     assert methods[-1]["hyperparameters"] == {**asam, "normalize_biases": True}
     printed, page = capsys.readouterr(), (out / "report.html").read_text()

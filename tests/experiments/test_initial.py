@@ -135,18 +135,6 @@ def test_tensors_of_other_networks_are_refused_by_name(pretrained, convert):
         convert(pretrained | {"head_dist.bias": np.ones(3)}, 5)
 
 
-def test_a_file_that_cannot_be_converted_is_one_line(tmp_path, trainer, capsys):
-    header = b'{"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}'  # case 80
-    (tmp_path / "f8").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    net = f"lambda classes: pretrained({str(tmp_path / 'f8')!r}, None, classes)"
-    code = f"import sys; sys.path.append({str(SCRIPT.parent)!r})\n"
-    (tmp_path / "f8.py").write_text(f"{code}from from_safetensors import pretrained\nnet = {net}\n")
-    assert main(["compare", "--model", f"{tmp_path}/f8.py:net"]) == 2
-    error = capsys.readouterr().err
-    assert re.match(f"sam_optax: --model {tmp_path}/f8.py:net: fails with ", error)
-    assert error.count("\n") == 1
-
-
 class Net(nn.Module):
     """A body, and a head for so many classes."""
 
@@ -168,22 +156,10 @@ class Nnx(nnx.Module):
         return self.head(self.norm(x))
 
 
-@pytest.fixture
-def data(arrays):
-    f32 = lambda name: arrays[name].astype(np.float32)
-    return {"train": (f32("x_train"), arrays["y_train"]), "test": (f32("x_test"), arrays["y_test"])}
-
-
 quick = partial(compare, methods=["sgd"], epochs=1, batch_size=20, weight_decay=0.0)
 FILE = """
-from flax import linen as nn
 from sam_optax.experiments.reporting.snapshots import load_params
-class Net(nn.Module):
-    classes: int
-    @nn.compact
-    def __call__(self, x):
-        x = nn.tanh(nn.Dense(4)(x))
-        return nn.Dense(self.classes)(x)
+from test_initial import Net
 def again(classes):
     variables = load_params({path!r})["sgd"][1]
     del variables["params"]["Dense_1"]
@@ -231,30 +207,21 @@ def test_a_pair_from_python_starts_from_its_variables(data, network, tmp_path):
         jax.tree.map(close, found["params"], first[1]["params"])
 
 
-NAN = {"params": {"Dense_0": {"bias": np.array([0, 1, np.nan, 2])}}}
+def bias(value, layer="Dense_0"):
+    return {"params": {layer: {"bias": value}}}
+
+
+NONE = r"has shape \(3,\), in the network no such array; "
 WRONG = {
-    "another name": (
-        {"params": {"Dense_2": {"bias": np.ones(3)}}},
-        "params/Dense_2/bias of its variables has shape .3,., in the network no such array; ",
-    ),
-    "another shape": (
-        {"params": {"Dense_0": {"bias": np.ones(3)}}},
-        "params/Dense_0/bias of its variables has shape .3,., in the network .4,.; give one",
-    ),
-    "NaN": (NAN, "params/Dense_0/bias of its variables is not all finite numbers"),
-    "large": (
-        {"params": {"Dense_0": {"bias": np.full(4, 1e300)}}},
-        "params/Dense_0/bias of its variables is not all finite numbers",
-    ),
-    "text": (
-        {"params": {"Dense_0": {"bias": np.array(list("abcd"))}}},
-        "params/Dense_0/bias of its variables is not all finite",
-    ),
-    "no dict": (np.ones(3), "its variables are of type ndarray; give nested dicts"),
+    "another name": (bias(np.ones(3), "Dense_2"), f"params/Dense_2/bias of its variables {NONE}"),
+    "another shape": (bias(np.ones(3)), r"params/Dense_0/bias .* in the network \(4,\); give one"),
+    "NaN": (bias(np.array([0, 1, np.nan, 2])), "params/Dense_0/bias .* is not all finite numbers"),
+    "large": (bias(np.full(4, 1e300)), "params/Dense_0/bias .* is not all finite numbers"),
+    "text": (bias(np.array(list("abcd"))), "params/Dense_0/bias .* is not all finite numbers"),
     "nothing": (None, "its variables are of type NoneType; give nested dicts"),
     "no array": ({"params": {}}, "its variables are empty; leave them out, or give arrays"),
-    "a key": ({"params": {"a": jax.random.key(0)}}, "params/a .* is of type PRNGKeyArray; give"),
-    "ragged": ({"params": {"a": [[1, 2], [3]]}}, "params/a .* is of type list; give nested dicts"),
+    "a key": (bias(jax.random.key(0)), "params/Dense_0/bias .* is of type PRNGKeyArray; give"),
+    "ragged": (bias([[1, 2], [3]]), "params/Dense_0/bias .* is of type list; give nested dicts"),
     "a state": ({"params": nnx.State({})}, "params of its variables is of type State; give"),
 }
 

@@ -100,7 +100,6 @@ def test_every_method_states_its_gradients():
 @pytest.mark.parametrize(
     ("name", "wrong", "message"),
     [
-        ("sam", {"rho": -1.0}, r"--sam\.rho must be in \[0, inf\), got -1\.0"),
         ("part", {"fraction": 0.0}, r"--part\.fraction must be in \(0, 1\], got 0\.0"),
         ("asam", {"normalization": "x"}, r"--asam\.normalization must be 'elementwise' or 'filt"),
         ("sam_batches", {"batches": 0}, r"--sam-batches\.batches must be at least 1, got 0"),

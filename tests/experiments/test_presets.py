@@ -151,16 +151,6 @@ def test_without_a_preset_the_default_is_a_demonstration_on_digits():
         assert {*row["sources"].values()} <= {"default, chosen on digits"}
 
 
-def test_several_values_are_rows_of_their_own():
-    given = {"rsam.rho": (0.1, 0.2), "rsam.gamma": (0.3, 0.4), "sam.rho": (0.7,)}
-    found = resolved(methods=("sam", "rsam"), hyperparameters=given)
-    rows = [f"rsam rho {rho} gamma {gamma}" for rho in (0.1, 0.2) for gamma in (0.3, 0.4)]
-    assert [*found] == ["sam", *rows]
-    last = found["rsam rho 0.2 gamma 0.4"]
-    assert last["hyperparameters"] == {"rho": 0.2, "gamma": 0.4, "lmbda": 2.0}
-    assert [*last["sources"].values()] == ["given", "given", "default, chosen on digits"]
-
-
 def test_every_number_has_a_range():
     kinds = typing.get_type_hints(Compare)
     for name, wrong in {int: (-1, 2**31), float: (-1.0, math.nan, math.inf)}.items():

@@ -12,6 +12,7 @@ import tasks
 from jax.flatten_util import ravel_pytree
 
 import sam_optax
+from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import builtin
@@ -36,11 +37,11 @@ def close(a, b, rtol=2e-5, atol=1e-6):
 
 
 @pytest.fixture(scope="module")
-def small(arrays):
+def small(data):
     """SGD, SAM and a method that draws, from two seeds."""
     options = {"seeds": 2, "seed_offset": 3, "weight_decay": 0.01, "sharpness_rho": 0.3}
     options |= {"batch_size": BATCH, "label_noise": 0.25, "model": tasks.Flat(norm=False)}
-    return tasks.make(tasks.vectors(arrays), "sgd", "sam", "rsam", **options)
+    return tasks.make(from_arrays(**data), "sgd", "sam", "rsam", **options)
 
 
 def some(small, *methods):
@@ -315,9 +316,9 @@ def test_every_base_optimizer_has_a_momentum_to_perturb_along(recipe):
         traced(name, clip=1.0, lr=0.1, **recipe)
 
 
-def test_a_method_with_its_own_base_optimizer_is_told_of_the_task(arrays):
+def test_a_method_with_its_own_base_optimizer_is_told_of_the_task(data):
     """The weight decay and the number of examples to train on, as bSAM's prior needs them."""
-    task = tasks.make(tasks.vectors(arrays), "bsam", weight_decay=0.02)
+    task = tasks.make(from_arrays(**data), "bsam", weight_decay=0.02)
     base = task.base(task.entries["bsam"].recipe)
     assert (base.weight_decay, base.examples) == (0.02, len(task.dataset.train.y))
 

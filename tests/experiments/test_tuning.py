@@ -15,6 +15,7 @@ import tasks
 
 from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
+from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import registry
 from sam_optax.experiments.options.options import Compare
@@ -134,10 +135,10 @@ def test_every_method_but_the_base_has_a_radius_and_what_is_searched_may_be_trac
 
 
 @pytest.fixture(scope="module")
-def small(arrays):
+def small(data):
     options = {"batch_size": 8, "seeds": 3, "seed_offset": 4, "label_noise": 0.25}
     model = tasks.Flat(norm=False)
-    return tasks.make(tasks.vectors(arrays), "sgd", "sam", "gsam", model=model, **options)
+    return tasks.make(from_arrays(**data), "sgd", "sam", "gsam", model=model, **options)
 
 
 def rows(examples):
@@ -286,9 +287,9 @@ def trials(monkeypatch, trainer):
 def command(archive, tmp_path, capsys):
     data = shutil.copy(archive, tmp_path / "\udcff.npz")  # which is no UTF-8
 
-    def run(*more, methods=("--methods", "sgd", "sam"), tune=True):
-        options = f"--dataset npz:{data} --batch-size 20 --epochs 5{' --tune' * tune}"
-        if not {"--weight-decay", "--preset"} & {*more}:
+    def run(*more, methods=("--methods", "sgd", "sam")):
+        options = f"--dataset npz:{data} --batch-size 20 --epochs 5 --tune"
+        if "--weight-decay" not in more:
             options += " --weight-decay 0.0005"
         code = main(["compare", *options.split(), *methods, "--out", str(tmp_path / "out"), *more])
         printed = capsys.readouterr()
@@ -394,18 +395,3 @@ def test_the_search_of_another_run_is_refused(command, trials, tmp_path):
     code, _, errors = command("--sam.rho", "0.25")  # without --resume it takes the place
     assert (code, "--resume" in errors) == (130, False)
     assert not (tmp_path / "out" / "tune.json").exists()
-
-
-REFUSED = {
-    "--tune-lr: needs --tune": ("--tune-lr",),
-    "--trials: needs --tune": ("--trials", "3"),
-    "--tune: --sam.rho 0.1 0.2: the search starts at one radius": ("--sam.rho", "0.1", "0.2"),
-    "--tune: --sam.rho 0: the search starts at one radius above 0": ("--sam.rho", "0"),
-}
-
-
-@pytest.mark.parametrize(("message", "options"), REFUSED.items(), ids=REFUSED)
-def test_options_that_do_not_suit_a_search_are_refused(command, trials, message, options):
-    code, _, errors = command(*options, tune="--sam.rho" in options)
-    assert (code, trials.trials) == (2, [])
-    assert message in errors
