@@ -10,6 +10,8 @@ import numpy as np
 from references_family import Grad, GradientOf, Vector, project, sam, unit
 
 Leaves = Sequence[Vector]
+OfVector = Callable[[Vector], Vector]
+Losses = Sequence[Callable[[Vector], float]]
 
 
 def asam(rho: float, eta: float) -> GradientOf:
@@ -142,9 +144,7 @@ def async_sam(rho: float) -> GradientOf:
     return gradient_of
 
 
-def functional_sam(
-    rho: float, jacobian: Callable[[Vector], Vector], residual: Callable[[Vector], Vector]
-) -> GradientOf:
+def functional_sam(rho: float, jacobian: OfVector, residual: OfVector) -> GradientOf:
     """Functional SAM: the Jacobian of F at w + ε, the derivative of the loss at w."""
 
     def gradient_of(t: int, w: Vector, grad: Grad) -> Vector:
@@ -233,12 +233,7 @@ def ada_sam(
 
 
 def light_sam(
-    w: Vector,
-    gradients: Sequence[Grad],
-    rho: float,
-    lr: float,
-    initial: float,
-    total: Callable[[Vector], Vector],
+    w: Vector, gradients: Sequence[Grad], rho: float, lr: float, initial: float, total: OfVector
 ) -> list[Vector]:
     """LightSAM: AdaGrad for the ascent and for the descent; ``total`` of the squares is summed."""
     u, v, points = initial, initial, []
@@ -253,11 +248,7 @@ def light_sam(
 
 
 def sam_polyak(
-    w: Vector,
-    gradients: Sequence[Grad],
-    losses: Sequence[Callable[[Vector], float]],
-    rho: float,
-    largest: float,
+    w: Vector, gradients: Sequence[Grad], losses: Losses, rho: float, largest: float
 ) -> list[Vector]:
     """SAM with a Polyak step size, and ℓ* = 0."""
     points = []

@@ -71,14 +71,6 @@ def test_params_are_as_many_as_published(name):
     assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == count
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "tiny", "vit_s16"])
-def test_images_may_be_oblong_and_of_any_number_of_channels(name):
-    shape = (32, 16, 5)
-    make = {**THEIRS, **builtin.NETWORKS}[name]
-    logits, _ = traced(make(classes=7), shape, train=True)
-    assert logits.shape == (2, 7)
-
-
 bottleneck = partial(ResNet, block=THEIRS["Bottleneck"], stem="imagenet")
 TINY = {
     "bottleneck": (partial(bottleneck, stages=(1,), width=4), 8),
@@ -120,7 +112,7 @@ def test_a_step_lowers_the_loss(make, size):
 
 @pytest.mark.parametrize("name", builtin.NETWORKS)
 def test_bfloat16_computes_in_it_and_keeps_float32_params(name):
-    shape = (4, 4, 3)
+    shape = (8, 4, 5)  # oblong, and not of three channels
     model = builtin.build(name, shape, 3, jnp.bfloat16)
     logits, variables = traced(model, shape, train=True)
     assert {leaf.dtype for leaf in jax.tree.leaves((logits, variables))} == {np.dtype("float32")}
@@ -275,7 +267,7 @@ def test_mixup_mixes_images_and_labels_alike(images):
     mixup = jax.jit(augmentation.mixup, static_argnums=3)
     x, y = mixup(jax.random.key(3), images, labels, 0.4)
     share = float(y[0, 0])
-    assert 0 < share < 1
+    assert share == pytest.approx(float(jax.random.beta(jax.random.key(3), 0.4, 0.4)), rel=1e-6)
     np.testing.assert_allclose(np.diag(y), share, rtol=1e-6)
     np.testing.assert_allclose(y.sum(1), 1, rtol=1e-6)
     expected = share * images + (1 - share) * jnp.roll(images, 1, 0)
@@ -283,17 +275,6 @@ def test_mixup_mixes_images_and_labels_alike(images):
     unchanged = augmentation.mixup(jax.random.key(3), images, labels, 0.0)
     assert unchanged[0] is images
     assert unchanged[1] is labels
-
-
-@pytest.mark.slow
-def test_shares_of_mixup_are_beta_distributed():
-    share = jax.vmap(
-        lambda key: augmentation.mixup(key, jnp.zeros((2, 1)), jnp.eye(2), 0.5)[1][0, 0]
-    )
-    shares = np.asarray(share(jax.random.split(jax.random.key(0), 2000)))
-    # Beta(α, α) has mean 1/2 and variance 1 / (4 (2 α + 1)).
-    assert abs(float(shares.mean()) - 0.5) < 0.03
-    np.testing.assert_allclose(float(shares.var()), 1 / 8, rtol=0.1)
 
 
 def test_normalized_pixels_have_mean_0_and_deviation_1():

@@ -214,17 +214,11 @@ def tune(base, rho=0.5):
     return base.sharp(sam_optax.sam(rho))
 
 
-@pytest.mark.parametrize(
-    ("methods", "message"),
-    [
-        ([tune], "methods: tune is named as an argument of compare; rename its function"),
-        (tune, r'methods: give a list of them, such as \["sgd", "sam"\]'),
-        ("sam", "methods: give a list of them"),
-    ],
-)
-def test_methods_from_python_that_are_none(methods, message):
-    with pytest.raises(UserError, match=message):
-        compare(methods=methods)
+def test_methods_from_python_that_are_none():
+    with pytest.raises(UserError, match="methods: tune is named as an argument of compare; rename"):
+        compare(methods=[tune])
+    with pytest.raises(UserError, match=r'methods: give a list of them, such as \["sgd", "sam"\]'):
+        compare(methods=tune)
 
 
 @method("SAM of this file")
@@ -264,9 +258,6 @@ def typed(base, rho: float):
     return base.tx
 
 
-SINGLE = np.float32(1)
-
-
 def optional(base, rho: float | None = None):
     return base.tx
 
@@ -275,13 +266,8 @@ def optional(base, rho: float | None = None):
     ("function", "message"),
     [
         (typed, "rho of typed needs a default"),
-        (lambda base, rho: base.tx, "rho of <lambda> needs a default"),
         (lambda base, rho=(0.1, 0.2): base.tx, "rho of <lambda> needs a default of type int"),
-        (lambda base, rho=SINGLE: base.tx, "rho of <lambda> needs a default of type int"),
-        (lambda base, rho="a": base.tx, "has no hyperparameter rho with a number as its default"),
         (optional, "optional has no hyperparameter rho with a number as its default"),
-        (lambda: None, "has no hyperparameter rho"),
-        (lambda base, rho=0.1, **more: base.tx, "more of <lambda> needs a default"),
         (lambda base, sigma=0.1: base.tx, r"has no hyperparameter rho .* radius=\(NAME,\)"),
     ],
 )
