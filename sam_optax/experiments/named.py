@@ -1,10 +1,11 @@
-"""Objects of users by name: ``FILE.py:NAME``, or ``package.module:NAME``."""
+"""Objects of users by name: ``FILE.py:NAME``, or ``package.module:NAME``; and their failures."""
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,17 @@ def _imported(spec: str, place: str, option: str) -> Any:
         raise UserError(f"{option} {spec}: {place} fails with {line(error)}.") from error
     finally:
         sys.path.remove(folder)
+
+
+@contextlib.contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Turns what a user's code raises into a :class:`UserError`: ``what`` fails with it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what} fails with {line(error)}.") from error
 
 
 def line(error: BaseException) -> str:

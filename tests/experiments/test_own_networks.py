@@ -201,6 +201,7 @@ def test_what_cannot_be_trained_is_refused_in_a_line(body, reason, tmp_path, dat
     assert re.fullmatch(f"--model {file}.*{reason}.*", str(error.value))
 
 
+ONE = nn.Sequential([lambda x: x.reshape(1, 6), nn.Dense(3)])  # takes no larger batch
 SQUARE = lambda outputs, y: (outputs[:, 0] - y) ** 2
 REFUSED = {
     "no module": ({"model": "no_such_package:Net"}, "--model no_such_package.*ModuleNotFoundError"),
@@ -212,6 +213,7 @@ REFUSED = {
     "two data sets": ({"dataset": "digits"}, "dataset: train is given"),
     "no direction": ({"metric": SQUARE}, "higher_is_better"),
     "direction alone": ({"higher_is_better": True}, "higher_is_better: give True or"),
+    "failing network": ({"model": ONE}, "--model: the network fails with TypeError: cannot resh"),
     "failing loss": ({"loss": lambda outputs, y: y.nothing}, "^loss: fails with AttributeError: "),
     "loss of a batch": (
         {"loss": lambda outputs, y: jnp.mean(outputs)},

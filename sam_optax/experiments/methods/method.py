@@ -14,7 +14,7 @@ import optax
 
 import sam_optax
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.named import line
+from sam_optax.experiments.named import reported
 from sam_optax.experiments.types import PyTree, Record
 
 Optimizer: TypeAlias = optax.GradientTransformation
@@ -166,14 +166,13 @@ class Variant(NamedTuple):
     def _reported(self) -> Iterator[None]:
         """Turns what the method's functions raise into a :class:`UserError` that names it."""
         name = self.method.name
-        try:
-            yield
-        except UserError:
-            raise
-        except Exception as error:
-            if str(error).partition(" ")[0] in self.method.options:  # as the library's messages
-                raise UserError(f"--{name.replace('_', '-')}.{error}") from error
-            raise UserError(f"--methods {name}: fails with {line(error)}.") from error
+        with reported(f"--methods {name}:"):
+            try:
+                yield
+            except (TypeError, ValueError) as error:
+                if str(error).partition(" ")[0] in self.method.options:  # as the library's messages
+                    raise UserError(f"--{name.replace('_', '-')}.{error}") from error
+                raise
 
     def gradients(self, batches: float) -> float:
         """Gradients on a batch per step, given the number of batches in the training set."""

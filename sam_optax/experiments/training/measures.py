@@ -12,11 +12,11 @@ import optax
 import sam_optax
 from sam_optax.experiments.data.dataset import Dataset, Examples
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.named import line
+from sam_optax.experiments.named import reported
 from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.training.devices import Source, images, over_seeds
 from sam_optax.experiments.training.task import PerExample, Task, noisy_labels
-from sam_optax.experiments.types import Function, PyTree
+from sam_optax.experiments.types import Function, PyTree, Record
 
 BLOCK = 500
 """Number of examples evaluated at once, to bound memory."""
@@ -76,10 +76,8 @@ def losses(
 
 def _one_each(name: str, of: PerExample, outputs: jax.Array, y: jax.Array) -> jax.Array:
     """What a function of the user's gives for each example."""
-    try:
+    with reported(f"{name}:"):
         values, n = of(outputs, y), len(y)
-    except Exception as error:
-        raise UserError(f"{name}: fails with {line(error)}.") from error
     if jnp.shape(values) != (n,):
         raise UserError(
             f"{name}: returns shape {jnp.shape(values)} for {n} examples; let it return one number "
@@ -92,12 +90,13 @@ def _outputs(
     task: Task, variables: PyTree, x: jax.Array, key: jax.Array | None = None
 ) -> tuple[jax.Array, PyTree]:
     x, rest = ready(task.dataset, x), [name for name in variables if name != "params"]
-    if key is None:
-        outputs, new = task.model.apply(variables, x, train=False), {}
-    else:
+    how: Record = {"train": False}
+    if key is not None:
         # Linen's other streams are those of params, where there is none of their name.
-        streams = {"params": key, "dropout": key}
-        outputs, new = task.model.apply(variables, x, train=True, mutable=rest, rngs=streams)
+        how = {"train": True, "mutable": rest, "rngs": {"params": key, "dropout": key}}
+    with reported("--model: the network"):
+        found = task.model.apply(variables, x, **how)
+    outputs, new = (found, {}) if key is None else found
     return jnp.asarray(outputs, jnp.promote_types(outputs.dtype, jnp.float32)), new
 
 
