@@ -29,20 +29,12 @@ RADII = {
     ("adaptive_sharpness", np.inf): (0.001, 0.01, 0.1),
 }
 STEPS, BOOTSTRAPS = 5, 400
-OTHER = {
-    "dataset",
-    "m",
-    "preset",
-    "save_every",
-    "seeds",
-    "seed_offset",
-    "sharpness_rho",
-}
+OTHER = {"dataset", "m", "preset", "seeds", "seed_offset", "sharpness_rho"}
 
 
 def settings(networks) -> dict[str, list]:
     """The settings in which the networks differ; other hyperparameters make another method."""
-    rows, snapshots = [], not all(network.last for network in networks)
+    rows = []
     for network in networks:
         results = network.run.results
         (of,) = (row for row in results["methods"] if row["name"] == network.method)
@@ -52,7 +44,7 @@ def settings(networks) -> dict[str, list]:
         values = (f"{name} {value}" for name, value in of["hyperparameters"].items())
         row = {"method": " ".join([of["method"], *values]), **known}
         row |= {"groups": known["batch_size"] // known["m"], "seed": network.seed}
-        rows.append(row | {"epoch": network.epoch} if snapshots else row)
+        rows.append(row)
     columns = {
         name: [row.get(name) for row in rows] for name in rows[0] if name not in OTHER
     }

@@ -39,8 +39,8 @@ class Analyze:
     """Measures the sharpness of the networks that compare --out has trained.
 
     Reports sharpness, adaptive sharpness and the largest eigenvalues of the Hessian on the
-    training set (at most 10,000 examples) with the labels used in training, of all networks that
-    --save-every has kept. sam_optax.experiments.open_run opens them for other measures.
+    training set (at most 10,000 examples) with the labels used in training.
+    sam_optax.experiments.open_run opens the networks for other measures.
     """
 
     run_dirs: tuple[Path, ...] = option(
@@ -87,7 +87,7 @@ def run(options: Analyze) -> None:
         if not rows:
             raise UserError("RUN_DIR: all networks have diverged; there is nothing to measure.")
         content = {
-            **{"format": "sam_optax.analyze", "format_version": 5, "units": UNITS},
+            **{"format": "sam_optax.analyze", "format_version": 6, "units": UNITS},
             "runs": {str(opened.directory): opened.results["settings"] for opened in runs},
             "options": {name: words.plain(value) for name, value in vars(options).items()},
             **{"versions": results.versions(), "numbers": rows},
@@ -102,7 +102,7 @@ def _numbers(network: Network, options: Analyze) -> list[Record]:
     variables = network.load()
     loss, params = network.loss(variables), variables["params"]
     if not np.isfinite(loss(params)):
-        where = f"{network.path}: {network.method}, seed {network.seed}"
+        where = f"{network.run.directory}: {network.method}, seed {network.seed}"
         say(f"{where}, has diverged, and is not measured.")
         return []
     score = words.Score.of(network.run.results)
@@ -120,8 +120,7 @@ def _numbers(network: Network, options: Analyze) -> list[Record]:
         if k == 5:
             found["lambda_ratio", None, None] = largest.ratio(5)
         found["residual", None, None] = largest.residuals.max() / abs(largest.values[0])
-    who = {name: getattr(network, name) for name in ("method", "seed", "epoch", "last")}
-    who = {"run": str(network.run.directory), **who}
+    who = {"run": str(network.run.directory), "method": network.method, "seed": network.seed}
     return [
         {**who, "measure": measure, "p": p, "rho": rho, "value": results.number(np.asarray(value))}
         for (measure, p, rho), value in found.items()
@@ -129,9 +128,9 @@ def _numbers(network: Network, options: Analyze) -> list[Record]:
 
 
 def _print_table(rows: Sequence[Record]) -> None:
-    """Prints mean and deviation over the seeds, a line for each measure, method and epoch."""
+    """Prints mean and deviation over the seeds, a line for each measure and method."""
     several = len({row["run"] for row in rows}) > 1
-    names = ["measure", "p", "rho", *["run"] * several, "method", "epoch"]
+    names = ["measure", "p", "rho", *["run"] * several, "method"]
     seeds: dict[tuple[Any, ...], list[float | None]] = {}
     for row in rows:
         seeds.setdefault(tuple(row[name] for name in names), []).append(row["value"])

@@ -15,7 +15,7 @@ from sam_optax.experiments.options import arguments
 from sam_optax.experiments.options.declare import suggest
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting.table import Result
-from sam_optax.experiments.training.task import ACCURACY, Given, Metric, PerExample
+from sam_optax.experiments.training.task import ACCURACY, Given, Metric, OnEpoch, PerExample
 from sam_optax.experiments.types import Json, Record
 
 
@@ -29,6 +29,7 @@ def compare(
     loss: PerExample | None = None,
     metric: PerExample | None = None,
     higher_is_better: bool | None = None,
+    on_epoch: OnEpoch | None = None,
     **options: Any,
 ) -> Result:
     """Trains a network by several methods and compares them: ``python -m sam_optax compare``.
@@ -51,6 +52,9 @@ def compare(
       metric: ``(outputs, y) -> (n,)``, a score of each test example, averaged over them. Default:
         the accuracy, or the loss if one is given.
       higher_is_better: whether a higher ``metric`` is better; required with one.
+      on_epoch: ``(epoch, scores, params)``, called after each epoch that the methods have trained:
+        ``scores[method]`` has a list over the seeds for each curve, such as ``"train_loss"``, and
+        ``params()`` gives the variables, ``[method][seed]``. For TensorBoard, say.
       **options: any option of the command by its name, such as ``epochs=20, seeds=3, lr=0.1,
         out="runs/first"``, and hyperparameters by method: ``sam={"rho": [0.1, 0.2]}``. With
         ``resume=True`` pass the same network and loss: they cannot be told from others.
@@ -92,7 +96,7 @@ def compare(
         scored = Metric(metric, name if name.isidentifier() else "metric", bool(higher_is_better))
     elif loss is not None:
         scored = Metric(loss, "loss", False)
-    given = Given(model, dataset, loss, scored)
+    given = Given(model, dataset, loss, scored, on_epoch)
     found = comparison.run(Compare(**settings), given, show=False)
     if found is None:
         raise UserError("dry_run: nothing is trained; leave it out.")

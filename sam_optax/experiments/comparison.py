@@ -1,8 +1,6 @@
 """The command ``compare``: trains methods on the same data and compares them."""
 
 import dataclasses
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,22 +13,21 @@ from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.reporting import output, results
 from sam_optax.experiments.reporting.console import Console, say
-from sam_optax.experiments.reporting.live import live
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.snapshots import file_name, load_params, to_npz
+from sam_optax.experiments.reporting.snapshots import load_params, to_npz
 from sam_optax.experiments.reporting.table import Result, print_settings
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.training.train import Outcome, Training, work
 from sam_optax.experiments.tuning import search
-from sam_optax.experiments.types import Function, Json, Record
+from sam_optax.experiments.types import Json, Record
 
 if TYPE_CHECKING:
     from sam_optax.experiments.training.checkpoints import Checkpoints
 
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
-_FILES = ("results.json", "params*.npz", REPORT, results.ANALYSIS, "tensorboard", search.FILE)
+_FILES = ("results.json", "params.npz", REPORT, results.ANALYSIS, search.FILE)
 """Besides the figures."""
 
 
@@ -55,7 +52,7 @@ def run(options: Compare, given: tasks.Given = tasks.NOTHING, show: bool = True)
         description["notes"].append(f"Not among the variables of --model: {', '.join(new)}.")
     for note in description["notes"]:
         say(note)
-    started = _Run(options, task, description, mesh, show)
+    started = _Run(options, task, description, mesh, show, given.on_epoch)
     if options.out is None:
         return started.result()
     from sam_optax.experiments.reporting import report  # slow; before training, if it cannot be
@@ -74,6 +71,7 @@ class _Run:
     description: Record
     mesh: Mesh
     show: bool
+    on_epoch: tasks.OnEpoch | None
 
     def result(self) -> Result:
         """Trains, unless the run is finished; writes the files and prints the table."""
@@ -170,21 +168,11 @@ class _Run:
         self.task = dataclasses.replace(self.task, entries=tasks.entries_of(self.description))
 
     def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
-        options, task, out = self.options, self.task, self.options.out
-        epochs = max(entry.recipe.epochs for entry in task.entries.values())
-        bar = Progress(Console(stderr=True), work(task), epochs=epochs)
-        points: AbstractContextManager[Function | None] = nullcontext()
-        if out and options.tensorboard:
-            points = live(out / "tensorboard", checkpoints.epoch if checkpoints else 0)
-
-        def save(epoch: int, networks: Callable[[], Json]) -> None:
-            if out and options.save_every and epoch % options.save_every == 0:
-                npz = to_npz(networks(), identity.of(self.description))
-                output.write(out, {file_name(epoch): npz})
-
+        epochs = max(entry.recipe.epochs for entry in self.task.entries.values())
+        bar = Progress(Console(stderr=True), work(self.task), epochs=epochs)
         try:
-            with points as add, bar as progress:
-                return Training(task, self.mesh).run(progress, checkpoints, add, save)
+            with bar as progress:
+                return Training(self.task, self.mesh).run(progress, checkpoints, self.on_epoch)
         except KeyboardInterrupt:
             if checkpoints and checkpoints.epoch:
                 there = f"After epoch {checkpoints.epoch} there is a checkpoint"

@@ -17,7 +17,7 @@ from sam_optax.experiments.reporting.stream import Stream, printable
 _PROG = "python -m sam_optax"
 # Packages of the extra "experiments".
 _EXTRA = {"filelock", "flax", "jinja2", "matfree", "matplotlib", "mlxtend", "msgspec"}
-_EXTRA |= {"orbax", "rich", "scipy", "sklearn", "tensorboardX"}
+_EXTRA |= {"orbax", "rich", "scipy", "sklearn"}
 # Each module is imported only when its command runs: `run(options)` takes the dataclass named after
 # the command, such as `Compare`.
 _COMMANDS = {

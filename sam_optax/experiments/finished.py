@@ -1,7 +1,7 @@
 """Opens finished runs: their networks, and the loss of these on the data."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +14,12 @@ from sam_optax import analysis
 from sam_optax.experiments import named
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import snapshots, words
-from sam_optax.experiments.reporting.console import say
 from sam_optax.experiments.reporting.results import describing, from_json
 from sam_optax.experiments.training import identity, measures
 from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.types import Json, PyTree, Record
+
+_PARAMS = "params.npz"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,22 +33,20 @@ class Run:
 
 
 class Network(NamedTuple):
-    """A network of a run: that of a method and a seed, after an epoch.
+    """A network of a run: that of a method and a seed.
 
-    ``score`` is its test accuracy, or the user's metric; ``last`` is whether training had ended.
+    ``score`` is its test accuracy, or the user's metric.
     """
 
     run: Run
     method: str
     seed: int
-    epoch: int
     score: float | None
-    last: bool
-    path: Path
 
     def load(self) -> PyTree:
         """Reads its variables: the ``"params"``, and others such as statistics of BatchNorm."""
-        found = snapshots.load_params(self.path, f"{self.method}/{self.seed}/")
+        path = self.run.directory / _PARAMS
+        found = snapshots.load_params(path, f"{self.method}/{self.seed}/")
         return jax.tree.map(jnp.asarray, found[self.method][self.seed])
 
     def loss(
@@ -105,7 +104,7 @@ class _BlockLoss:
 def open_run(directory: str | Path) -> Run:
     """Opens a run of ``compare --out``: all its networks, to be measured or used.
 
-    It says on stderr which snapshots are left out. The sharpness of the first network::
+    The sharpness of the first network::
 
         network = open_run("runs/compare").networks[0]
         variables = network.load()
@@ -118,7 +117,7 @@ def open_run(directory: str | Path) -> Run:
     directory = Path(directory)
     path = directory / "results.json"
     results = from_json(path)
-    if results is None or not (directory / "params.npz").is_file():
+    if results is None or not (directory / _PARAMS).is_file():
         raise UserError(
             f"{directory}: holds no results.json and params.npz of a finished run; train one with "
             "compare --out."
@@ -152,29 +151,17 @@ def _check_code(directory: Path, settings: Json, rows: Sequence[Json]) -> None:
             )
 
 
-def _networks(run: Run) -> list[Network]:
-    """Those in the files of the run, by method, epoch and seed; says which files are not."""
-    ours, methods, found = snapshots.mark(identity.of(run.results)), run.results["methods"], []
-    key, every = words.Score.of(run.results).key, words.setting(run.results, "save_every", 0)
-    needed = tasks.shapes(run.task)
-    longest = max(method["epochs"] for method in methods)
-    for kept in (*(range(every, longest, every) if every else ()), 0):  # 0: the last ones
-        path = run.directory / (snapshots.file_name(kept) if kept else "params.npz")
-        theirs, arrays = snapshots.read(path) if path.is_file() else (None, {})
-        if theirs != ours and not kept:
-            raise UserError(f"{path}: is of another run than results.json; train again with --out.")
-        if theirs != ours:
-            why = "it is of another run" if theirs is not None else "it is missing"
-            say(f"{path}: {why}, and left out; train again to have it.")
-            continue
-        for method in (method for method in methods if kept < method["epochs"]):
-            name, epoch = method["name"], kept or method["epochs"]
-            for of in method["seeds"]:
-                _check(path, (name, of["seed"]), arrays, needed)
-                score = of["curves"][key][epoch - 1]
-                found.append(Network(run, name, of["seed"], epoch, score, not kept, path))
-    names = [method["name"] for method in methods]
-    return sorted(found, key=lambda network: names.index(network.method))
+def _networks(run: Run) -> Iterator[Network]:
+    """Those in the file of the run, by method and seed."""
+    key, needed = words.Score.of(run.results).key, tasks.shapes(run.task)
+    path = run.directory / _PARAMS
+    mark, arrays = snapshots.read(path)
+    if mark != snapshots.mark(identity.of(run.results)):
+        raise UserError(f"{path}: is of another run than results.json; train again with --out.")
+    for method in run.results["methods"]:
+        for of in method["seeds"]:
+            _check(path, (method["name"], of["seed"]), arrays, needed)
+            yield Network(run, method["name"], of["seed"], of[key])
 
 
 def _check(path: Path, network: tuple[str, int], arrays: Mapping[Any, Any], needed: Json) -> None:

@@ -189,7 +189,6 @@ def test_the_run_must_be_the_same_and_its_data_may_lie_elsewhere(
     for option, value, difference in (
         ("--methods", "sam", "--methods sgd sam (now sam)"),
         ("--momentum", "0.5", "--momentum 0.9 (now 0.5)"),
-        ("--save-every", "2", "--save-every None (now 2)"),
         ("--dataset", f"npz:{tmp_path}/changed.npz", "changed.npz)"),
     ):
         assert difference in command("--resume", option, value)[2]

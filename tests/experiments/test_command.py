@@ -67,7 +67,6 @@ WRONG = {
     ),
     "--preset fsam-transfer --dataset digits": "--preset fsam-transfer: .* give --model FILE",
     "--resume": "--resume: needs --out DIR",
-    "--tensorboard": "--tensorboard: needs --out DIR",
     "--trials 5": "--trials: needs --tune",
     "--tune-lr": "--tune-lr: needs --tune",
     "--tune --sam.rho 0.1 0.2": "--tune: --sam.rho 0.1 0.2: the search starts at one radius",
@@ -189,7 +188,7 @@ def test_a_dry_run_prints_every_setting_with_its_source_and_trains_nothing(
 def test_a_process_prints_its_table_and_progress_and_writes_its_results(archive, tmp_path):
     """With two radii of SAM, of which one diverges."""
     out = tmp_path / "new" / "results"
-    more = ("--methods", "sgd", "sam", "--sam.rho", "0.1", "1e30", "--seeds", "2", "--tensorboard")
+    more = ("--methods", "sgd", "sam", "--sam.rho", "0.1", "1e30", "--seeds", "2")
     more += ("--weight-decay", "0.0005", "--label-noise", "0.4")
     command = [sys.executable, "-m", "sam_optax", *small(archive, *more), "--out", str(out)]
     env = {**os.environ, "COLUMNS": "120"}
@@ -202,7 +201,7 @@ def test_a_process_prints_its_table_and_progress_and_writes_its_results(archive,
     assert f"The results are in {out}." in process.stdout
     assert re.match(r"compiling sgd \(1 of \d\)", process.stderr)
     assert not CONTROL.search(process.stdout + process.stderr)
-    assert names(out) == RESULTS | PICTURES | {"sweep.png", "tensorboard"}
+    assert names(out) == RESULTS | PICTURES | {"sweep.png"}
     found = results.from_json(out / "results.json")
     assert found["settings"]["batch_size"] == {"value": 20, "source": "given"}
     methods = found["methods"]
@@ -210,8 +209,6 @@ def test_a_process_prints_its_table_and_progress_and_writes_its_results(archive,
     assert [m["method"] for m in methods] == ["sgd", "sam", "sam"]
     assert [m["diverged"] for m in methods] == [0, 0, 2]
     assert methods[1]["hyperparameters"] == {"rho": 0.1}
-    logs = {p.parent.relative_to(out / "tensorboard") for p in out.rglob("events.out.tfevents.*")}
-    assert {*map(str, logs)} == {f"{m['name']}/seed_{seed}" for m in methods for seed in (0, 1)}
     for name in PICTURES - {"report.html"}:
         assert (out / name).read_bytes().startswith(b"\x89PNG")
 
@@ -384,17 +381,6 @@ def test_a_missing_dependency_names_the_extra(capsys, monkeypatch):
     )
 
 
-def test_tensorboard_x_is_missed_before_the_training(
-    capsys, monkeypatch, trainer, archive, tmp_path
-):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    out = tmp_path / "new"
-    assert main(small(archive, "--methods", "sgd", "--tensorboard", "--out", str(out))) == 2
-    assert "tensorboardX is not installed; run: pip install" in capsys.readouterr().err
-    assert not trainer.began_at
-    assert not out.exists()
-
-
 def output_of(code):
     """The last line that a process of its own prints."""
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -414,10 +400,10 @@ def test_importing_the_library_imports_nothing_of_the_experiments():
 
 @pytest.mark.slow
 def test_the_command_imports_what_is_asked_for_alone():
-    """Orbax, Hugging Face's library, grain and TensorBoard's files take seconds to import."""
+    """Orbax, Hugging Face's library, and grain take seconds to import."""
     code = (
         "import sys; from sam_optax.__main__ import main; main(['compare', '--dry-run']); "
         "print(sorted({n.partition('.')[0] for n in sys.modules} & {'orbax', 'datasets', 'grain', "
-        "'tensorboardX', 'matplotlib', 'PIL'}))"
+        "'matplotlib', 'PIL'}))"
     )
     assert output_of(code) == "[]"

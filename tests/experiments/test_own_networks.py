@@ -224,6 +224,7 @@ REFUSED = {
         {"train": None, "test": None, "dataset": "digits", "model": "mlp", "loss": SQUARE},
         r"--label-noise 0.4: is for cross entropy, not a loss of yours; give 0.0.",
     ),
+    "failing callback": ({"on_epoch": lambda epoch: 0}, "^on_epoch: fails with TypeError: "),
     "no integer": ({"epochs": 3.0}, r"--epochs 3: use an integer \(int\) of at l"),
     "no directory": ({"out": ""}, "--out: is empty"),
     "dry run": ({"dry_run": True}, "dry_run"),
@@ -258,6 +259,25 @@ def test_what_a_call_returns_and_writes(data, tmp_path, capsys):
     assert {"results.json", "params.npz", "report.html"} <= written
     stored = load_params(out / "params.npz")
     jax.tree.map(np.testing.assert_array_equal, stored, found.params)
+
+
+def test_a_callback_gets_the_scores_and_params_of_every_epoch(data):
+    """Of the methods that have trained it: one with another radius has diverged at once."""
+    calls = {}
+
+    def keep(epoch, scores, params):
+        calls[epoch] = scores, params()
+
+    found = quick(Nnx, **data, seeds=2, epochs=3, on_epoch=keep, sam={"rho": [0.1, 1e30]})
+    assert [*calls] == [1, 2, 3]
+    methods = {method["name"]: method["seeds"] for method in found.results["methods"]}
+    for epoch, (scores, params) in calls.items():
+        assert [*scores] == [*params] == [*methods][: 3 if epoch == 1 else 2]
+        for name in [*scores][:2]:
+            for curve in ("train_loss", "test_accuracy"):
+                curves = [seed["curves"][curve][epoch - 1] for seed in methods[name]]
+                np.testing.assert_allclose(scores[name][curve], curves, 1e-6)
+    jax.tree.map(np.testing.assert_array_equal, params, dict([*found.params.items()][:2]))
 
 
 @pytest.mark.parametrize("name", ["distance", "accuracy", "cost"])

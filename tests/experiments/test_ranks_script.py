@@ -28,26 +28,25 @@ def test_table_of_runs(archive, arrays, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(script, "STEPS", 1)
     both = "--methods", "sgd", "sam", "--lr"
     cold, warm = (train(archive, tmp_path / lr, *both, lr) for lr in ("0.1", "0.3"))
-    kept = train(archive, tmp_path / "kept", "--epochs", "2", "--save-every", "1", "--lr", "0.2")
+    long = train(archive, tmp_path / "long", "--epochs", "2", "--lr", "0.2")
     hot = train(archive, tmp_path / "hot", "--epochs", "2", "--lr", "1e30")
     monkeypatch.setenv("COLUMNS", "60")
-    main((cold, warm, kept, hot), tmp_path / "ranks.json")
+    main((cold, warm, long, hot), tmp_path / "ranks.json")
     printed = capsys.readouterr().out
-    assert "12 networks; 2 more diverged" in printed
+    assert "10 networks; 2 more diverged" in printed
     assert "…" not in printed  # no number is cut off
     content = json.loads((tmp_path / "ranks.json").read_text())
     networks, rows = content["networks"], {row["measure"]: row for row in content["measures"]}
-    assert networks["method"] == (["sgd"] * 2 + ["sam rho 0.5"] * 2) * 2 + ["sgd"] * 4
-    assert networks["lr"] == [0.1] * 4 + [0.3] * 4 + [0.2] * 4
-    assert networks["epoch"] == [1] * 10 + [2] * 2
-    assert networks["epochs"] == [1] * 8 + [2] * 4
+    assert networks["method"] == (["sgd"] * 2 + ["sam rho 0.5"] * 2) * 2 + ["sgd"] * 2
+    assert networks["lr"] == [0.1] * 4 + [0.3] * 4 + [0.2] * 2
+    assert networks["epochs"] == [1] * 8 + [2] * 2
     names = ["training loss", "sharpness, p = 2", "adaptive sharpness, p = 2"]
     assert [*rows] == [*names, "adaptive − sharpness, p = 2"]
-    columns = {name: networks[name] for name in ("method", "epochs", "lr", "epoch", "seed")}
+    columns = {name: networks[name] for name in ("method", "epochs", "lr", "seed")}
     loss, gap, row = networks["training loss"], networks["gap"], rows["training loss"]
     ranks = analysis.rank_statistics(loss, gap, columns, hold=("seed",))
-    expected = [ranks.tau, ranks.psi["lr"], ranks.psi["epoch"], ranks.average]
-    assert [row[name] for name in ("τ", "lr", "epoch", "Ψ")] == pytest.approx(expected)
+    expected = [ranks.tau, ranks.psi["lr"], ranks.average]
+    assert [row[name] for name in ("τ", "lr", "Ψ")] == pytest.approx(expected)
     assert row["epochs"] is None  # it never differs alone
     difference = rows[names[2]]["τ"] - rows[names[1]]["τ"]
     assert rows["adaptive − sharpness, p = 2"]["τ"] == pytest.approx(difference)

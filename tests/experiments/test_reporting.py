@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
 from sam_optax.experiments.reporting import axes, report, results
 from sam_optax.experiments.reporting.console import Console
-from sam_optax.experiments.reporting.live import live
 from sam_optax.experiments.reporting.table import Result
 from sam_optax.experiments.training.task import ACCURACY
 from sam_optax.experiments.training.train import Outcome
@@ -281,50 +279,6 @@ def test_the_page_shows_what_this_run_uses(found):
     assert "image size" not in page
     alone = {**found, "methods": found["methods"][1:2]}
     assert "<h1>SAM: npz:small.npz, 25 % wrong" in page_of(alone)
-
-
-def test_tensorboard_is_told_what_a_later_process_repeats(tmp_path):
-    from tensorboardX.proto.event_pb2 import Event
-
-    (tmp_path / "of" / "another").mkdir(parents=True)
-    (tmp_path / "of" / "another" / "events.out.tfevents.1").touch()
-    with live(tmp_path, 0) as add:
-        for epoch in (1, 2, 3):
-            add("sam", 7, epoch, {"train_loss": epoch, "x": float("nan")})
-    first = (tmp_path / "sam").rename(tmp_path / "first")  # names have the second as time
-    with live(tmp_path, 1) as add:  # it goes on from a checkpoint after the first epoch
-        add("sam", 7, 2, {"train_loss": 2.5})
-    events = []
-    for path in (*first.rglob("events*"), *(tmp_path / "sam").rglob("events*")):
-        content = path.read_bytes()
-        while content:
-            length = int.from_bytes(content[:8], "little")
-            events.append(Event.FromString(content[12 : 12 + length]))
-            content = content[16 + length :]
-    assert not [*(tmp_path / "of").rglob("events*")]  # of an earlier run
-    # TensorBoard leaves out what is in earlier files from the step of a start on.
-    starts = [e.step for e in events if e.session_log.status == e.session_log.START]
-    points = [(v.tag, e.step, v.simple_value) for e in events for v in e.summary.value]
-    assert starts == [1, 2]
-    assert points == [("train_loss", *of) for of in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 2.5))]
-
-
-def test_the_last_epoch_is_on_the_disk_before_the_next(tmp_path):
-    """A process that is killed after its checkpoint has written the epoch of it."""
-    with live(tmp_path, 0) as add:
-        for epoch in (1, 2, 3):
-            add("sam", 7, epoch, {f"epoch_{epoch}": 0.0})
-        (path,) = tmp_path.rglob("events*")
-        until = time.monotonic() + 20
-        while b"epoch_3" not in path.read_bytes():
-            assert time.monotonic() < until
-            time.sleep(0.1)
-
-
-def test_a_folder_that_cannot_be_written_is_an_error_of_the_option(tmp_path):
-    (tmp_path / "sam").touch()
-    with pytest.raises(UserError, match="cannot be written"), live(tmp_path, 0) as add:
-        add("sam", 7, 1, {"train_loss": 1.0})
 
 
 def test_a_metric_of_the_user_s_takes_the_place_of_the_accuracy(drawn):

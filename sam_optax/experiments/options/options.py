@@ -112,19 +112,9 @@ class Compare:
     out: Path | None = option(
         None, "Directory for results, trained params, report.html and its figures.", metavar="DIR"
     )
-    tensorboard: bool = option(
-        False, "Write loss and scores after each epoch for TensorBoard, into --out.", needs="out"
-    )
     checkpoint_every: int = option(
         0,
         "Write a checkpoint into --out every N epochs, for --resume.",
-        COUNT_OR_ZERO,
-        "N",
-        needs="out",
-    )
-    save_every: int = option(
-        0,
-        "Also write the networks after every N epochs into --out, for analyze.",
         COUNT_OR_ZERO,
         "N",
         needs="out",

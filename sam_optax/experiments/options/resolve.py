@@ -19,7 +19,7 @@ from sam_optax.experiments.types import Json, Record
 
 CHOSEN_ON_DIGITS = "default, chosen on digits"
 _ALWAYS = ("seeds", "seed_offset")
-_WHERE_GIVEN: tuple[str, ...] = ("preset", "tune", "tune_lr", "trials", "save_every")
+_WHERE_GIVEN: tuple[str, ...] = ("preset", "tune", "tune_lr", "trials")
 _WHERE_GIVEN += ("image_column", "label_column", "test_split")
 # The task on which radii and weight decays were chosen.
 _THERE = {name: DEFAULTS[name] for name in ("dataset", "label_noise", "model")}

@@ -1,7 +1,7 @@
-"""Networks in files: ``params.npz``, and those before the end of a run, which are alike.
+"""Networks in a file, ``params.npz``.
 
-The comment of each archive is the digest of the run's identity, so that files which a later run
-has left in the same directory are recognized.
+The comment of the archive is the digest of the run's identity, so that a file which another run
+has left in the same directory is recognized.
 """
 
 import hashlib
@@ -18,11 +18,6 @@ import numpy as np
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.types import Json, PyTree, Record
-
-
-def file_name(epoch: int) -> str:
-    """The file of all networks after an epoch."""
-    return f"params_epoch_{epoch}.npz"
 
 
 def mark(identity: Json) -> str:

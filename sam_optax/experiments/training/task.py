@@ -196,13 +196,18 @@ def values(settings: Json) -> Record:
     return {name: found["value"] for name, found in settings.items()}
 
 
+OnEpoch: TypeAlias = Callable[[int, Json, Callable[[], PyTree]], object]
+"""Called after an epoch of all methods: see ``compare``."""
+
+
 class Given(NamedTuple):
-    """What a call from Python may give as objects: the network, the data, loss and metric."""
+    """What a call from Python may give as objects: network, data, loss, metric and callback."""
 
     model: Any = None
     dataset: Dataset | None = None
     loss: PerExample | None = None
     metric: Metric = ACCURACY
+    on_epoch: OnEpoch | None = None
 
 
 NOTHING = Given()

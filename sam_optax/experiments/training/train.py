@@ -6,7 +6,7 @@ machine affects all of them equally, and the remaining time is known after the f
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -15,11 +15,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
+from sam_optax.experiments.named import reported
 from sam_optax.experiments.training.devices import Source, over_seeds
 from sam_optax.experiments.training.measures import Evaluation
 from sam_optax.experiments.training.runner import Runner
-from sam_optax.experiments.training.task import Task, initial_variables
-from sam_optax.experiments.types import Function, PyTree
+from sam_optax.experiments.training.task import OnEpoch, Task, initial_variables
+from sam_optax.experiments.types import PyTree
 
 if TYPE_CHECKING:
     from sam_optax.experiments.reporting.progress import Progress
@@ -59,8 +60,7 @@ class Training:
         self,
         progress: "Progress",
         checkpoints: "Checkpoints | None" = None,
-        add: Function | None = None,
-        save: Function = lambda epoch, networks: None,
+        on_epoch: OnEpoch | None = None,
     ) -> dict[str, Outcome]:
         """Trains every method from every seed, starting at the checkpoint if there is one."""
         self._compile(progress)
@@ -71,9 +71,12 @@ class Training:
         for epoch in range(first, max(r.entry.recipe.epochs for r in self.runners)):
             turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
-                self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name), add)
-            if going := [r for r in self.runners if epoch + 1 < r.entry.recipe.epochs]:
-                save(epoch + 1, lambda of=going: {r.name: self._networks(r) for r in of})
+                self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name))
+            if on_epoch:
+                trained = [r for r in self.runners if len(r.curve) > epoch]
+                scores = {r.name: r.curve[epoch] for r in trained}
+                with reported("on_epoch:"):
+                    on_epoch(epoch + 1, scores, functools.partial(self._params, trained))
             if checkpoints and every and (epoch + 1) % every == 0:
                 record = {r.name: {"seconds": r.seconds, "curve": r.curve} for r in self.runners}
                 checkpoints.save(epoch + 1, record, {r.name: r.states for r in self.runners})
@@ -111,17 +114,12 @@ class Training:
         progress.compiling("evaluation", count, count)
         self._evaluation.after_epoch(self.runners[0].variables[:1])
 
-    def _run_epoch(
-        self, runner: Runner, epoch: int, tick: Callable[[float], None], add: Function | None = None
-    ) -> None:
+    def _run_epoch(self, runner: Runner, epoch: int, tick: Callable[[float], None]) -> None:
         if epoch >= runner.entry.recipe.epochs or runner.diverged:
             return
         runner.run_epoch(epoch, tick)
         found = self._evaluation.after_epoch(runner.variables)
         runner.curve.append({name: values.tolist() for name, values in found.items()})
-        if add:
-            for i, seed in enumerate(self.task.seeds):
-                add(runner.name, seed, epoch + 1, {name: of[i] for name, of in found.items()})
 
     def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
         sharpness = self._evaluation.sharpness(runner.variables)
@@ -135,6 +133,9 @@ class Training:
             compile_seconds=runner.compile_seconds,
             cost=relative_cost(runner, references[0]) if references else float("nan"),
         )
+
+    def _params(self, runners: Sequence[Runner]) -> dict[str, dict[int, PyTree]]:
+        return {runner.name: self._networks(runner) for runner in runners}
 
     def _networks(self, runner: Runner) -> dict[int, PyTree]:
         """The variables of each seed's network."""
