@@ -92,7 +92,9 @@ def _check_examples(entry: Entry, dataset: Dataset, devices: int) -> None:
     examples, size = len(dataset.train.y), entry.recipe.batch_size
     if entry.variant.method.needs_data and not dataset.resident:
         data = f"those of {dataset.name} stay on disk; leave it out."
-        raise UserError(f"--methods {entry.method}: needs all examples in memory; {data}")
+        raise UserError(
+            f"--methods {entry.variant.method.name}: needs all examples in memory; {data}"
+        )
     if size > examples:
         raise UserError(f"--batch-size {size}: is more than the {examples} training examples.")
     if (m := entry.recipe.m) % devices:  # m divides the batch size

@@ -39,7 +39,7 @@ class MethodStep:
     def __init__(self, task: Task, entry: Entry, key: jax.Array, data: PyTree = None) -> None:
         self._task, self._recipe, self._variant = task, entry.recipe, entry.variant
         self._key, self._data = key, data
-        self._tx = entry.variant.transformation(task.base(entry.recipe), key)
+        self._tx = entry.variant.transformation(entry.recipe.base(len(task.dataset.train.y)), key)
 
     def init(self, variables: PyTree) -> State:
         """The state before the first step, given the network's initial variables."""

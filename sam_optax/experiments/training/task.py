@@ -48,8 +48,9 @@ class Recipe:
         """Number of equal parts of a batch, each with a separate perturbation."""
         return self.batch_size // self.m
 
-    def base(self, steps: int) -> Base:
-        """The base optimizer; clipping acts on the gradient that it receives."""
+    def base(self, examples: int) -> Base:
+        """The base optimizer of so many examples; clipping acts on the gradient it receives."""
+        steps = self.epochs * (examples // self.batch_size)
         rate: optax.Schedule = optax.constant_schedule(self.lr)
         if self.schedule == "cosine":
             rate = optax.cosine_decay_schedule(self.lr, max(1, steps - self.warmup_steps))
@@ -59,9 +60,7 @@ class Recipe:
         # The momentum of rmsprop is one of updates.
         keeps = self.optimizer != "rmsprop" and (self.optimizer != "sgd" or self.momentum)
         groups, decay = self.groups if self.groups > 1 else None, None if keeps else self.momentum
-        return Base(
-            self._optimizer, rate, groups=groups, weight_decay=self.weight_decay, decay=decay
-        )
+        return Base(self._optimizer, rate, groups, self.weight_decay, examples, decay)
 
     def _optimizer(self, rate: optax.Schedule) -> optax.GradientTransformation:
         betas = {"b1": self.momentum, "b2": self.beta2}
@@ -81,7 +80,6 @@ class Recipe:
 class Entry:
     """A method of a run, with its hyperparameters and its recipe."""
 
-    method: str
     variant: Variant
     recipe: Recipe
 
@@ -93,7 +91,7 @@ class Entry:
         own = {name: values[name] for name in self.variant.method.radius if name in values}
         settings = {name: value for name, value in values.items() if name not in own}
         variant = self.variant._replace(hyperparameters={**self.variant.hyperparameters, **own})
-        return Entry(self.method, variant, dataclasses.replace(self.recipe, **settings))
+        return Entry(variant, dataclasses.replace(self.recipe, **settings))
 
 
 PerExample: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
@@ -148,12 +146,6 @@ class Task:
     def example(self) -> jax.Array:
         """Zeros in the place of an example, as the network receives it."""
         return jnp.zeros((1, *self.dataset.shape), self.dataset.dtype)
-
-    def base(self, recipe: Recipe) -> Base:
-        """The base optimizer of a recipe."""
-        examples = len(self.dataset.train.y)
-        base = recipe.base(recipe.epochs * (examples // recipe.batch_size))
-        return base._replace(examples=examples)
 
 
 def noisy_labels(task: Task, seeds: tuple[int, ...], held_out: bool = False) -> np.ndarray:
@@ -220,7 +212,7 @@ def entries_of(description: Json) -> dict[str, Entry]:
         own = {**values(description["settings"]), **values(method["settings"])}
         recipe = Recipe(**{name: own[name] for name in Recipe.__dataclass_fields__ if name in own})
         variant = Variant(methods.get(method["method"]), method["hyperparameters"])
-        entries[method["name"]] = Entry(variant.method.name, variant, recipe)
+        entries[method["name"]] = Entry(variant, recipe)
     return entries
 
 

@@ -124,7 +124,7 @@ class Training:
     def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
         sharpness = self._evaluation.sharpness(runner.variables)
         progress.done("sharpness")
-        references = [other for other in self.runners if other.entry.method == "sgd"]
+        references = [other for other in self.runners if other.entry.variant.method.name == "sgd"]
         return Outcome(
             variables=self._networks(runner),
             curves=runner.curves,

@@ -103,8 +103,8 @@ def run(task: Task, mesh: Mesh, options: Compare, kept: Kept, console: Console) 
     found = {}
     for name, entry in task.entries.items():
         starts = {k: v for axis in along[name] for k, v in axis.start.items()}
-        own, method = entry.variant.method.radius, entry.method
-        around = {f"{method}.{k}" if k in own else k: v for k, v in starts.items()}
+        method = entry.variant.method
+        around = {f"{method.name}.{k}" if k in method.radius else k: v for k, v in starts.items()}
         chosen = choice.choose(kept.trials[name], task.metric.higher_is_better)
         found[name] = {"around": around, "seeds": list(task.seeds), **chosen}
     return found
