@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
-_FILES = ("results.json", "params.npz", REPORT, results.ANALYSIS, search.FILE)
+_FILES = ("results.json", "params.npz", REPORT, search.FILE)
 """Besides the figures."""
 
 
@@ -142,8 +142,7 @@ class _Run:
         found = Result(results.collect(self.description, parameters, outcomes), params)
         try:
             if out:
-                for name in (REPORT, results.ANALYSIS):  # of an earlier run
-                    (out / name).unlink(missing_ok=True)
+                (out / REPORT).unlink(missing_ok=True)  # of an earlier run
                 npz = to_npz(params, identity.of(found.results))
                 files = {"params.npz": npz, "results.json": results.to_json(found.results)}
                 output.write(out, files)

@@ -22,7 +22,6 @@ _EXTRA |= {"orbax", "rich", "scipy", "sklearn"}
 # the command, such as `Compare`.
 _COMMANDS = {
     "compare": ("comparison", "train SGD and sharpness-aware methods on the same data"),
-    "analyze": ("analyze", "measure the sharpness of the networks that a run has trained"),
     "cost": ("cost.command", "count what a step of each method costs, also on a TPU not there"),
 }
 

@@ -41,7 +41,7 @@ def parse(command: type[Options], given: Sequence[str], program: str) -> Options
         methods = _parser({k: of for k, of in known(command).items() if k == "methods"})
         asked, _ = methods.parse_known_args(given)
         declared = known(command, vars(asked).get("methods", ()))
-        found, unknown = _parser(declared).parse_known_intermixed_args(given)
+        found, unknown = _parser(declared).parse_known_args(given)
     except argparse.ArgumentError as error:
         raise UserError(f"{error.argument_name}: {error.message}. {see}") from error
     for name in (argument.partition("=")[0] for argument in unknown):
@@ -101,8 +101,7 @@ def print_help(command: type, given: Sequence[str], program: str) -> bool:
         shown = {name: shown[name] for name in short}
         names = textwrap.fill(f"methods: {', '.join(registry.METHODS)}, or FILE.py:NAME", 78)
         more = f"\n{names}\n\n{_EXAMPLES}\n\n{_MORE}"
-    places = (of.metadata["metavar"] for of in shown.values() if of.metadata.get("positional"))
-    usage = " ".join([program, *places, "[options]"])
+    usage = f"{program} [options]"
     print(_parser(shown, bool(short), usage=usage, description=about).format_help() + more)
     return True
 
@@ -124,8 +123,7 @@ def _parser(declared: Declared, short: bool = False, **texts: Any) -> argparse.A
         else:
             how["type"] = functools.partial(_value, kind)
             how["metavar"] = about["metavar"] or _KINDS[kind].split()[-1]
-        where = name if about.get("positional") else flag(name)
-        parser.add_argument(where, help=_text(field, short), **how)
+        parser.add_argument(flag(name), help=_text(field, short), **how)
     return parser
 
 

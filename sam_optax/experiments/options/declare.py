@@ -58,8 +58,7 @@ def option(
 ) -> Any:
     """A field with its help; see ``arguments`` for what follows from it.
 
-    ``positional`` values follow the name of the command; an option that ``needs`` another one has
-    no effect without it.
+    An option that ``needs`` another one has no effect without it.
     """
     metadata = {"help": help, "allowed": allowed, "metavar": metavar, **more}
     return dataclasses.field(default=default, metadata=metadata)
@@ -80,7 +79,7 @@ def check(options: Any) -> None:
     fields = {field.name: field.metadata for field in dataclasses.fields(options)}
     for name, about in fields.items():
         value, rule, needed = getattr(options, name), about.get("allowed"), about.get("needs")
-        if value == () and not about.get("positional"):
+        if value == ():
             raise UserError(f"{flag(name)}: no value is given; give one or several.")
         for one in value if isinstance(value, tuple) else (value,):
             if one == "":

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sam_optax.experiments.training.train import Outcome
 
 FORMAT, FORMAT_VERSION = "sam_optax.experiment", 2
-ANALYSIS = "analysis.json"
-"""What ``analyze`` has measured of a run's networks, beside its results."""
 UNITS = {
     "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
     "held_out": "score on the held-out examples, with labels as trained on, by seed",

@@ -1,8 +1,7 @@
-"""``analyze`` and opened runs: measures of the networks, against the library's own."""
+"""Opened runs: their networks, and the loss of these, against those written by hand."""
 
 import functools
 import json
-import math
 import operator
 import re
 import shutil
@@ -16,7 +15,6 @@ import optax
 import pytest
 import tasks
 
-import sam_optax
 from sam_optax import analysis
 from sam_optax.__main__ import main
 from sam_optax.experiments import named, open_run
@@ -64,71 +62,30 @@ def loss_and_params(archive, run_dir, name, seed, noise=0.25):
     return loss, jax.tree.map(jnp.asarray, variables["params"])
 
 
-def numbers(out, **chosen):
-    """The numbers of a network, by measure, norm and radius."""
-    rows = json.loads((out / "analysis.json").read_text())["numbers"]
-    rows = [row for row in rows if chosen.items() <= row.items()]
-    return {(row["measure"], row["p"], row["rho"]): row["value"] for row in rows}
-
-
-SHARPNESS, LAMBDA = ("sharpness", 2.0, 0.5), ("lambda_1", None, None)
-
-
-def test_numbers_are_the_library_s(kept, archive, capsys):
-    """The networks are those that the curves of the results saw."""
-    assert main(["analyze", str(kept)]) == 0
-    printed = capsys.readouterr().out
-    assert "element-wise, η = 0, biases not normalized" in " ".join(printed.split())
-    curves = {
-        method["name"]: method["seeds"][0]["curves"]
-        for method in json.loads((kept / "results.json").read_text())["methods"]
-    }
-    networks = open_run(kept).networks
-    assert [n.method for n in networks] == [*curves]
-    for network in networks:
-        name = network.method
-        found = numbers(kept, method=name, seed=0)
-        assert network.score == curves[name]["test_accuracy"][-1]
-        assert found["test accuracy (%)", None, None] == pytest.approx(100 * network.score)
-        value = found[SHARPNESS]
-        assert re.search(rf"^sharpness +2 +0.5 +{name} +{value:.3f}", printed, re.M)
-        loss, params = loss_and_params(archive, kept, name, 0, 0.4)
-        assert float(loss(params)) == pytest.approx(curves[name]["train_loss"][-1], rel=1e-5)
-        one_step = float(analysis.loss_rise(loss, params, sam_optax.sam(0.5)))
-        assert one_step * (1 - 1e-3) <= value < 4 * one_step
+def test_networks_are_those_of_the_curves(kept, run_dir, archive):
+    """With the labels trained on, and as many wrong test labels."""
+    for out, noise in ((kept, 0.4), (run_dir, 0.25)):
+        methods = json.loads((out / "results.json").read_text())["methods"]
+        networks = open_run(out).networks
+        runs = [(method["name"], seed) for method in methods for seed in method["seeds"]]
+        for network, (name, seed) in zip(networks, runs, strict=True):
+            assert (network.method, network.seed) == (name, seed["seed"])
+            assert network.score == seed["curves"]["test_accuracy"][-1]
+            of_examples, params = loss_and_params(archive, out, name, network.seed, noise)
+            loss = float(network.loss(network.load())(params))
+            assert loss == pytest.approx(float(of_examples(params)), rel=1e-5)
+            assert loss == pytest.approx(seed["curves"]["train_loss"][-1], rel=1e-5)
+    network = open_run(kept).networks[-1]
     test, rng = load(f"npz:{archive}").test, np.random.default_rng([0, 2])
-    model = build("mlp", (6,), 3)
-    logits, y = model.apply(network.load(), test.x, train=False), corrupt(test.y, 0.4, 3, rng)
+    model, variables = build("mlp", (6,), 3), network.load()
+    logits, y = model.apply(variables, test.x, train=False), corrupt(test.y, 0.4, 3, rng)
     expected = float(optax.softmax_cross_entropy_with_integer_labels(logits, y).mean())
-    assert float(network.loss(network.load(), "test")(params)) == pytest.approx(expected, rel=1e-5)
-    expected = analysis.hessian_eigenvalues(loss, params, 1).values[0]
-    assert found[LAMBDA] == pytest.approx(float(expected), rel=2e-2)
+    found = float(network.loss(variables, "test")(variables["params"]))
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_several_runs_norms_and_radii(run_dir, kept, archive, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(run_dir.parents[1])
-    run, other = (str(of.relative_to(run_dir.parents[1])) for of in (run_dir, kept))
-    arguments = ["analyze", run, other, "--out", str(tmp_path), "--rho", "0.1", "0.4"]
-    measures = ["--measures", "sharpness", "adaptive_sharpness"]
-    assert main([*arguments, *measures, "--p", "2", "inf"]) == 0
-    found = numbers(tmp_path, run=run, method="sam", seed=1)
-    loss, params = loss_and_params(archive, run_dir, "sam", 1)
-    for p in (2.0, math.inf):
-        for rho, measure in {0.1: analysis.sharpness, 1.0: analysis.adaptive_sharpness}.items():
-            value = found[measure.__name__, "inf" if p == math.inf else p, rho]
-            expected = float(measure(loss, params, rho, p=p).value)
-            assert value == pytest.approx(expected, rel=1e-3)
-    assert LAMBDA not in found
-    of_seeds = [numbers(tmp_path, run=run, method="sam", seed=seed) for seed in (0, 1)]
-    values = np.array([of["sharpness", "inf", 0.4] for of in of_seeds])
-    mean, width = values.mean(), values.std(ddof=1)
-    line = rf"^sharpness +inf +0\.4 +{run} +sam +{mean:.3f} ± {width:.3f} *$"
-    assert re.search(line, capsys.readouterr().out, re.M)
-    assert [path.name for path in tmp_path.iterdir()] == ["analysis.json"]
-
-
-def test_examples_of_the_docs_measure_a_run(kept, archive, tmp_path, monkeypatch):
-    """In the order of the page: each block goes on from those before it."""
+def test_examples_of_the_docs_measure_a_run(kept, archive, tmp_path, monkeypatch, capsys):
+    """In the order of the pages: each block goes on from those before it."""
     shutil.copytree(kept, tmp_path / "runs" / "mlp")
     monkeypatch.chdir(tmp_path)
     pages = Path(__file__).parents[2] / "docs"
@@ -144,6 +101,16 @@ def test_examples_of_the_docs_measure_a_run(kept, archive, tmp_path, monkeypatch
         block = block.replace("(-1, 1, 21)", "(-1, 1, 3)").replace("compare(", "compare(**SMALL, ")
         exec(compile(block, "docs", "exec"), found)
     loss, params = loss_and_params(archive, kept, "sam", 0, 0.4)
+    row = found["rows"][1]
+    expected = {
+        "sharpness": analysis.sharpness(loss, params, 0.5).value,
+        "adaptive": analysis.adaptive_sharpness(loss, params, 1.0).value,
+        "λ₁": analysis.hessian_eigenvalues(loss, params, 1).values[0],
+    }
+    assert row["method"] == "sam"
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(float(value), rel=2e-2), name
+    assert re.search(r"^sam .*NaN", capsys.readouterr().out, re.M)  # one seed has no deviation
     for method in ("sgd", "sam"):
         epochs, rises = found["lines"][method].positions, found["lines"][method].values
         assert epochs.tolist() == [1, 2, 3]
@@ -181,11 +148,11 @@ def copy(kept, tmp_path):
     return shutil.copytree(kept, tmp_path / "run")
 
 
-def test_networks_of_another_run_are_refused(copy, archive, tmp_path, capsys):
+def test_networks_of_another_run_are_refused(copy, archive, tmp_path):
     assert train(archive, tmp_path / "other", "--epochs", "2", "--seeds", "1") == 0
     shutil.copy(tmp_path / "other" / "params.npz", copy)
-    assert main(["analyze", str(copy)]) == 2
-    assert "params.npz: is of another run than results.json" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"params\.npz: is of another run than"):
+        open_run(copy)
 
 
 NAME = "sam/0/params/Dense_1/bias"
@@ -234,15 +201,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("message", "change"), WRONG.items())
-def test_files_that_no_run_has_written(message, change, copy, capsys):
+def test_files_that_no_run_has_written(message, change, copy):
     change(copy)
-    assert main(["analyze", str(copy)]) == 2  # before anything is measured
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert str(copy) in line
+    with pytest.raises(UserError, match=rf"^{copy}.*{re.escape(message)}[^\n]*$"):
+        open_run(copy)
 
 
-def test_networks_that_diverged_are_said_to_have(archive, tmp_path, capsys):
+def test_networks_that_diverged_have_no_finite_loss(archive, tmp_path, capsys):
     out = tmp_path / "out"
     more = "--methods", "sgd", "--lr", "1e30", "--epochs", "2", "--seeds", "1"
     assert train(archive, out, *more) == 2  # the results are there
@@ -250,54 +215,16 @@ def test_networks_that_diverged_are_said_to_have(archive, tmp_path, capsys):
     assert re.search(r"^sgd +diverged", printed.out, re.M)
     advice = "sam_optax: The training has diverged; give a smaller --lr or radius, or --clip."
     assert printed.err.splitlines()[-1] == advice
-    assert main(["analyze", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert f"{out}: sgd, seed 0, has diverged, and is not measured." in said
-    assert "RUN_DIR: all networks have diverged" in said
+    (network,) = open_run(out).networks
+    variables = network.load()
+    assert not np.isfinite(float(network.loss(variables)(variables["params"])))
 
 
-def test_runs_and_radii_given_twice_count_once(kept, capsys):
-    """They are not seeds, whose deviation would be 0."""
-    twice = ["--measures", "sharpness", "--rho", "0.5", "0.5", "--p", "2", "2"]
-    assert main(["analyze", str(kept), str(kept), *twice]) == 0
-    rows = json.loads((kept / "analysis.json").read_text())["numbers"]
-    assert sum(row["measure"] == "sharpness" for row in rows) == 2  # methods
-    assert " ± 0.000" not in capsys.readouterr().out
-
-
-def test_eigenvalues_that_are_not_there(archive, kept, tmp_path, capsys, monkeypatch):
-    """Of networks with three weights, and where the fifth is 0."""
-    code = "import flax.linen as nn\nNet = lambda: nn.Sequential([lambda x: x[:, :1], LAST])"
-    last = "nn.Dense(3, use_bias=False)"
-    (tmp_path / "three_weights.py").write_text(code.replace("LAST", last))
-    more = "--model", f"{tmp_path / 'three_weights.py'}:Net", "--epochs", "1", "--seeds", "1"
-    assert train(archive, tmp_path / "three", *more) == 0
-    assert main(["analyze", str(tmp_path / "three"), "--measures", "eigenvalues"]) == 0
-    found = numbers(tmp_path / "three", method="sgd")
-    assert {measure for measure, *_ in found} == {"test accuracy (%)", "lambda_1", "residual"}
-    monkeypatch.setattr(analysis.HessianEigenvalues, "ratio", lambda *_: np.inf)  # λ₅ = 0
-    capsys.readouterr()
-    assert main(["analyze", str(kept), "--measures", "eigenvalues"]) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"^lambda_ratio .* sam +not finite *$", printed, re.M)
-    assert "diverged" not in printed
-
-
-def test_what_cannot_be_measured(run_dir, copy, arrays, tmp_path, capsys):
+def test_data_that_have_changed_are_refused(copy):
     text = (copy / "results.json").read_text()
     (copy / "results.json").write_text(re.sub('"sha256": "[0-9a-f]+"', '"sha256": "0"', text))
-    np.savez(tmp_path / "other.npz", **{**arrays, "y_test": arrays["y_test"][::-1]})
-    other = tmp_path / "other"
-    assert train(tmp_path / "other.npz", other, "--epochs", "1", "--seeds", "1") == 0
-    for arguments, message in {
-        (copy,): "contents have changed since the run",
-        (run_dir, other, "--out", copy): f"{other}: was trained on other data than {run_dir}",
-        (run_dir, "--rho", "0.1", "0"): "--rho 0: use a number above 0",
-        (run_dir, "--p", "0.5"): "--p 0.5: use at least 1, or inf",
-        (run_dir, "--measures", "hessian"): "--measures hessian: unknown; use one of sharpness, ",
-    }.items():
-        assert main(["analyze", *map(str, arguments)]) == 2
-        assert message in capsys.readouterr().err
+    with pytest.raises(UserError, match="contents have changed since the run"):
+        open_run(copy)
 
 
 def test_batch_norm_is_measured_with_its_running_statistics(tmp_path):
