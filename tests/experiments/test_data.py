@@ -22,7 +22,7 @@ def test_built_in_data_are_split_class_by_class(name, train, test, shape):
     dataset = load(name)
     assert dataset.train.x.shape == (train, *shape)
     assert dataset.test.x.shape == (test, *shape)
-    assert (dataset.classes, dataset.shape, dataset.resident) == (10, shape, True)
+    assert (dataset.classes, dataset.shape) == (10, shape)
     assert (dataset.train.x.dtype, dataset.train.y.dtype) == (np.float32, np.int32)
     assert (dataset.train.x.min(), dataset.train.x.max()) == (0, 1)
     assert dataset.mean is dataset.std is None

@@ -25,7 +25,7 @@ def load(spec: str, *, image_size: int | None = None, **of_hugging_face: str | N
     given = {name: value for name, value in of_hugging_face.items() if value is not None}
     try:
         if kind == "hf" and path:
-            return hugging_face.load(path, image_size or 224, given)
+            return hugging_face.load(path, image_size, given)
         for name, value in given.items():
             needed = f"needs --dataset hf:NAME_OR_PATH, not {spec}; leave it out."
             raise UserError(f"{flag(name)} {value}: {needed}")
