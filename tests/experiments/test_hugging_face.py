@@ -85,13 +85,15 @@ LABELS = {
 
 @pytest.mark.parametrize(("labels", "expected"), LABELS.values(), ids=LABELS)
 def test_labels_of_any_kind_in_tables_are_numbered_in_sorted_order(labels, expected, tmp_path):
+    folder = tmp_path / "a"
+    folder.mkdir()
     for split in ("train", "test"):
         cells = [encoded(image) for image in noise(4, (5, 5, 3))]
         part = datasets.Dataset.from_dict({"img": cells, "labels": labels})
-        part.to_parquet(tmp_path / f"{split}.parquet")
+        part.to_parquet(folder / f"{split}.parquet")
     with pytest.raises(UserError, match=r"images nor numbers, only img \(.*give --image-column\."):
-        load(f"hf:{tmp_path}", label_column="labels")
-    dataset = load(f"hf:{tmp_path}", image_column="img", label_column="labels")
+        load(f"hf:{folder}", label_column="labels")
+    dataset = load(f"hf:{folder}", image_column="img", label_column="labels")
     for part in (dataset.train, dataset.test):
         np.testing.assert_array_equal(part.x, pixels(noise(4, (5, 5, 3))))
         np.testing.assert_array_equal(part.y, expected)
