@@ -56,7 +56,8 @@ def pixels(images):
     return np.stack([np.asarray(image) for image in images])
 
 
-def test_images_of_one_size_are_kept_as_they_are(tmp_path, capfd):
+def test_images_of_one_size_are_kept_as_they_are(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(reading, "_CHUNK", 5)
     spec = save(tmp_path / "saved", train=small(12, 0), test=small(6, 1))
     capfd.readouterr()
     dataset = load(spec)
