@@ -104,8 +104,6 @@ def prepared(
     both = train.x, test.x
     mean, std = statistics(train.x) if dtype == np.uint8 else (None, None)
     x = [of.astype(dtype, copy=False) for of in both] if dtype else _scaled(*both)
-    kind = np.int32 if train.y.dtype.kind in "iu" else np.float32
-    parts = [Examples(of, y.astype(kind)) for of, y in zip(x, (train.y, test.y), strict=True)]
     digest = hashlib.sha256()
     for array in (*train, *test):
         digest.update(f"{array.dtype} {array.shape} ".encode())
@@ -115,8 +113,10 @@ def prepared(
     low, high = min(of.min() for of in both), max(of.max() for of in both)
     content = f"examples of {shape} {train.x.dtype} in [{low:g}, {high:g}]"
     described = f"{counts} {content}, {classes:,} {labels}"
-    about = classes, mean, std, digest.hexdigest(), tuple(notes), described
-    return Dataset(name, *parts, *about)
+    kind = np.int32 if train.y.dtype.kind in "iu" else np.float32
+    train, test = map(Examples, x, [of.astype(kind) for of in (train.y, test.y)])
+    sha256 = digest.hexdigest()
+    return Dataset(name, train, test, classes, mean, std, sha256, tuple(notes), described)
 
 
 def _scaled(x_train: np.ndarray, x_test: np.ndarray) -> list[np.ndarray]:
