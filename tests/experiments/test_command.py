@@ -54,8 +54,9 @@ WRONG = {
     "--help sma": "--help sma: unknown; did you mean sam?",
     # what does not go together
     f"--model {tasks.NETWORKS}:vit_s16": ".*: images of 8×8 cannot .*--image-size",
-    "--label-column y": "--label-column y: needs --dataset hf:NAME",
-    "--image-size 9": "--image-size 9: is for the images of --dataset hf:NAME_OR_PATH; leave it",
+    "--label-column y": "--label-column y: needs --dataset hf:NAME_OR_PATH, not digits; leave",
+    "--test-split y --dataset npz:a": "--test-split y: needs --dataset hf:NAME_OR_PATH, not npz:a",
+    "--image-size 9": "--image-size 9: needs --dataset hf:NAME_OR_PATH",
     "--beta2 0.9": "--beta2 0.9: is for --optimizer adam and adamw; give 0.999.",
     "--optimizer adam --lr 1 --nesterov True": "--nesterov True: is for --optimizer sgd and rms",
     "--batch-size 1438": "--batch-size 1438: is more than the 1437 training",

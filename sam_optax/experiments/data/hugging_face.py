@@ -19,14 +19,12 @@ from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import suggest
 
 
-def load(name: str, size: int | None, given: Mapping[str, str]) -> Dataset:
+def load(name: str, given: Mapping[str, Any]) -> Dataset:
     """Loads a data set by name, or from a folder: saved to disk, parquet files, or images.
 
-    ``given`` are options of the command: ``image_column``, ``label_column`` and ``test_split``.
-    Columns that are not given are the only ones of their feature types (``Image``, ``ClassLabel``);
-    without images, examples are all numeric columns. Images are loaded unchanged, or resized to
-    squares of ``size`` pixels. Without a labelled split ``test`` or ``validation``, a fifth of the
-    training examples is held out.
+    Columns that are not ``given`` by the options of the command are the only ones of their feature
+    types (``Image``, ``ClassLabel``); without images, examples are all numeric columns. Without a
+    labelled split ``test`` or ``validation``, a fifth of the training examples is held out.
     """
     splits, notes = _open(name)
     train = _train(splits, given.get("test_split"))
@@ -48,7 +46,8 @@ def load(name: str, size: int | None, given: Mapping[str, str]) -> Dataset:
     }
     notes += [f"{what}: {', '.join(of)}." for what, of in left_out.items() if len(of)]
     if images:
-        x = in_memory([_encoded(name, *of, columns[0]) for of in used.items()], size)
+        parts = [_encoded(name, split, rows, columns[0]) for split, rows in used.items()]
+        x = in_memory(parts, given.get("image_size"))
     else:
         x = [_vectors(split, rows, columns) for split, rows in used.items()]
     tested = Examples(x[1], y[1]) if test else None
@@ -145,7 +144,7 @@ def _check_table(file: Path) -> None:
             raise UserError(f"{file} has {count} columns of the name {name}; rename them.")
 
 
-def _columns(features: Mapping[str, Any], given: Mapping[str, str]) -> tuple[str, list[str], bool]:
+def _columns(features: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, list[str], bool]:
     """The columns of labels and of examples, and whether these are images."""
     label = _pick("label", "ClassLabel", features, given.get("label_column"))
     if label is None:

@@ -24,10 +24,6 @@ def describe(
         no effect on these data.
     """
     entries = entries_of(run)
-    of_images = dataset.name.startswith("hf:") and len(dataset.shape) > 2
-    if options.image_size and not of_images:  # of a preset it may have none
-        what = "is for the images of --dataset hf:NAME_OR_PATH; leave it out."
-        raise UserError(f"--image-size {options.image_size}: {what}")
     _check_effects(run, dataset, given)
     for entry in entries.values():
         _check_examples(entry, dataset, devices)
