@@ -45,7 +45,7 @@ class VisionTransformer(nn.Module):
         if height % self.patch or width % self.patch:
             raise ValueError(
                 f"images of {height}×{width} cannot be cut into patches of {self.patch} pixels; "
-                "--image-size makes them larger or smaller"
+                "--image-size resizes those of --dataset hf:NAME_OR_PATH"
             )
         size = (self.patch, self.patch)
         x = nn.Conv(self.width, size, size, padding="VALID", dtype=self.dtype)(x)

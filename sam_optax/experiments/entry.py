@@ -71,7 +71,8 @@ def _message(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         what = (str(error).splitlines() or ["no more is free"])[0][:200]
-        return f"out of memory ({what}); use fewer examples, a smaller --batch-size or network."
+        remedy = "use fewer or smaller examples, a smaller --batch-size or network."
+        return f"out of memory ({what}); {remedy}"
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if (package := (missing or "").partition(".")[0]) not in _EXTRA:
         return None

@@ -65,16 +65,17 @@ class Network(NamedTuple):
         if part not in ("train", "test") or size < 1:
             raise UserError(f'part {part!r}, size {size}: use "train" or "test", and at least 1.')
         task = dataclasses.replace(self.run.task, held_out=True)  # as many test labels are wrong
-        examples, chosen = measures.measured(getattr(task.dataset, part))
-        n = len(examples)
+        examples = getattr(task.dataset, part)
+        chosen = measures.measured(len(examples.y))
+        n = len(chosen)
         # Examples of others, of weight 0, fill the last batch, so that the statistics of BatchNorm
         # are those of as many examples everywhere.
         size = min(size, n)
         place = np.arange(-(-n // size) * size).reshape(-1, size)
-        index = np.random.default_rng(0).permutation(n)[place % n]
+        index = chosen[np.random.default_rng(0).permutation(n)[place % n]]
         weight = (place < n).astype(np.float32)
         (labels,) = tasks.noisy_labels(task, (self.seed,), held_out=part == "test")
-        x, y, weights = map(jnp.asarray, (examples[index], labels[chosen[index]], weight))
+        x, y, weights = map(jnp.asarray, (examples.x[index], labels[index], weight))
         # As a part of the data they leave all networks one compiled program.
         statistics = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (len(index), *leaf.shape)),

@@ -48,23 +48,7 @@ class Flat(nn.Module):
         return nn.Dense(self.classes)(nn.tanh(x).astype(jnp.float32))
 
 
-class Disk:
-    """Images that are made when they are asked for, as those on disk are."""
-
-    size = 8
-
-    def __init__(self, images, shift=True):
-        self._images, self._shift = images, shift
-
-    def __len__(self):
-        return len(self._images)
-
-    def image(self, i, rng):
-        shift = int(rng.integers(3)) if rng is not None and self._shift else 0
-        return np.roll(self._images[i], shift, axis=0)
-
-
-def images(on_disk=False, shift=True):
+def images():
     """48 and 21 images of 8×8 in three classes that differ in brightness."""
     rng = np.random.default_rng(0)
 
@@ -72,7 +56,7 @@ def images(on_disk=False, shift=True):
         labels = np.arange(n, dtype=np.int32) % 3
         noise = rng.normal(0, 20, (n, 8, 8, 3))
         bright = np.clip(noise + 40 + 80 * labels[:, None, None, None], 0, 255).astype(np.uint8)
-        return Examples(Disk(bright, shift) if on_disk else bright, labels)
+        return Examples(bright, labels)
 
     mean, std = np.full(3, 0.5, np.float32), np.full(3, 0.25, np.float32)
     return Dataset("images", split(48), split(21), 3, mean, std, "")

@@ -263,7 +263,6 @@ TASKS = {
         {**IMAGES, "mixup": 0.3, "count": 2, "model": tasks.Flat(dtype=jnp.bfloat16)},
     ),
     "a batch in the state": (("sampa",), {**IMAGES, "count": 2, "seeds": 2}),
-    "images on disk": (("ss_sam",), IMAGES),
 }
 
 
@@ -271,7 +270,7 @@ TASKS = {
 @pytest.mark.parametrize("name", TASKS)
 def test_stopping_and_going_on_changes_no_bit(name, data, tmp_path):
     simple, (methods, settings) = name == "vectors", TASKS[name]
-    dataset = from_arrays(**data) if simple else tasks.images(name == "images on disk")
+    dataset = from_arrays(**data) if simple else tasks.images()
     task = tasks.make(dataset, *methods, **settings)
     options = {"count": settings.get("count", 1)}
     straight = tasks.run(task, **options)

@@ -54,7 +54,9 @@ WRONG = {
     "--help sma": "--help sma: unknown; did you mean sam?",
     # what does not go together
     f"--model {tasks.NETWORKS}:vit_s16": ".*: images of 8×8 cannot .*--image-size",
-    "--label-column y": "--label-column y: needs --dataset hf:NAME",
+    "--label-column y": "--label-column y: needs --dataset hf:NAME_OR_PATH, not digits; leave",
+    "--test-split y --dataset npz:a": "--test-split y: needs --dataset hf:NAME_OR_PATH, not npz:a",
+    "--image-size 9": "--image-size 9: needs --dataset hf:NAME_OR_PATH",
     "--beta2 0.9": "--beta2 0.9: is for --optimizer adam and adamw; give 0.999.",
     "--optimizer adam --lr 1 --nesterov True": "--nesterov True: is for --optimizer sgd and rms",
     "--batch-size 1438": "--batch-size 1438: is more than the 1437 training",
@@ -383,7 +385,7 @@ def test_importing_the_library_imports_nothing_of_the_experiments():
     code = (  # JAX itself uses filelock
         "import sys, sam_optax; names = lambda: {n.partition('.')[0] for n in sys.modules} | "
         "set(sys.modules); library = names(); from sam_optax.experiments import entry; import "
-        "sam_optax.__main__; extra = entry._EXTRA - {'filelock'} | {'datasets', 'grain'}; "
+        "sam_optax.__main__; extra = entry._EXTRA - {'filelock'} | {'datasets'}; "
         "print(sorted(library & (extra | {'sam_optax.experiments'})), sorted(names() & extra))"
     )
     assert output_of(code) == "[] []"
@@ -391,10 +393,10 @@ def test_importing_the_library_imports_nothing_of_the_experiments():
 
 @pytest.mark.slow
 def test_the_command_imports_what_is_asked_for_alone():
-    """Orbax, Hugging Face's library, and grain take seconds to import."""
+    """Orbax and Hugging Face's library take seconds to import."""
     code = (
         "import sys; from sam_optax.__main__ import main; main(['compare', '--dry-run']); "
-        "print(sorted({n.partition('.')[0] for n in sys.modules} & {'orbax', 'datasets', 'grain', "
+        "print(sorted({n.partition('.')[0] for n in sys.modules} & {'orbax', 'datasets', "
         "'matplotlib', 'PIL'}))"
     )
     assert output_of(code) == "[]"

@@ -22,7 +22,7 @@ def test_built_in_data_are_split_class_by_class(name, train, test, shape):
     dataset = load(name)
     assert dataset.train.x.shape == (train, *shape)
     assert dataset.test.x.shape == (test, *shape)
-    assert (dataset.classes, dataset.shape, dataset.resident) == (10, shape, True)
+    assert (dataset.classes, dataset.shape) == (10, shape)
     assert (dataset.train.x.dtype, dataset.train.y.dtype) == (np.float32, np.int32)
     assert (dataset.train.x.min(), dataset.train.x.max()) == (0, 1)
     assert dataset.mean is dataset.std is None
@@ -91,18 +91,16 @@ def test_exactly_the_share_of_the_labels_becomes_wrong_uniformly(rate, classes):
 
 NAMES = r"unknown data set; use one of digits, mnist5k, npz:PATH, hf:NAME_OR_PATH"
 SPECS = [
-    *[(spec, {}, f"--dataset {spec}: {NAMES}") for spec in ("mnist", "", "NPZ:a", "npz:", "hf:")],
-    ("digits", {"image_column": "x"}, "--image-column x: needs --dataset hf:NAME_OR_PATH, not dig"),
-    ("digits", {"test_split": "x"}, "--test-split x: needs --dataset hf:NAME_OR_PATH, not digits"),
-    ("npz:~nobody/a", {}, "no such file"),
-    ("npz:~", {}, "is a directory"),
+    *[(spec, f"--dataset {spec}: {NAMES}") for spec in ("mnist", "", "NPZ:a", "npz:", "hf:")],
+    ("npz:~nobody/a", "no such file"),
+    ("npz:~", "is a directory"),
 ]
 
 
-@pytest.mark.parametrize(("spec", "options", "message"), SPECS)
-def test_names_and_options_that_do_not_suit(spec, options, message):
+@pytest.mark.parametrize(("spec", "message"), SPECS)
+def test_names_that_do_not_suit(spec, message):
     with pytest.raises(UserError, match=message):
-        load(spec, **options)
+        load(spec)
 
 
 def _images(*shape, n=40):

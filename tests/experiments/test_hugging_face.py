@@ -1,7 +1,6 @@
-"""Data sets of the Hugging Face library, from folders; and how images are fed from disk."""
+"""Data sets of the Hugging Face library, from folders."""
 
 import io
-import os
 import re
 
 import numpy as np
@@ -9,10 +8,9 @@ import pytest
 from PIL import Image
 
 from sam_optax.__main__ import main
+from sam_optax.experiments.data import images as reading
 from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.training.devices import images as images_of
-from sam_optax.experiments.training.devices import train_batches
 
 datasets = pytest.importorskip("datasets")
 pyarrow = pytest.importorskip("pyarrow")
@@ -58,10 +56,11 @@ def pixels(images):
     return np.stack([np.asarray(image) for image in images])
 
 
-def test_images_of_one_size_are_kept_in_memory(tmp_path, capfd):
+def test_images_of_one_size_are_kept_as_they_are(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(reading, "_CHUNK", 5)
     spec = save(tmp_path / "saved", train=small(12, 0), test=small(6, 1))
     capfd.readouterr()
-    dataset = load(spec, image_size=224)
+    dataset = load(spec)
     assert capfd.readouterr() == ("", "")
     np.testing.assert_array_equal(dataset.train.x, pixels(noise(12, (8, 6, 3))))
     np.testing.assert_array_equal(dataset.test.x, pixels(noise(6, (8, 6, 3), 1)))
@@ -71,7 +70,7 @@ def test_images_of_one_size_are_kept_in_memory(tmp_path, capfd):
     low, high = dataset.train.x.min(), dataset.train.x.max()
     understood = f"examples of 8×6×3 uint8 in [{low}, {high}], 3 classes (cat, dog, emu)"
     assert dataset.described == f"train 12, test 6 {understood}"
-    assert (dataset.resident, dataset.notes) == (True, ())
+    assert dataset.notes == ()
     np.testing.assert_allclose(dataset.mean, (dataset.train.x / 255).mean((0, 1, 2)))
     np.testing.assert_allclose(dataset.std, (dataset.train.x / 255).std((0, 1, 2)))
     other = save(tmp_path / "other", train=small(12, 0), test=small(6, 2))
@@ -87,12 +86,15 @@ LABELS = {
 
 @pytest.mark.parametrize(("labels", "expected"), LABELS.values(), ids=LABELS)
 def test_labels_of_any_kind_in_tables_are_numbered_in_sorted_order(labels, expected, tmp_path):
-    """Columns are found by common names."""
+    folder = tmp_path / "a"
+    folder.mkdir()
     for split in ("train", "test"):
         cells = [encoded(image) for image in noise(4, (5, 5, 3))]
         part = datasets.Dataset.from_dict({"img": cells, "labels": labels})
-        part.to_parquet(tmp_path / f"{split}.parquet")
-    dataset = load(f"hf:{tmp_path}")
+        part.to_parquet(folder / f"{split}.parquet")
+    with pytest.raises(UserError, match=r"images nor numbers, only img \(.*give --image-column\."):
+        load(f"hf:{folder}", label_column="labels")
+    dataset = load(f"hf:{folder}", image_column="img", label_column="labels")
     for part in (dataset.train, dataset.test):
         np.testing.assert_array_equal(part.x, pixels(noise(4, (5, 5, 3))))
         np.testing.assert_array_equal(part.y, expected)
@@ -204,7 +206,7 @@ def table(n=10, **columns):
 def test_columns_of_numbers_are_vectors(tmp_path):
     text = list("abcdefghij")
     spec = save(tmp_path / "a", train=table(name=text), test=table(5, name=text[:5]))
-    dataset = load(spec)
+    dataset = load(spec, label_column="label")
     expected = np.stack([table()[k] for k in ("age", "rooms", "rich")], 1).astype(float)
     mean, std = expected.mean(0), expected.std(0)
     np.testing.assert_allclose(dataset.train.x, (expected - mean) / std, rtol=1e-4, atol=1e-6)
@@ -240,20 +242,21 @@ def test_the_test_split_is_one_with_labels(tmp_path):
 
 
 def test_columns_are_found_or_given(tmp_path):
-    one = small(9, 0, image="picture", label="fine_label")
+    one = small(9, 0, image="picture", label="kind")
     coarse = datasets.Features({"coarse": datasets.ClassLabel(names=["x", "y"])})
     two = one.add_column("coarse", [0, 1, 0] * 3, feature=coarse["coarse"])
     spec = save(tmp_path / "a", train=two, test=two)
-    assert (load(spec).classes, load(spec, label_column="coarse").classes) == (3, 2)
+    assert [load(spec, label_column=of).classes for of in ("kind", "coarse")] == [3, 2]
     raw = one.cast_column("picture", datasets.Image(decode=False))
     pair = one.add_column("other", raw["picture"][:], feature=datasets.Image())
     assert load(save(tmp_path / "b", train=pair), image_column="other").shape == (8, 6, 3)
-    kinds = two.rename_column("fine_label", "kind")
+    text = one.cast_column("kind", datasets.Value("string")).remove_columns("picture")
     for split, options, message in (
-        (two, {"image_column": "x"}, "--image-column x: no such column; use one of pic"),
+        (one, {"image_column": "x"}, "--image-column x: no such column; use one of pic"),
         (two, {"label_column": "x"}, "--label-column x: no such column; use one of pic"),
-        (kinds, {}, "several labels; give --label-column, one of kind, coarse"),
+        (two, {}, "several labels; give --label-column, one of kind, coarse"),
         (pair, {}, "several images; give --image-column, one of picture, other"),
+        (text, {}, "no labels; give --label-column, one of kind, or put images"),
     ):
         with pytest.raises(UserError, match=message):
             load(save(tmp_path / "c", train=split), **options)
@@ -372,13 +375,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_is_wrong_is_named_in_one_line_without_control_characters(
-    make, message, tmp_path, capfd
-):
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_named_in_one_line_without_control_characters(case, tmp_path, capfd):
+    make, message = REFUSED[case]
     make(tmp_path / "a")
     capfd.readouterr()
-    assert main(["compare", "--dataset", f"hf:{tmp_path / 'a'}"]) == 2
+    label = ["--label-column", "label"] * (case != "no labels")
+    assert main(["compare", "--dataset", f"hf:{tmp_path / 'a'}", *label]) == 2
     out, err = capfd.readouterr()
     assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
     assert re.match(f"sam_optax: --dataset hf:{tmp_path / 'a'}:? .*{message}", err)
@@ -397,45 +400,27 @@ def photographs(n):
 def varying(tmp_path):
     """Train and test examples of many sizes."""
     train, test = (rows(photographs(n), np.arange(n) % 3) for n in (7, 5))
-    return load(save(tmp_path / "a", train=train, test=test), image_size=16)
+    return save(tmp_path / "a", train=train, test=test)
 
 
-def test_photographs_stay_on_disk_and_are_cropped(varying):
-    assert not varying.resident
-    assert varying.shape == (16, 16, 3)
-    for i, photo in enumerate(photographs(5)):
-        image = varying.test.x.image(i, None).astype(float)
+def test_central_squares_are_resized_if_asked(varying):
+    dataset = load(varying, image_size=16)
+    assert (dataset.shape, dataset.train.x.dtype) == ((16, 16, 1), np.uint8)
+    for image, photo in zip(dataset.test.x.astype(float), photographs(5), strict=True):
         assert abs(image.mean() - np.asarray(photo).mean()) < 6  # the middle of a ramp
-        slope, side = 100 / (photo.width - 1), 0.875 * min(photo.size)
+        slope, side = 100 / (photo.width - 1), min(photo.size)
         rise = image[:, -1].mean() - image[:, 0].mean()
         np.testing.assert_allclose(rise, slope * side * 15 / 16, atol=6)
-    central = np.stack([varying.train.x.image(i, None) for i in range(7)]) / 255
-    np.testing.assert_allclose(varying.mean, central.mean((0, 1, 2)))
-    np.testing.assert_allclose(varying.std, central.std((0, 1, 2)))
-    some = varying.train.some(np.array([1, 2, 5])).some(np.array([2]))
-    np.testing.assert_array_equal(some.x.image(0, None) / 255, central[5])
-    assert len(some.x) == len(some.y) == 1
 
 
-def test_batches_follow_from_seed_and_epoch(varying):
-    batches = lambda epoch: [*train_batches(varying, 3, 5, epoch)]
-    whole = batches(1)
-    order = np.random.default_rng([5, 1, 1]).permutation(7)
-    np.testing.assert_array_equal(np.concatenate([i for _, i in whole]), order[:6])
-    for x, indices in whole:
-        assert (x.shape, x.dtype, indices.dtype) == ((3, 16, 16, 3), np.uint8, np.int32)
-        for image, i in zip(x, indices, strict=True):
-            rng = np.random.default_rng([5, 3, 1, i])
-            np.testing.assert_array_equal(image, varying.train.x.image(int(i), rng))
-    assert np.any(batches(2)[0][0] != whole[0][0])
-
-
-def test_what_cannot_be_decoded_is_named_when_its_turn_comes(tmp_path):
-    images = [*photographs(6), {"bytes": b"no", "path": os.path.join("somewhere", "bad.jpg")}]
-    split = rows(images, np.arange(7) % 3)
-    dataset = load(save(tmp_path / "a", train=rows(photographs(6), [0, 1, 2] * 2), test=split))
-    decoded = images_of(dataset.test.x, np.array([[5, 2], [5, 6]]))
-    for image, i in zip(next(decoded), (5, 2), strict=True):
-        np.testing.assert_array_equal(image, dataset.test.x.image(i, None))
-    with pytest.raises(UserError, match=r"hf:.*: test: image 6 \(bad.jpg\) cannot be read"):
-        next(decoded)
+def test_without_a_size_images_that_differ_or_are_many_ask_for_it(varying, tmp_path, monkeypatch):
+    (width, height), other = (photo.size for photo in photographs(2))
+    sizes = f"differ in size, such as {width}×{height} and {other[0]}×{other[1]} pixels"
+    ask = "give --image-size, such as 224, to resize"
+    with pytest.raises(UserError, match=f"hf:.*: the images {sizes}; {ask}"):
+        load(varying)
+    monkeypatch.setattr(reading, "_UNASKED", 3 * 18 * 8 * 6 - 1)
+    spec = save(tmp_path / "b", train=small(12, 0), test=small(6, 1))
+    with pytest.raises(UserError, match=f"the images take 0.0 GB of memory; {ask}"):
+        load(spec)
+    assert load(spec, image_size=10).shape == (10, 10, 3)

@@ -205,6 +205,8 @@ def test_a_description_counts_steps_and_examples(data):
     more = described(data, preset="asam-cifar10", methods=("sgd", "sam"))
     assert "epochs" not in more["settings"]  # where methods differ, each says its own
     assert [of["settings"]["epochs"]["value"] for of in more["methods"]] == [400, 200]
+    resized = described(data, preset="asam-imagenet", m=16)["settings"]["image_size"]
+    assert resized["value"] == 224  # asked for by nobody, of data that need no resizing
 
 
 def test_radii_that_were_chosen_on_digits_are_said_to_be_on_other_data(data):

@@ -269,7 +269,7 @@ def test_methods_look_apart_and_variants_of_one_share_its_colour():
 
 def test_the_page_shows_what_this_run_uses(found):
     found["notes"] = ["the paper leaves <this> open"]
-    found["settings"]["image_size"] = {"value": 224, "source": "default"}
+    found["settings"]["image_size"] = {"value": None, "source": "default"}
     page = page_of(found, {"curves.png": b"png"})
     assert "<h1>3 methods: npz:small.npz, 25 % wrong training labels, mlp</h1>" in page
     assert "the paper leaves &lt;this&gt; open" in page

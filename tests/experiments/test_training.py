@@ -14,7 +14,6 @@ from jax.flatten_util import ravel_pytree
 import sam_optax
 from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.data.examples import corrupt
-from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import builtin
 from sam_optax.experiments.networks import augmentation
 from sam_optax.experiments.training import devices, measures, runner, task
@@ -283,7 +282,7 @@ def test_augmentation_changes_with_the_step_and_is_the_same_for_both_passes():
     close(sam.params, sgd[0].params)
 
 
-# Every method, and data that stay on disk.
+# Every method.
 
 
 def traced(name, **options):
@@ -345,34 +344,3 @@ def test_sampa_has_the_batch_of_the_previous_step_as_it_was_seen():
         state = jax.jit(step)(key, state, batch, jax.random.key(i), None)
         close(state.params, params)
         close(state.previous[0], seen)
-
-
-@slow
-def test_images_on_disk_are_trained_on_as_those_in_memory(monkeypatch):
-    """The same order, and the same last block of a test, which is filled up."""
-    monkeypatch.setattr(measures, "BLOCK", 6)  # of 21 examples
-    options = {"label_noise": 0.2, "seeds": 2, "m": 8}
-    memory, disk = (
-        tasks.run(tasks.make(tasks.images(on_disk, shift=False), "sam", **options))
-        for on_disk in (False, True)
-    )
-    for name in memory:
-        close(disk[name].variables, memory[name].variables, 1e-4, 1e-5)
-        close(disk[name].curves, memory[name].curves, 1e-4)
-        np.testing.assert_allclose(disk[name].sharpness, memory[name].sharpness, rtol=1e-3)
-
-
-@slow
-def test_images_on_disk_are_shared_by_devices_and_cropped_at_random():
-    run = lambda count, shift: tasks.run(
-        tasks.make(tasks.images(True, shift), "rsam", count=count), count
-    )["rsam"]
-    one, two, still = run(1, True), run(2, True), run(1, False)
-    close(one.variables, two.variables, 1e-4, 1e-5)
-    assert np.any(one.curves["train_loss"] != still.curves["train_loss"])
-
-
-@pytest.mark.parametrize("name", ["sam_full", "sam_db", "sam_batches", "sam_noise"])
-def test_methods_that_need_all_examples_at_hand_refuse_images_on_disk(name):
-    with pytest.raises(UserError, match=f"--methods {name}: needs all .* in memory"):
-        tasks.make(tasks.images(on_disk=True), "sgd", name)

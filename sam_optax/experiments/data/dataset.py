@@ -10,7 +10,6 @@ import numpy as np
 from sam_optax.experiments.data import hugging_face
 from sam_optax.experiments.data.examples import Dataset, Examples, check_array, hold_out, prepared
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.options.declare import flag
 
 BUILT_IN = ("digits", "mnist5k")
 ARRAYS = "arrays"
@@ -19,16 +18,12 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 _RECIPE = f"write it with numpy.savez(path, {', '.join(f'{key}=...' for key in KEYS)})"
 
 
-def load(spec: str, *, image_size: int | None = None, **of_hugging_face: str | None) -> Dataset:
+def load(spec: str, **of_hugging_face: Any) -> Dataset:
     """Loads a data set that the command line names; see compare for the options."""
     kind, _, path = spec.partition(":")
-    given = {name: value for name, value in of_hugging_face.items() if value is not None}
     try:
         if kind == "hf" and path:
-            return hugging_face.load(path, image_size or 224, given)
-        for name, value in given.items():
-            needed = f"needs --dataset hf:NAME_OR_PATH, not {spec}; leave it out."
-            raise UserError(f"{flag(name)} {value}: {needed}")
+            return hugging_face.load(path, of_hugging_face)
         if spec in BUILT_IN:
             return prepared(spec, *hold_out(_built_in(spec)), 10)
         if kind == "npz" and path:

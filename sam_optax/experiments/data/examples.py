@@ -1,20 +1,20 @@
-"""Examples, in memory or on disk, the data set that they make, and label noise."""
+"""Examples, the data set that they make, and label noise."""
 
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from sam_optax.experiments.data.images import ImageColumn, statistics
+from sam_optax.experiments.data.images import statistics
 from sam_optax.experiments.errors import UserError
 
 
 class Examples(NamedTuple):
     """Labelled examples."""
 
-    x: np.ndarray | ImageColumn  # (n, …), float32 or tokens for the network, or uint8 images
+    x: np.ndarray  # (n, …), float32 or tokens for the network, or uint8 images
     y: np.ndarray  # int32, (n,); of tokens (n, length), with −1 where there is none
 
     def some(self, indices: np.ndarray) -> "Examples":
@@ -32,8 +32,7 @@ class Dataset:
     classes: int  # of which labels are indices; of a regression, outputs
     mean: np.ndarray | None  # of each channel of uint8 images, in [0, 1]
     std: np.ndarray | None  # likewise; both are None if x needs no scaling
-    # Digest of examples and labels before scaling, whose rounding differs between machines. For
-    # images on disk: digest of the labels and of mean and deviation of a sample.
+    # Digest of examples and labels before scaling, whose rounding differs between machines.
     sha256: str
     notes: tuple[str, ...] = ()  # for the reader of the results
     described: str = ""  # as it was understood, before scaling, on one line
@@ -41,19 +40,12 @@ class Dataset:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one example, as the network receives it."""
-        x = self.train.x
-        return x.shape[1:] if isinstance(x, np.ndarray) else (x.size, x.size, 3)
+        return self.train.x.shape[1:]
 
     @property
     def dtype(self) -> type:
         """The type of examples, as the network receives them: int32 for tokens, else float32."""
-        x = self.train.x
-        return np.int32 if isinstance(x, np.ndarray) and x.dtype == np.int32 else np.float32
-
-    @property
-    def resident(self) -> bool:
-        """Whether all examples are in memory."""
-        return all(isinstance(part.x, np.ndarray) for part in (self.train, self.test))
+        return np.int32 if self.train.x.dtype == np.int32 else np.float32
 
 
 def hold_out(examples: Examples) -> tuple[Examples, Examples]:
@@ -109,30 +101,22 @@ def prepared(
     if test is None:
         note = "There are no test examples: a fifth of the training examples is held out."
         (train, test), notes = hold_out(train), [*notes, note]
-    x: Any = [train.x, test.x]
-    contents: list[Any] = [*train, *test]
+    both = train.x, test.x
     mean, std = statistics(train.x) if dtype == np.uint8 else (None, None)
-    if not isinstance(train.x, np.ndarray):
-        contents = [train.y, test.y, *(of.round(3) for of in (mean, std) if of is not None)]
-    else:
-        x = [of.astype(dtype, copy=False) for of in x] if dtype else _scaled(*x)
-    kind = np.int32 if train.y.dtype.kind in "iu" else np.float32
-    parts = [Examples(of, y.astype(kind)) for of, y in zip(x, (train.y, test.y), strict=True)]
+    x = [of.astype(dtype, copy=False) for of in both] if dtype else _scaled(*both)
     digest = hashlib.sha256()
-    for array in contents:
+    for array in (*train, *test):
         digest.update(f"{array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
-    found = Dataset(name, parts[0], parts[1], classes, mean, std, digest.hexdigest(), tuple(notes))
     counts = f"{splits[0]} {len(train.y):,}, {splits[1]} {len(test.y):,}"
-    content = _content("×".join(map(str, found.shape)), train.x, test.x)
-    return dataclasses.replace(found, described=f"{counts} {content}, {classes:,} {labels}")
-
-
-def _content(shape: str, *parts: Any) -> str:
-    if not isinstance(parts[0], np.ndarray):
-        return f"images on disk, read as {shape} uint8"
-    low, high = min(x.min() for x in parts), max(x.max() for x in parts)
-    return f"examples of {shape} {parts[0].dtype} in [{low:g}, {high:g}]"
+    shape = "×".join(map(str, x[0].shape[1:]))
+    low, high = min(of.min() for of in both), max(of.max() for of in both)
+    content = f"examples of {shape} {train.x.dtype} in [{low:g}, {high:g}]"
+    described = f"{counts} {content}, {classes:,} {labels}"
+    kind = np.int32 if train.y.dtype.kind in "iu" else np.float32
+    train, test = map(Examples, x, [of.astype(kind) for of in (train.y, test.y)])
+    sha256 = digest.hexdigest()
+    return Dataset(name, train, test, classes, mean, std, sha256, tuple(notes), described)
 
 
 def _scaled(x_train: np.ndarray, x_test: np.ndarray) -> list[np.ndarray]:

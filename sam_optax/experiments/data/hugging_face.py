@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 
 from sam_optax.experiments.data.examples import Dataset, Examples, check_array, prepared
-from sam_optax.experiments.data.images import FORMATS, ImageColumn, in_memory
+from sam_optax.experiments.data.images import FORMATS, Encoded, in_memory
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import suggest
 
 
-def load(name: str, size: int, given: Mapping[str, str]) -> Dataset:
+def load(name: str, given: Mapping[str, Any]) -> Dataset:
     """Loads a data set by name, or from a folder: saved to disk, parquet files, or images.
 
-    ``given`` are options of the command: ``image_column``, ``label_column`` and ``test_split``.
-    Columns are found by their feature types (``Image``, ``ClassLabel``), or else by common names;
-    without images, all numeric ones. Images of equal size that fit into memory are loaded
-    unchanged; others stay on disk and are resized to squares of ``size`` pixels. Without a labelled
-    split ``test`` or ``validation``, a fifth of the training examples is held out.
+    Columns that are not ``given`` by the options of the command are the only ones of their feature
+    types (``Image``, ``ClassLabel``); without images, examples are all numeric columns. Without a
+    labelled split ``test`` or ``validation``, a fifth of the training examples is held out.
     """
     splits, notes = _open(name)
     train = _train(splits, given.get("test_split"))
@@ -48,8 +46,8 @@ def load(name: str, size: int, given: Mapping[str, str]) -> Dataset:
     }
     notes += [f"{what}: {', '.join(of)}." for what, of in left_out.items() if len(of)]
     if images:
-        sources = [_images(name, split, rows, columns[0], size) for split, rows in used.items()]
-        x: list[Any] = in_memory(sources) or sources
+        parts = [_encoded(name, split, rows, columns[0]) for split, rows in used.items()]
+        x = in_memory(parts, given.get("image_size"))
     else:
         x = [_vectors(split, rows, columns) for split, rows in used.items()]
     tested = Examples(x[1], y[1]) if test else None
@@ -61,7 +59,7 @@ def load(name: str, size: int, given: Mapping[str, str]) -> Dataset:
 
 def _open(name: str) -> tuple[Mapping[str, Any], list[str]]:
     """The splits of a data set, and notes."""
-    for module in ("datasets", "grain", "PIL"):
+    for module in ("datasets", "PIL"):
         if importlib.util.find_spec(module) is None:
             raise UserError(f'{module} is not installed; run pip install "sam_optax[hf]".')
     import datasets
@@ -146,37 +144,36 @@ def _check_table(file: Path) -> None:
             raise UserError(f"{file} has {count} columns of the name {name}; rename them.")
 
 
-def _columns(features: Mapping[str, Any], given: Mapping[str, str]) -> tuple[str, list[str], bool]:
+def _columns(features: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, list[str], bool]:
     """The columns of labels and of examples, and whether these are images."""
-    usual = "label labels fine_label"
-    label = _pick("label", "ClassLabel", usual, features, given.get("label_column"))
+    label = _pick("label", "ClassLabel", features, given.get("label_column"))
     if label is None:
         raise UserError(
             f"it has no labels; give --label-column, one of {', '.join(features)}, or put images "
             "into one folder for each class, all at one depth."
         )
     rest = {name: feature for name, feature in features.items() if name != label}
-    if image := _pick("image", "Image", "image img", rest, given.get("image_column")):
+    if image := _pick("image", "Image", rest, given.get("image_column")):
         return label, [image], True
     types = {name: str(getattr(feature, "dtype", feature)) for name, feature in rest.items()}
     plain = (name for name, feature in rest.items() if type(feature).__name__ == "Value")
     if numbers := [of for of in plain if types[of].startswith(("int", "uint", "float", "bool"))]:
         return label, numbers, False
     found = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-    raise UserError(f"it has neither images nor numbers, only {found or 'labels'}.")
+    raise UserError(
+        f"it has neither images nor numbers, only {found or 'labels'}; of images as bytes or paths "
+        "give --image-column."
+    )
 
 
-def _pick(
-    what: str, kind: str, usual: str, features: Mapping[str, Any], given: str | None
-) -> str | None:
-    """The requested column, or the only one of its type, or one with a common name."""
+def _pick(what: str, kind: str, features: Mapping[str, Any], given: str | None) -> str | None:
+    """The requested column, or the only one of its type; ``None`` if there is none."""
     if given is not None and given not in features:
         raise UserError(f"--{what}-column {given}: no such column; {suggest(given, features)}")
     found = [name for name, feature in features.items() if type(feature).__name__ == kind]
-    named = [name for name in usual.split() if name in (found or features)]
-    if given is None and len(found) > 1 and not named:
+    if given is None and len(found) > 1:
         raise UserError(f"it has several {what}s; give --{what}-column, one of {', '.join(found)}.")
-    return given or next(iter([*named, *found]), None)
+    return given or next(iter(found), None)
 
 
 def _train(splits: Mapping[str, Any], test_split: str | None) -> str:
@@ -226,15 +223,14 @@ def _labels(used: Mapping[str, Any], column: str) -> tuple[list[np.ndarray], tup
     return found, tuple(names[0] or map(str, known))
 
 
-def _images(name: str, split: str, rows: Any, column: str, size: int) -> ImageColumn:
+def _encoded(name: str, split: str, rows: Any, column: str) -> Encoded:
     import datasets
     import huggingface_hub
 
     cells = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     caches = datasets.config.HF_DATASETS_CACHE, huggingface_hub.constants.HF_HUB_CACHE
     roots = [Path(os.path.expanduser(name)).resolve(), *map(Path, caches)]
-    where, every = f"--dataset hf:{name}: {split}", np.arange(len(rows))
-    return ImageColumn(cells.with_format("arrow"), every, size, where, roots)
+    return Encoded(cells.with_format("arrow"), split, roots)
 
 
 def _vectors(split: str, rows: Any, columns: Sequence[str]) -> np.ndarray:

@@ -1,13 +1,13 @@
-"""Images that stay on disk, and their processing when they are read."""
+"""Images of a column of files or bytes, read into memory."""
 
 import concurrent.futures
-import dataclasses
+import functools
 import io
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,62 +15,30 @@ from sam_optax.experiments.errors import UserError
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded; Pillow has others, one of which starts a program."""
-_CENTRAL = 0.875  # side of the central crop, of the shorter side of the image: 224 of 256 pixels
-_SAMPLE = 1000  # images for mean and deviation, if they stay on disk
-_RESIDENT = 2e9  # maximum number of bytes of images in memory
+_UNASKED = 2e9  # maximum number of bytes of images in memory, unless their size is given
 _CHUNK = 200  # images decoded at once
+_RESIZE = "give --image-size, such as 224, to resize all to squares."
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ImageColumn:
-    """Images on disk, read as squares of ``size`` pixels."""
+class Encoded(NamedTuple):
+    """The images of a split, not decoded."""
 
-    cells: Any  # the column of a ``datasets.Dataset``, not decoded
-    indices: np.ndarray  # of the rows that are used
-    size: int
-    where: str  # data set and split, for messages
+    cells: Any  # the column of a ``datasets.Dataset``
+    split: str  # for messages
     roots: Sequence[Path]  # the files that the column names are in these folders
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, indices: np.ndarray) -> "ImageColumn":
-        return dataclasses.replace(self, indices=self.indices[indices])
-
-    def image(self, i: int, rng: np.random.Generator | None) -> np.ndarray:
-        """One image, uint8, (size, size, 3): a random crop, or without ``rng`` the central crop.
-
-        Random crops are those of Inception (Szegedy et al. 2015): 8 to 100 % of the area, with an
-        aspect ratio from 3:4 to 4:3.
-        """
+    def image(self, row: int, side: int | None) -> Any:
+        """One image of mode RGB, or L if it is grey: unchanged, or its central square resized."""
         from PIL import Image, ImageOps
 
-        image, shape = self.original(i).convert("RGB"), (self.size, self.size)
-        way = Image.Resampling.BILINEAR
-        if rng is None:
-            return np.asarray(ImageOps.fit(image, shape, way, bleed=(1 - _CENTRAL) / 2))
-        width, height = image.size
-        for _ in range(10):
-            area = rng.uniform(0.08, 1.0) * width * height
-            ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-            w, h = np.sqrt(area * ratio), np.sqrt(area / ratio)
-            if w <= width and h <= height:
-                break
-        else:
-            w, h = float(width), float(height)
-        left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
-        return np.asarray(image.resize(shape, way, box=(left, top, left + w, top + h)))
-
-    def original(self, i: int) -> Any:
-        """One image in its original size, of mode RGB, or L if it is grey."""
-        row = int(self.indices[i])
         cell = self.cells[row].column(0)[0].as_py() or {"bytes": None, "path": None}
         try:
-            return decoded(cell["bytes"] or self._file(cell["path"]))
+            image = decoded(cell["bytes"] or self._file(cell["path"]))
         except Exception as error:  # Pillow's plugins raise many types
             name = f" ({os.path.basename(cell['path'])})" if cell["path"] else ""
             why = f"image {row}{name} cannot be read ({error}); replace or remove it."
-            raise UserError(f"{self.where}: {why}") from error
+            raise UserError(f"{self.split}: {why}") from error
+        return ImageOps.fit(image, (side, side), Image.Resampling.BILINEAR) if side else image
 
     def _file(self, path: str | None) -> bytes:
         if path is None:
@@ -97,39 +65,42 @@ def decoded(content: bytes) -> Any:
     return image.convert(mode)
 
 
-def statistics(images: np.ndarray | ImageColumn) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation per channel, in [0, 1]; from a fixed sample if images are on disk."""
-    if not isinstance(images, np.ndarray):
-        source, n = images, len(images)
-        sample = np.random.default_rng(0).choice(n, min(n, _SAMPLE), replace=False)
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            images = np.stack([*pool.map(lambda i: source.image(int(i), None), sample)])
-    # Computed from counts, without a float copy of the images.
-    values = np.arange(256) / 255
-    counts = [np.bincount(images[..., c].ravel(), minlength=256) for c in range(images.shape[-1])]
-    shares = np.array([count / count.sum() for count in counts])
+def in_memory(parts: Sequence[Encoded], side: int | None) -> list[np.ndarray]:
+    """All images, uint8, (n, height, width, channels): one channel if all are grey, else three.
+
+    Raises:
+      UserError: without a ``side``, if their sizes differ or all together exceed 2 GB.
+    """
+    first, counts = parts[0].image(0, side), [len(part.cells) for part in parts]
+    size = 3 * sum(counts) * math.prod(first.size)
+    if size > _UNASKED and not side:
+        raise UserError(f"the images take {size / 1e9:.1f} GB of memory; {_RESIZE}")
+    found = [np.empty((count, first.height, first.width, 3), np.uint8) for count in counts]
+    colour = False
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for x, part in zip(found, parts, strict=True):
+            read = functools.partial(part.image, side=side)
+            for start in range(0, len(x), _CHUNK):
+                rows = range(start, min(start + _CHUNK, len(x)))
+                for row, image in zip(rows, pool.map(read, rows), strict=True):
+                    if image.size != first.size:
+                        one, other = (f"{of.width}×{of.height}" for of in (first, image))
+                        what = f"the images differ in size, such as {one} and {other} pixels"
+                        raise UserError(f"{what}; {_RESIZE}")
+                    colour |= image.mode != "L"
+                    x[row] = image.convert("RGB")
+    return found if colour else [x[..., :1].copy() for x in found]
+
+
+def statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation per channel, in [0, 1]."""
+    # Computed from counts, without a copy of the images as floats.
+    channels = range(images.shape[-1])
+    counts = np.zeros((len(channels), 256))
+    for start in range(0, len(images), _CHUNK):
+        chunk = images[start : start + _CHUNK]
+        counts += [np.bincount(chunk[..., c].ravel(), minlength=256) for c in channels]
+    shares, values = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
     mean = shares @ values
     std = np.sqrt(shares @ values**2 - mean**2)
     return mean, np.where(std > 0, std, 1.0)
-
-
-def in_memory(sources: Sequence[ImageColumn]) -> list[np.ndarray] | None:
-    """All images, uint8, (n, height, width, channels): one channel if all are grey, else three.
-
-    ``None`` if they differ in size or take too much memory.
-    """
-    first = sources[0].original(0)
-    shape, colour = (first.height, first.width, 3), False
-    if sum(map(len, sources)) * math.prod(shape) > _RESIDENT:
-        return None
-    found = [np.empty((len(source), *shape), np.uint8) for source in sources]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for x, source in zip(found, sources, strict=True):
-            for start in range(0, len(x), _CHUNK):
-                chunk = range(start, min(start + _CHUNK, len(x)))
-                for i, image in zip(chunk, pool.map(source.original, chunk), strict=True):
-                    if image.size != first.size:
-                        return None
-                    colour |= image.mode != "L"
-                    x[i] = image.convert("RGB")
-    return found if colour else [x[..., :1].copy() for x in found]

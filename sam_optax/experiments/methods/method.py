@@ -87,7 +87,7 @@ class Method:
     # Of a batch, in a step: a number, or f(batches in the training set, **hyperparameters).
     gradients: float | Callable[..., float] = 2.0
     arguments: Callable[..., Record] = lambda s, **_: {"value_and_grad_fn": s.value_and_grad_fn}
-    needs_data: bool = False  # whether a step needs all training examples in memory
+    needs_data: bool = False  # whether a step needs all training examples
     needs_previous: bool = False  # whether a step needs the batch of the previous step
     # Whether groups of a batch can have separate perturbations: not for methods that use the whole
     # batch or past gradients.

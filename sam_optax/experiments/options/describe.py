@@ -20,8 +20,8 @@ def describe(
     """What ``resolve`` returns, with what the data and objects from Python add.
 
     Raises:
-      UserError: a batch is larger than the training set, devices cannot share it, a method needs
-        all examples but they stay on disk, or a setting has no effect on these data.
+      UserError: a batch is larger than the training set, devices cannot share it, or a setting has
+        no effect on these data.
     """
     entries = entries_of(run)
     _check_effects(run, dataset, given)
@@ -76,7 +76,6 @@ def _check_effects(run: Json, dataset: Dataset, given: Given) -> None:
     settings = [values({**run["settings"], **method["settings"]}) for method in run["methods"]]
     optimizers, shape = {of["optimizer"] for of in settings}, dataset.shape
     for names, suits, what in (
-        (["image_size"], dataset.name.startswith("hf:"), "--dataset hf:NAME_OR_PATH"),
         (["nesterov"], optimizers & {"sgd", "rmsprop"}, "--optimizer sgd and rmsprop"),
         (["beta2"], optimizers & {"adam", "adamw"}, "--optimizer adam and adamw"),
         (_OF_LABELS, not given.loss, "cross entropy, not a loss of yours"),
@@ -90,11 +89,6 @@ def _check_effects(run: Json, dataset: Dataset, given: Given) -> None:
 def _check_examples(entry: Entry, dataset: Dataset, devices: int) -> None:
     """Raises :class:`UserError` for a method that cannot share these examples."""
     examples, size = len(dataset.train.y), entry.recipe.batch_size
-    if entry.variant.method.needs_data and not dataset.resident:
-        data = f"those of {dataset.name} stay on disk; leave it out."
-        raise UserError(
-            f"--methods {entry.variant.method.name}: needs all examples in memory; {data}"
-        )
     if size > examples:
         raise UserError(f"--batch-size {size}: is more than the {examples} training examples.")
     if (m := entry.recipe.m) % devices:  # m divides the batch size

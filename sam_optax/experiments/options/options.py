@@ -98,7 +98,7 @@ class Compare:
     label_column: str | None = option(None, "With hf: the column of labels.")
     test_split: str | None = option(None, "With hf: the split to test on.")
     image_size: int | None = setting(
-        224, "With hf: side in pixels of images whose sizes differ.", COUNT
+        None, "With hf: side in pixels of the squares that images are resized to.", COUNT
     )
     preset: str | None = option(
         None,

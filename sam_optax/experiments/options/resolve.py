@@ -20,7 +20,7 @@ from sam_optax.experiments.types import Json, Record
 CHOSEN_ON_DIGITS = "default, chosen on digits"
 _ALWAYS = ("seeds", "seed_offset")
 _WHERE_GIVEN: tuple[str, ...] = ("preset", "tune", "tune_lr", "trials")
-_WHERE_GIVEN += ("image_column", "label_column", "test_split")
+_OF_HUGGING_FACE = ("image_column", "label_column", "test_split")
 # The task on which radii and weight decays were chosen.
 _THERE = {name: DEFAULTS[name] for name in ("dataset", "label_noise", "model")}
 
@@ -75,13 +75,18 @@ def _chosen(given: Any, found: Found | None) -> Record:
 
 
 def _check_given(options: Compare, found: Values) -> None:
-    """Asks for data and pretrained network of a preset, and another optimizer's learning rate."""
+    """Asks for what goes with options: data and network of a preset, an optimizer's rate."""
     data, optimizer = found["dataset"].value, found["optimizer"].value
     asked, pretrained = f"--preset {options.preset}", options.table and options.table.give
     if options.preset and options.dataset is None:
         raise UserError(f"{asked}: needs the data ({data}); give --dataset hf:NAME_OR_PATH.")
     if pretrained and options.model is None:
         raise UserError(f"{asked}: starts from a pretrained network; give --model {pretrained}.")
+    for name in (*_OF_HUGGING_FACE, "image_size"):
+        value, of = getattr(options, name), options.dataset or data
+        if value is not None and not of.startswith("hf:"):
+            needed = f"needs --dataset hf:NAME_OR_PATH, not {of}; leave it out."
+            raise UserError(f"{flag(name)} {value}: {needed}")
     if options.optimizer not in (None, optimizer) and options.lr is None:
         raise UserError(
             f"--optimizer {options.optimizer}: the learning rate, {found['lr'].value:g}, was "
@@ -91,7 +96,7 @@ def _check_given(options: Compare, found: Values) -> None:
 
 def _of_options(options: Compare) -> Record:
     found = {}
-    for name in (*_ALWAYS, *_WHERE_GIVEN):
+    for name in (*_ALWAYS, *_WHERE_GIVEN, *_OF_HUGGING_FACE):
         value, default = getattr(options, name), getattr(Compare, name)
         if value != default or name in _ALWAYS:
             found[name] = {"value": value, "source": "default" if value == default else "given"}

@@ -103,9 +103,7 @@ def setting(results: Json, name: str, default: Any = None) -> Any:
 
 def used(results: Json, name: str) -> bool:
     """Whether a shared setting (by :func:`named`) has an effect in a run with these others."""
-    if name == "beta2":
-        return setting(results, "optimizer", "adam").startswith("adam")
-    return name != "image size" or results["dataset"]["name"].startswith("hf:")
+    return name != "beta2" or setting(results, "optimizer", "adam").startswith("adam")
 
 
 def settings(description: Json) -> list[list[Any]]:

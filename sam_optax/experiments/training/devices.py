@@ -1,15 +1,11 @@
-"""The devices of a run, and the examples that each step gets there."""
+"""The devices of a run, and the examples there."""
 
-import itertools
-import os
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sam_optax.experiments.data.dataset import Dataset
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.builtin import CNN, MLP
 from sam_optax.experiments.training.task import Task, noisy_labels, shapes
@@ -43,7 +39,7 @@ def over_seeds(f: Function, count: int) -> Function:
 
 
 class Source:
-    """The examples for the steps of all methods, on the devices or, if not ``resident``, on disk.
+    """The examples for the steps of all methods, each of them on all devices.
 
     One call of a program runs many steps of all seeds, ``together``, or else one step of one seed:
     each of the ``groups`` has ``count`` seeds.
@@ -51,18 +47,16 @@ class Source:
 
     def __init__(self, task: Task, mesh: Mesh) -> None:
         self.task, self.mesh = task, mesh
-        self.resident = isinstance(task.dataset.train.x, np.ndarray)
         # Inside a loop, XLA for CPUs uses fewer threads: convolutions take up to 16 times as long.
         # Small networks gain more from one call for an epoch of all seeds.
-        small = isinstance(task.model, MLP | CNN)
+        self.together = isinstance(task.model, MLP | CNN)
         if jax.default_backend() != "cpu":
-            small = sum(leaf.size for leaf in shapes(task).values()) * len(task.seeds) <= SMALL
-        self.together = self.resident and small
+            size = sum(leaf.size for leaf in shapes(task).values())
+            self.together = size * len(task.seeds) <= SMALL
         self.groups = [task.seeds] if self.together else [(seed,) for seed in task.seeds]
         self.count = len(self.groups[0])
-        self._labels = [noisy_labels(task, seeds) for seeds in self.groups]
-        if self.resident:
-            self._x, self._labels = self.put((task.dataset.train.x, self._labels))
+        labels = [noisy_labels(task, seeds) for seeds in self.groups]
+        self.x, self._labels = self.put((task.dataset.train.x, labels))
 
     def put(self, tree: PyTree, axis: int | None = None) -> PyTree:
         """Places arrays on the devices, which share an axis of them, or have each the whole."""
@@ -73,54 +67,13 @@ class Source:
         """``f``, compiled, with results that each of the devices has."""
         return jax.jit(f, out_shardings=NamedSharding(self.mesh, PartitionSpec()), **options)
 
-    def epoch(self, group: int, batch_size: int, epoch: int) -> tuple[Iterator[PyTree], PyTree]:
-        """The input of each call of a step, and labels and indices for each seed of the group.
+    def epoch(self, group: int, batch_size: int, epoch: int) -> tuple[jax.Array, jax.Array]:
+        """For each seed of the group labels, (seeds, examples), and the order of the examples.
 
-        The input is all examples again, with labels (seeds, examples) and indices (seeds, steps,
-        batch_size); from disk, a batch with its labels, and nothing for each seed.
+        The order is indices per step, int32, (seeds, steps, batch_size), which drop the rest.
         """
-        seeds, dataset, labels = self.groups[group], self.task.dataset, self._labels[group]
-        if self.resident:
-            orders = [order(len(dataset.train.y), batch_size, s, epoch) for s in seeds]
-            return itertools.repeat(self._x), (labels, self.put(np.stack(orders), 2))
-        batches = train_batches(dataset, batch_size, seeds[0], epoch)
-        return (self.put((x, labels[0, index]), 0) for x, index in batches), (None, None)
-
-
-def order(examples: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Indices of the examples per step of an epoch, int32, (steps, batch_size); drops the rest.
-
-    The order is the same for examples in memory and on disk.
-    """
-    steps = examples // batch_size
-    found = np.random.default_rng([seed, 1, epoch]).permutation(examples).astype(np.int32)
-    return found[: steps * batch_size].reshape(steps, batch_size)
-
-
-def train_batches(
-    dataset: Dataset, batch_size: int, seed: int, epoch: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields an epoch of random crops and their indices; the crops depend on seed and epoch.
-
-    Images are uint8, (batch_size, size, size, 3), indices int32, (batch_size,).
-    """
-    index = order(len(dataset.train.y), batch_size, seed, epoch)
-
-    def random(i: int) -> np.random.Generator:
-        return np.random.default_rng([seed, 3, epoch, i])
-
-    return zip(images(dataset.train.x, index, random), index, strict=True)
-
-
-def images(
-    source: Any, index: np.ndarray, random: Callable[[int], Any] = lambda i: None
-) -> Iterator[np.ndarray]:
-    """Yields the images of each row of indices, decoded while the devices compute."""
-    import grain
-
-    options = grain.ReadOptions(
-        num_threads=os.cpu_count() or 1, prefetch_buffer_size=2 * index.shape[1]
-    )
-    order = grain.MapDataset.source(index.ravel())
-    each = order.map(lambda i: source.image(int(i), random(int(i)))).to_iter_dataset(options)
-    return iter(each.batch(index.shape[1], drop_remainder=True))
+        examples, seeds = len(self.task.dataset.train.y), self.groups[group]
+        steps = examples // batch_size
+        orders = [np.random.default_rng([s, 1, epoch]).permutation(examples) for s in seeds]
+        indices = np.stack(orders)[:, : steps * batch_size].astype(np.int32)
+        return self._labels[group], self.put(indices.reshape(-1, steps, batch_size), 2)

@@ -1,8 +1,8 @@
 """Measures of networks: loss, scores and sharpness, and on which examples."""
 
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from sam_optax.experiments.data.dataset import Dataset, Examples
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.named import reported
 from sam_optax.experiments.networks import augmentation
-from sam_optax.experiments.training.devices import Source, images, over_seeds
+from sam_optax.experiments.training.devices import Source, over_seeds
 from sam_optax.experiments.training.task import PerExample, Task, noisy_labels
 from sam_optax.experiments.types import Function, PyTree, Record
 
@@ -22,8 +22,6 @@ BLOCK = 500
 """Number of examples evaluated at once, to bound memory."""
 MEASURED = 10_000
 """Maximum number of training examples for measuring loss and sharpness."""
-_MEMORY = 2**28
-"""Maximum number of bytes of these, if the examples stay on disk."""
 
 
 class Blocks(NamedTuple):
@@ -34,20 +32,14 @@ class Blocks(NamedTuple):
     weight: jax.Array  # float32, (blocks, size)
 
 
-def measured(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-    """The measured examples of a set, (n, …), and their indices in it.
+def measured(count: int) -> np.ndarray:
+    """Indices of the examples to measure, among ``count``.
 
     All of them up to ``MEASURED``, else a random subset that is the same in every run.
     """
-    count, x = min(len(examples.y), MEASURED), examples.x
-    if not isinstance(x, np.ndarray):
-        count = min(count, max(1, _MEMORY // (3 * x.size**2)))
-    index = np.arange(len(examples.y))
-    if count < len(index):
-        index = np.sort(np.random.default_rng(0).permutation(len(index))[:count])
-    if isinstance(x, np.ndarray):
-        return (x if count == len(x) else x[index]), index
-    return np.stack([x.image(int(i), None) for i in index]), index
+    if count <= MEASURED:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(0).permutation(count)[:MEASURED])
 
 
 def ready(dataset: Dataset, x: jax.Array) -> jax.Array:
@@ -122,13 +114,12 @@ class Evaluation:
     """
 
     def __init__(self, source: Source) -> None:
-        self._source, task, groups = source, source.task, source.groups
-        (train, examples), test = measured(task.dataset.train), task.dataset.test.x
-        labels = [noisy_labels(task, seeds)[:, examples] for seeds in groups]
-        self._train = list(self._placed(train)), labels
-        labels = [noisy_labels(task, seeds, held_out=True) for seeds in groups]
-        self._test = list(self._placed(test)) if isinstance(test, np.ndarray) else test, labels
-        self._sizes = np.float32(len(train)), np.float32(len(test))
+        self._source, task = source, source.task
+        train, test = task.dataset.train, task.dataset.test
+        chosen, every = measured(len(train.y)), np.arange(len(test.y))
+        self._train = self._placed(train, chosen, held_out=False)
+        self._test = self._placed(test, every, held_out=True)
+        self._sizes = np.float32(len(chosen)), np.float32(len(every))
         sam = sam_optax.sam(task.sharpness_rho)
 
         def gradient(task: Task, variables: PyTree, block: Blocks) -> PyTree:
@@ -151,8 +142,8 @@ class Evaluation:
         """Mean training loss and mean score of the test examples, (seeds,) each."""
         found = []
         for group, of in enumerate(variables):
-            loss = self._total(self._loss, of, self._train, group)
-            score = self._total(self._score, of, self._test, group)
+            loss = self._total(self._loss, of, self._train[group])
+            score = self._total(self._score, of, self._test[group])
             found.append(jax.device_get((loss, score)))
         losses, scores = map(np.concatenate, zip(*found, strict=True))
         trained, tested = self._sizes
@@ -165,23 +156,24 @@ class Evaluation:
         nothing at a point where the gradient is zero.
         """
         found, n = [], self._sizes[0]
-        for i, of in enumerate(variables):
-            loss, grads = self._total(self._gradient, of, self._train, i)
-            above = self._total(self._loss, self._perturbed(of, grads), self._train, i)
+        for of, blocks in zip(variables, self._train, strict=True):
+            loss, grads = self._total(self._gradient, of, blocks)
+            above = self._total(self._loss, self._perturbed(of, grads), blocks)
             loss, above = jax.device_get((loss, above))
             found.append(above / n - loss / n)
         return np.concatenate(found)
 
-    def _placed(self, x: Any) -> Iterator[tuple[jax.Array, np.ndarray, jax.Array]]:
-        """Blocks of examples on the devices, which share each; their indices; their weights."""
-        put, devices, n = self._source.put, self._source.mesh.size, len(x)
+    def _placed(self, part: Examples, chosen: np.ndarray, held_out: bool) -> list[list[Blocks]]:
+        """Blocks of the chosen examples for each group of seeds; the devices share each block."""
+        put, devices, n = self._source.put, self._source.mesh.size, len(chosen)
         count = -(-n // BLOCK)
         size = -(-n // (count * devices)) * devices
         index = np.arange(count * size).reshape(count, size)
-        weight, index = (index < n).astype(np.float32), np.minimum(index, n - 1)
-        blocks = (x[i] for i in index) if isinstance(x, np.ndarray) else images(x, index)
-        for examples, i, w in zip(blocks, index, weight, strict=True):
-            yield put(examples, 0), i, put(w, 0)
+        weight, index = (index < n).astype(np.float32), chosen[np.minimum(index, n - 1)]
+        shared = [(i, put(part.x[i], 0), put(w, 0)) for i, w in zip(index, weight, strict=True)]
+        task, groups = self._source.task, self._source.groups
+        labels = [noisy_labels(task, seeds, held_out) for seeds in groups]
+        return [[Blocks(x, put(y[:, i], 1), w) for i, x, w in shared] for y in labels]
 
     def _program(self, f: Function) -> Function:
         """``f(task, variables, block)`` of all seeds of a group, each with its own labels."""
@@ -193,11 +185,5 @@ class Evaluation:
 
         return jax.jit(of_block)
 
-    def _total(self, f: Function, variables: PyTree, part: Any, group: int) -> PyTree:
-        """The sum over the blocks of a part of the data, which are placed unless it is on disk."""
-        examples, labels = part
-        blocks = (
-            Blocks(x, self._source.put(labels[group][:, i], 1), weight)
-            for x, i, weight in (examples if isinstance(examples, list) else self._placed(examples))
-        )
+    def _total(self, f: Function, variables: PyTree, blocks: Sequence[Blocks]) -> PyTree:
         return functools.reduce(self._add, (f(variables, block) for block in blocks))

@@ -155,9 +155,8 @@ class Runner:
     def compile(self) -> None:
         """Compiles the steps."""
         begin, zero = time.perf_counter(), np.int32(0)
-        calls, *per_seed = self._arguments(0, 0)
         steps = self._source.jit(self._steps, donate_argnums=4)
-        given = next(calls), zero, zero, zero, self.states[0], *per_seed
+        given = self._source.x, zero, zero, zero, self.states[0], *self._per_seed(0, 0)
         self._program = steps.lower(*given).compile()
         self.compile_seconds = time.perf_counter() - begin
 
@@ -171,14 +170,13 @@ class Runner:
         total = self.steps * len(self.states)
         self.seconds.append(0.0)
         for group, state in enumerate(self.states):
-            calls, *per_seed = self._arguments(group, epoch)
-            done = 0
+            x, per_seed, done = self._source.x, self._per_seed(group, epoch), 0
             while done < self.steps:
                 stop = min(self.steps, done + self._stretch)
                 bounds = [done, stop] if self._source.together else range(done, stop + 1)
                 start = time.perf_counter()
                 for i, j in itertools.pairwise(map(np.int32, bounds)):
-                    state = self._program(next(calls), i, j, np.int32(epoch), state, *per_seed)
+                    state = self._program(x, i, j, np.int32(epoch), state, *per_seed)
                 jax.block_until_ready(state)
                 seconds = time.perf_counter() - start
                 tick((stop - done) / total)
@@ -187,13 +185,13 @@ class Runner:
                 done = stop
             self.states[group] = state
 
-    def _arguments(self, group: int, epoch: int) -> tuple[Any, ...]:
-        """The input of each call; seeds, values, labels and indices: see :meth:`Source.epoch`."""
-        calls, per_seed = self._source.epoch(group, self.entry.recipe.batch_size, epoch)
-        return calls, self._seeds[group], self._values, *per_seed
+    def _per_seed(self, group: int, epoch: int) -> tuple[PyTree, ...]:
+        """Seeds, values, labels and indices: see :meth:`Source.epoch`."""
+        per_seed = self._source.epoch(group, self.entry.recipe.batch_size, epoch)
+        return self._seeds[group], self._values, *per_seed
 
     def _steps(
-        self, x: PyTree, start: jax.Array, stop: jax.Array, epoch: jax.Array, *per_seed: PyTree
+        self, x: jax.Array, start: jax.Array, stop: jax.Array, epoch: jax.Array, *per_seed: PyTree
     ) -> State:
         """Steps ``start`` to ``stop`` of an epoch, both traced, so that one program serves all."""
 
@@ -205,7 +203,7 @@ class Runner:
             epoch_key = key(seed, EPOCHS + epoch)
 
             def body(i: jax.Array, state: State) -> State:
-                batch = x if indices is None else (x[indices[i]], labels[indices[i]])
+                batch = x[indices[i]], labels[indices[i]]
                 return step.take(state, batch, jax.random.fold_in(epoch_key, i))
 
             if not self._source.together:

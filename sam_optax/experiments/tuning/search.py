@@ -44,14 +44,9 @@ def held_out(task: Task) -> Task:
     of training: nobody with wrong labels has clean ones.
 
     Raises:
-      UserError: the examples stay on disk, or are too few.
+      UserError: the examples are too few.
     """
     dataset = task.dataset
-    if not dataset.resident:
-        raise UserError(
-            f"--tune: needs all examples in memory, and those of {dataset.name} stay on disk; "
-            "leave it out, and give radii, such as --sam.rho 0.05."
-        )
     train, rest = hold_out(dataset.train)
     batch = max(entry.recipe.batch_size for entry in task.entries.values())
     if batch > len(train.y):
