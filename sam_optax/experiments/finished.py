@@ -142,14 +142,12 @@ def _check_code(directory: Path, settings: Json, rows: Sequence[Json]) -> None:
             f"{directory}: has its {' and '.join(objects)} from Python, in no file of the run; "
             "measure it with sam_optax.analysis."
         )
-    files = {"model": [settings["model"]], "methods": [row["method"] for row in rows]}
-    for of, names in files.items():
-        digest, places = settings.get(f"{of}_sha256"), " ".join(filter(named.is_spec, names))
-        if digest is not None and digest != named.sha256(names, f"--{of}"):
-            raise UserError(
-                f"--{of} {places}: its file has changed since the run of {directory}; restore it, "
-                "or train again."
-            )
+    now = named.digests([settings["model"]], [row["method"] for row in rows])
+    if changed := [identity.FILES[of] for of in now if settings.get(of, now[of]) != now[of]]:
+        raise UserError(
+            f"{directory}: the file of {' and '.join(changed)} has changed since the run; restore "
+            "it, or train again."
+        )
 
 
 def _networks(run: Run) -> Iterator[Network]:

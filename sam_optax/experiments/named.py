@@ -52,6 +52,11 @@ def sha256(names: Sequence[str], option: str = "--model") -> str | None:
     return hashlib.sha256(contents).hexdigest() if files else None
 
 
+def digests(models: Sequence[str], methods: Sequence[str]) -> dict[str, str | None]:
+    """The :func:`sha256` of networks and of methods, by the names of these settings."""
+    return {"model_sha256": sha256(models), "methods_sha256": sha256(methods, "--methods")}
+
+
 def _file(path: str, option: str) -> Path:
     if not (found := Path(path).expanduser().absolute()).is_file():
         raise UserError(f"{option} {path}: there is no such file.")

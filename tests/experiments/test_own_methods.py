@@ -181,7 +181,9 @@ def test_a_run_whose_file_has_changed_is_another(file, options, tmp_path):
         changed = rf"--resume: .*: the file of {what.split()[0]} has changed\."
         with pytest.raises(UserError, match=changed):
             compare(methods=methods, out=out, resume=True, **options)
-        with pytest.raises(UserError, match=f"{what}: its file has changed since the run of"):
+        with pytest.raises(
+            UserError, match=f"{out}: the file of {what.split()[0]} has changed since"
+        ):
             open_run(out)
         path.write_text(before)
     file.write_text(code[file])

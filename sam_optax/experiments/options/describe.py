@@ -56,13 +56,9 @@ def describe(
 
 def _of_files(run: Json, given: Given) -> Record:
     """What tells the files that the run reads, and the objects from Python, from others."""
-    found: Record = {}
-    model = run["settings"]["model"]["value"]
-    files = {"model": [model] * (given.model is None)}
-    files["methods"] = [row["method"] for row in run["methods"]]
-    for of, names in files.items():
-        if sha256 := named.sha256(names, f"--{of}"):
-            found[f"{of}_sha256"] = {"value": sha256, "source": "of the file"}
+    models = [run["settings"]["model"]["value"]] * (given.model is None)
+    digests = named.digests(models, [row["method"] for row in run["methods"]])
+    found: Record = {k: {"value": of, "source": "of the file"} for k, of in digests.items() if of}
     objects = [of for of in ("model", "dataset", "loss") if getattr(given, of) is not None]
     if objects:
         found["from_python"] = {"value": objects, "source": "given"}

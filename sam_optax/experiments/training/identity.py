@@ -5,7 +5,7 @@ from sam_optax.experiments.named import short
 from sam_optax.experiments.training.task import values
 from sam_optax.experiments.types import Json, Record
 
-_FILES = {"model_sha256": "--model", "methods_sha256": "--methods"}
+FILES = {"model_sha256": "--model", "methods_sha256": "--methods"}
 """The digests among the settings, with the options that name their files."""
 _EARLIER = {"dtype": "float32"}
 """Settings that runs of earlier versions have, with the value that this version always has."""
@@ -38,7 +38,7 @@ def check(theirs: Json, ours: Json, what: str) -> None:
         a, b = _EARLIER | its[method], _EARLIER | mine[method]
         for option in (option for option in {**a, **b} if a.get(option) != b.get(option)):
             changed = f"--{option.replace('_', '-')} {a.get(option)} (now {b.get(option)})"
-            file = _FILES.get(option)
+            file = FILES.get(option)
             text.append(f"the file of {file} has changed" if file else changed)
     if text:
         found = f"{', '.join(dict.fromkeys(text))}. Give the same ones, or choose another --out."
