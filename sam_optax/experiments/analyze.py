@@ -76,12 +76,13 @@ def run(options: Analyze) -> None:
         if of.task.dataset.sha256 != runs[0].task.dataset.sha256:
             raise UserError(f"{of.directory}: was trained on other data than {runs[0].directory}.")
     networks = [network for of in runs for network in of.networks]
-    bar = Progress(Console(stderr=True), {"networks": (1.0, len(networks))}, "measuring")
+    bar = Progress(Console(stderr=True), {"networks": (1.0, len(networks))})
     out = options.out or options.run_dirs[0]
     with claimed(out):
         rows: list[Record] = []
         with bar as progress:
-            for network in networks:
+            for i, network in enumerate(networks, 1):
+                progress.show(f"measuring network {i} of {len(networks)}")
                 rows += _numbers(network, options)
                 progress.done("networks")
         if not rows:

@@ -171,8 +171,7 @@ class _Run:
 
     def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
         options, task, out = self.options, self.task, self.options.out
-        epochs = max(entry.recipe.epochs for entry in task.entries.values())
-        bar = Progress(Console(stderr=True), work(task), epochs=epochs)
+        bar = Progress(Console(stderr=True), work(task))
         points: AbstractContextManager[Function | None] = nullcontext()
         if out and options.tensorboard:
             points = live(out / "tensorboard", checkpoints.epoch if checkpoints else 0)

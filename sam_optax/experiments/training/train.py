@@ -68,7 +68,9 @@ class Training:
         if checkpoints and first:
             self._resume(checkpoints)
             progress.resumed({r.name: min(first, r.entry.recipe.epochs) for r in self.runners})
-        for epoch in range(first, max(r.entry.recipe.epochs for r in self.runners)):
+        epochs = max(r.entry.recipe.epochs for r in self.runners)
+        for epoch in range(first, epochs):
+            progress.show(f"training, epoch {epoch + 1} of {epochs}")
             turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
                 self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name), add)
@@ -106,9 +108,9 @@ class Training:
         """Compiles all programs before anything is timed."""
         count = len(self.runners) + 1
         for number, runner in enumerate(self.runners, 1):
-            progress.compiling(runner.name, number, count)
+            progress.show(f"compiling {runner.name} ({number} of {count})")
             runner.compile()
-        progress.compiling("evaluation", count, count)
+        progress.show(f"compiling evaluation ({count} of {count})")
         self._evaluation.after_epoch(self.runners[0].variables[:1])
 
     def _run_epoch(
@@ -124,6 +126,7 @@ class Training:
                 add(runner.name, seed, epoch + 1, {name: of[i] for name, of in found.items()})
 
     def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
+        progress.show("measuring sharpness")
         sharpness = self._evaluation.sharpness(runner.variables)
         progress.done("sharpness")
         references = [other for other in self.runners if other.entry.method == "sgd"]
