@@ -89,14 +89,6 @@ def writable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_file(path: Path | None) -> None:
-    """Raises :class:`UserError` before any work if a file of ``--out`` cannot be written."""
-    if path is not None and not path.parent.is_dir():
-        raise UserError(f"--out: {path.parent} is not a folder.")
-    if path is not None and path.is_dir():
-        raise UserError(f"--out: {path} is a folder, not a file.")
-
-
 def write(folder: Path, files: Mapping[str, bytes]) -> None:
     """Writes all files next to their targets first, then renames them in the given order."""
     partials = {folder / name: _partial(folder / name) for name in files}
