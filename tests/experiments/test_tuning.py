@@ -321,8 +321,7 @@ def test_the_accuracy_after_the_chosen_epoch_is_that_of_the_tested_curve():
         curves={"test_accuracy": curve, "train_loss": np.ones((3, 2))},
         **{"sharpness": curve[0], "seconds": [1.0], "cost": 1.0, "compile_seconds": 1.0},
     )
-    method = {"steps_per_epoch": 1, "batch_size": 1, "tune": {"epoch": 2}}
-    found = results._of_method(method, [0, 1], outcome, words.Score())
+    found = results._of_method({"tune": {"epoch": 2}}, [0, 1], outcome, words.Score())
     assert [seed["tuned_test_accuracy"] for seed in found["seeds"]] == [0.3, 0.4]
 
 

@@ -27,11 +27,6 @@ def by_method(rows: Sequence[Json]) -> list[tuple[int, list[Json]]]:
     return list(zip(style.positions(found), found.values(), strict=True))
 
 
-def styled(methods: Sequence[Json]) -> list[tuple[Json, Record]]:
-    """The methods of a run, as in its results, with their looks; one may occur several times."""
-    return [(row, look(i, j)) for i, rows in by_method(methods) for j, row in enumerate(rows)]
-
-
 def column(panels: int, height: float, **shared: Any) -> tuple[Figure, Sequence[Axes]]:
     """A figure of panels below each other, which is legible on a telephone too."""
     figure = Figure(figsize=(6, 0.8 + panels * height), layout="constrained")

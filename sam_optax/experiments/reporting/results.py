@@ -33,7 +33,6 @@ UNITS = {
     "step_cost": "time of a training step relative to SGD, median over interleaved epochs",
     "epoch_seconds": "seconds, training steps of one epoch of all seeds, median",
     "compile_seconds": "seconds to compile the training step",
-    "examples_per_second": "training examples per second, of all seeds",
 }
 """What each number is, besides the score after the last epoch, see ``words.Score``."""
 
@@ -114,8 +113,6 @@ def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score)
     if "tune" in method:
         final[f"tuned_{score.key}"] = curves[score.key][method["tune"]["epoch"] - 1]
     finite = np.isfinite(final["train_loss"])
-    seconds = float(np.median(outcome.seconds))
-    examples = method["steps_per_epoch"] * method["batch_size"] * len(seeds)
     runs = [
         {
             "seed": seed,
@@ -127,9 +124,8 @@ def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score)
     ]
     return {
         "step_cost": number(outcome.cost),
-        "epoch_seconds": seconds,
+        "epoch_seconds": float(np.median(outcome.seconds)),
         "compile_seconds": outcome.compile_seconds,
-        "examples_per_second": examples / seconds,
         "diverged": int(np.sum(~finite)),
         "summary": {name: summary(values[finite]) for name, values in final.items()},
         "seeds": runs,

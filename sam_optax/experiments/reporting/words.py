@@ -3,7 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from sam_optax.experiments.reporting.stream import printable as printable
+from sam_optax.experiments.reporting.stream import printable
 from sam_optax.experiments.types import Json
 
 SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
