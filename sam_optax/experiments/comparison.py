@@ -171,10 +171,11 @@ class _Run:
 
     def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
         options, task, out = self.options, self.task, self.options.out
-        bar = Progress(Console(stderr=True), work(task))
+        first = checkpoints.epoch if checkpoints else 0
+        bar = Progress(Console(stderr=True), work(task, first))
         points: AbstractContextManager[Function | None] = nullcontext()
         if out and options.tensorboard:
-            points = live(out / "tensorboard", checkpoints.epoch if checkpoints else 0)
+            points = live(out / "tensorboard", first)
 
         def save(epoch: int, networks: Callable[[], Json]) -> None:
             if out and options.save_every and epoch % options.save_every == 0:

@@ -98,17 +98,13 @@ class Silent:
 
     Attributes:
       pieces: of work, by kind.
-      before: those of an earlier process.
     """
 
     def __init__(self):
-        self.pieces, self.before = {}, {}
+        self.pieces = {}
 
     def show(self, doing):
         assert "\n" not in doing
-
-    def resumed(self, pieces):
-        self.before, self.pieces = dict(pieces), dict(pieces)
 
     def done(self, kind, share=1.0):
         assert share > 0

@@ -76,7 +76,6 @@ class Cost:
     params: str = option("replicated", "Over the axis data.", **choice("replicated", "fsdp"))
     per_device: bool = option(False, "The step under shard_map, with axis_name.")
     batch_size: int = option(256, "Examples in a batch, on all devices together.", COUNT)
-    dtype: str = option("float32", "Of the network.", **choice("float32", "bfloat16", "float16"))
     time: bool = option(False, f"Also run the steps here, in {ROUNDS} rounds, and take times.")
     out: Path | None = option(None, f"Directory of {FILE}, with all measurements.", metavar="DIR")
 
@@ -118,7 +117,7 @@ def _measured(options: Cost) -> Record:
 
 
 def _model(name: str, options: Cost, placement: Placement) -> Record:
-    problem = steps.make(name, options.batch_size, options.shape, options.dtype)
+    problem = steps.make(name, options.batch_size, options.shape)
     params = jax.eval_shape(problem.init)
     base, axis = steps.OPTIMIZERS[options.optimizer], DATA if options.per_device else None
     rows = steps.rows(options.methods, problem.losses, base, axis)

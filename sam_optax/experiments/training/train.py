@@ -67,7 +67,6 @@ class Training:
         every, first = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
         if checkpoints and first:
             self._resume(checkpoints)
-            progress.resumed({r.name: min(first, r.entry.recipe.epochs) for r in self.runners})
         epochs = max(r.entry.recipe.epochs for r in self.runners)
         for epoch in range(first, epochs):
             progress.show(f"training, epoch {epoch + 1} of {epochs}")
@@ -155,14 +154,14 @@ class Training:
             runner.seconds, runner.curve = measured["seconds"], measured["curve"]
 
 
-def work(task: Task) -> dict[str, tuple[float, int]]:
-    """The pieces of work: kind -> (cost in gradients of an epoch, number of pieces)."""
+def work(task: Task, first: int = 0) -> dict[str, tuple[float, int]]:
+    """The work from an epoch on: kind -> (cost in gradients of an epoch, number of pieces)."""
     test, train = len(task.dataset.test.y), len(task.dataset.train.y)
     evaluation = (1 + test / train) / 3
     pieces = {"sharpness": (5 / 3, len(task.entries))}
     for name, entry in task.entries.items():
         gradients = entry.variant.gradients(train / entry.recipe.batch_size)
-        pieces[name] = gradients + evaluation, entry.recipe.epochs
+        pieces[name] = gradients + evaluation, max(0, entry.recipe.epochs - first)
     return pieces
 
 
