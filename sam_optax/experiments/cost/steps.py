@@ -41,7 +41,7 @@ def make(name: str, size: int, shape: tuple[int, ...] = ()) -> Problem:
         depth, width = map(int, found.groups())
         return classification(builtin.MLP(width, width, depth - 1), size, (width,))
     if not named.is_spec(name):
-        return classification(builtin.build(name, shape, 10, jnp.float32), size, shape)
+        return classification(builtin.build(name, shape, 10), size, shape)
     module, _ = own.adapted(named.find(name), name, 10)
     try:
         own.check(module, name, jnp.zeros((1, *shape)), None)
