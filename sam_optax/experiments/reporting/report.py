@@ -81,8 +81,7 @@ def cost(results: Json) -> bytes:
             _points(axes, [best["step_cost"]], [best], score, short(best["method"]), how)
     axes.set(xlabel="time of a training step, relative to SGD", ylabel=score.label)
     tidy(axes, "both", absent)
-    if axes.containers:
-        legend(figure, axes)
+    legend(figure, axes)
     return png(figure, words.title(results))
 
 
@@ -155,10 +154,8 @@ def _panel(
         axes.set_xscale("log")
     axes.set_xticks(sorted(ticks), map(words.plain, sorted(ticks)), fontsize="small")
     axes.minorticks_off()
-    symbol = f"{words.symbol(option)} ({option})" if option in words.SYMBOLS else ""
-    axes.set(xlabel=symbol or words.named(option), ylabel=score.label)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize="small", frameon=False)
+    axes.set(xlabel=words.symbol(option), ylabel=score.label)
+    axes.legend(*axes.get_legend_handles_labels(), fontsize="small", frameon=False)
     tidy(axes, absent=absent)
 
 

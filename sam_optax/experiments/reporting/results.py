@@ -7,22 +7,21 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
+import sam_optax
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting.words import Score
+from sam_optax.experiments.training.train import Outcome
 from sam_optax.experiments.types import Json, Record
-
-if TYPE_CHECKING:
-    from sam_optax.experiments.training.train import Outcome
 
 FORMAT, FORMAT_VERSION = "sam_optax.experiment", 2
 ANALYSIS = "analysis.json"
 """What ``analyze`` has measured of a run's networks, beside its results."""
 UNITS = {
-    "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
+    "tuned_test_accuracy": "score after the epoch that --tune chose on held-out examples",
     "held_out": "score on the held-out examples, with labels as trained on, by seed",
     "best_test_accuracy": "the best after an epoch, chosen on the test examples: optimistic",
     "interval": "half the width of a mean's 95 % confidence interval, Student's t",
@@ -39,10 +38,6 @@ UNITS = {
 
 def versions() -> dict[str, str]:
     """The environment of the numbers: library versions and the kind of device."""
-    import jax
-
-    import sam_optax
-
     found = {"sam_optax": sam_optax.__version__}
     found |= {name: metadata.version(name) for name in ("jax", "optax", "flax", "numpy")}
     return found | {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
@@ -86,7 +81,7 @@ def _differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
     return found
 
 
-def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"]) -> Record:
+def collect(description: Json, parameters: int, outcomes: Mapping[str, Outcome]) -> Record:
     """The results of a run from the outcomes of its methods; NaN becomes ``None``.
 
     A seed has diverged if its final training loss is not finite; summaries are over the others.
@@ -106,7 +101,7 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
     }
 
 
-def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score) -> Record:
+def _of_method(method: Json, seeds: list[int], outcome: Outcome, score: Score) -> Record:
     curves, best = outcome.curves, np.nanmax if score.higher_is_better else np.nanmin
     final = {score.key: curves[score.key][-1], f"best_{score.key}": best(curves[score.key], axis=0)}
     final |= {"train_loss": curves["train_loss"][-1], "sharpness": outcome.sharpness}
