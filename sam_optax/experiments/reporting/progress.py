@@ -42,9 +42,9 @@ class Progress(rich.progress.Progress):
     def _advance(self, cost: float) -> None:
         self.update(self._task.id, advance=cost)
         percent, seconds = self._task.percentage, self._task.time_remaining
-        known = seconds is not None and percent >= 5  # of little work it would be a guess
-        left = f", {timedelta(seconds=seconds)} left" if known else ""
-        text = f"{self._doing}: {percent:.0f} % done{left}"
+        text = f"{self._doing}: {percent:.0f} % done"
+        if seconds is not None and percent >= 5:  # before that it would be a guess
+            text += f", {timedelta(seconds=seconds)} left"
         self.update(self._task.id, description=text)
         phase = self._doing.partition(" ")[0], int(percent / 10)
         if self.disable and phase != self._printed:

@@ -212,9 +212,9 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
     ]
     origin = {"seeds": found["seeds"], **found.get("versions", {})}
     origin["data, SHA-256"] = found["dataset"]["sha256"]
-    sections = {  # heading: header, rows, number of columns of text
-        "Settings": (["method", "setting", "value", "where the value is from"], settings, 4),
-        "Data and software": (["", ""], list(origin.items()), 2),
+    sections = {
+        "Settings": (["method", "setting", "value", "where the value is from"], settings),
+        "Data and software": (["", ""], origin.items()),
     }
     rows = [*zip(*(column.cells for column in columns), strict=True)]
     what = methods[0].get("title") if len(methods) == 1 else f"{len(methods)} methods"
@@ -223,7 +223,7 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
         title=f"{what}: {words.task(found)}",
         heading=[*words.heading(found), f"{found.get('parameters', 0):,} params"],
         notes=found.get("notes", []),
-        table=([column.heading for column in columns], rows, 2),
+        table=([column.heading for column in columns], rows),
         legend=table.legend(columns),
         figures=[(CAPTIONS[n], base64.b64encode(p).decode()) for n, p in drawn.items()],
         sections=sections,
