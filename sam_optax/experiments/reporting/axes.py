@@ -47,11 +47,9 @@ def legend(figure: Figure, axes: Axes) -> None:
     figure.legend(*axes.get_legend_handles_labels(), **place, fontsize="small")
 
 
-def png(figure: Figure, title: str = "") -> bytes:
+def png(figure: Figure, title: str) -> bytes:
     """The figure as a file."""
-    if title:
-        title = textwrap.fill(title, int(12 * figure.get_figwidth()))
-        figure.suptitle(title, fontsize="medium")
+    figure.suptitle(textwrap.fill(title, int(12 * figure.get_figwidth())), fontsize="medium")
     file = io.BytesIO()
     with warnings.catch_warnings():  # a missing glyph is drawn as a box
         warnings.filterwarnings("ignore", "Glyph .* missing from")
