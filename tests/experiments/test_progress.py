@@ -58,24 +58,24 @@ def run(monkeypatch):
 
 def test_a_file_gets_few_lines_and_no_time_before_a_twentieth_is_done(run):
     bar = run(Terminal(), {"sgd": (1.0, 100)}, *[("sgd", 1)] * 4)
-    assert "training sgd, 4: 4 % done" in bar
+    assert "training sgd, 4: 4 %" in bar
     assert "left" not in bar
     work = {"sgd": (1.0, 50), "sam": (2.0, 50), "sharpness": (2.0, 1)}
     pieces = [(kind, 1) for _ in range(50) for kind in ("sgd", "sam")]
     lines = run(io.StringIO(), work, *pieces, ("sharpness", 1)).splitlines()
-    assert lines[:2] == ["compiling sgd (1 of 1): 0 % done", "training sgd, 1: 0 % done"]
-    assert re.fullmatch(r"training sgd, 11: 11 % done, 1:\d\d:\d\d left", lines[2])
-    assert lines[-1] == "measuring sharpness, 101: 100 % done, 0:00:00 left"
+    assert lines[:2] == ["compiling sgd (1 of 1): 0 %", "training sgd, 1: 0 %"]
+    assert re.fullmatch(r"training sgd, 11: 11 %, 1:\d\d:\d\d left", lines[2])
+    assert lines[-1] == "measuring sharpness, 101: 100 %, 0:00:00 left"
     assert len(lines) <= 13
 
 
 def test_the_remaining_time_is_measured(run):
     lines = run(io.StringIO(), {"sgd": (1.0, 40)}, *[("sgd", 1)] * 40).splitlines()
     assert lines[2:4] == [
-        "training sgd, 4: 10 % done, 0:36:00 left",
-        "training sgd, 8: 20 % done, 0:32:00 left",
+        "training sgd, 4: 10 %, 0:36:00 left",
+        "training sgd, 8: 20 %, 0:32:00 left",
     ]
-    assert lines[-1] == "training sgd, 40: 100 % done, 0:00:00 left"
+    assert lines[-1] == "training sgd, 40: 100 %, 0:00:00 left"
 
 
 @pytest.mark.parametrize("colour", [True, False])
@@ -85,7 +85,7 @@ def test_a_terminal_gets_a_bar(run, monkeypatch, colour):
     text = run(Terminal(), {"sgd": (1.0, 2)}, ("sgd", 0.5), ("sgd", 0.5), ("sgd", 1), width=60)
     assert bool(re.search(r"\x1b\[[0-9;]*[39][0-9]", text)) == colour
     text = ESCAPES.sub("", text)
-    assert "training sgd, 3: 100 % done" in text
+    assert "training sgd, 3: 100 %" in text
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_elsewhere_there_are_no_cursor_movements(file, environment, run, monkeyp
     work = {"sam [x]": (1.0, 2)}
     text = run(file(), work, ("sam [x]", 1))
     assert not re.search(r"\x1b\[[0-9;?]*[A-HJKSTf-hlsu]", text)
-    lines = ["compiling sgd (1 of 1): 0 % done", "training sam [x], 1: 0 % done"]
+    lines = ["compiling sgd (1 of 1): 0 %", "training sam [x], 1: 0 %"]
     assert ESCAPES.sub("", text).splitlines()[:2] == lines
 
 

@@ -42,7 +42,7 @@ class Progress(rich.progress.Progress):
     def _advance(self, cost: float) -> None:
         self.update(self._task.id, advance=cost)
         percent, seconds = self._task.percentage, self._task.time_remaining
-        text = f"{self._doing}: {percent:.0f} % done"
+        text = f"{self._doing}: {percent:.0f} %"
         if seconds is not None and percent >= 5:  # before that it would be a guess
             text += f", {timedelta(seconds=seconds)} left"
         self.update(self._task.id, description=text)
