@@ -41,6 +41,7 @@ Eta = Annotated[float, "η, added to |w| in the normalization operator."]
 FisherWeight = Annotated[float, "Weight η of the Fisher information."]
 Removed = Annotated[float, "Share σ of the full gradient that is removed."]
 EmaDecay = Annotated[float, "Decay λ of the average that estimates the full gradient."]
+SharpnessWeight = Annotated[float, "The weight of the sharpness is γ/(1 − γ)."]
 Sparsity = Annotated[float, "Share of the params that is not perturbed."]
 Choices = Annotated[int, "Number of perturbations between choices of the mask."]
 Rate = Annotated[float, "Learning rate of its base optimizer, relative to --lr."]
@@ -231,6 +232,36 @@ def sam_noise(base: Base, rho: Rho = 0.5):
 
 
 # Of the catalogue in docs/methods.md.
+
+
+def odds(gamma):
+    if not 0 <= gamma < 1:
+        raise ValueError(f"gamma must be in [0, 1), got {gamma!r}.")
+    return gamma / (1 - gamma)
+
+
+@method("WSAM, coupled: a weighted sum of both gradients")
+def wsam(base: Base, rho: Rho = 0.5, gamma: SharpnessWeight = 0.5):
+    return base.sharp(sam_optax.sam(rho), sam_optax.mix_gradients(odds(gamma)))
+
+
+@method("WSAM, decoupled", weight_decay=0.000167)
+def wsam_decoupled(base: Base, rho: Rho = 0.5, gamma: SharpnessWeight = 0.9):
+    around = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, odds(gamma))
+    identity = base._replace(make=lambda _: optax.identity())
+    return identity.sharp(sam_optax.sam(rho), around)
+
+
+@method("VaSSO", weight_decay=1.85e-05)
+def vasso(
+    base: Base,
+    rho: Rho = 0.5,
+    theta: Annotated[float, "Weight θ of the new gradient in the average."] = 0.4,
+):
+    if not 0 < theta <= 1:
+        raise ValueError(f"theta must be in (0, 1], got {theta!r}.")
+    smooth = sam_optax.smooth_gradient(1 - theta)
+    return base.sharp(optax.chain(smooth, sam_optax.sam(rho)))
 
 
 @method("LE-SAM", radius=("rho", "tau"))

@@ -167,8 +167,8 @@ class _Run:
         self.task = dataclasses.replace(self.task, entries=tasks.entries_of(self.description))
 
     def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
-        epochs = max(entry.recipe.epochs for entry in self.task.entries.values())
-        bar = Progress(Console(stderr=True), work(self.task), epochs=epochs)
+        first = checkpoints.epoch if checkpoints else 0
+        bar = Progress(Console(stderr=True), work(self.task, first))
         try:
             with bar as progress:
                 return Training(self.task, self.mesh).run(progress, checkpoints, self.on_epoch)

@@ -21,7 +21,7 @@ VIT = named.find(f"{Path(__file__).parents[2]}/notebooks/vit.py:VisionTransforme
 MakeStep = Callable[[Loss], Step]
 BASE_TX = steps.OPTIMIZERS["sgd"]
 PROBLEMS: dict[str, Callable[[], steps.Problem]] = {
-    "mlp": functools.cache(lambda: steps.make("mlp:4x1024", 256, (), "float32")),
+    "mlp": functools.cache(lambda: steps.make("mlp:4x1024", 256)),
     # Ratios of program sizes depend little on the depth, and compile time much.
     "vit": functools.cache(
         lambda: steps.classification(VIT(10, width=64, depth=1, heads=4, patch=4), 4, (28, 28, 1))

@@ -24,8 +24,9 @@ from sam_optax.experiments import named
 from sam_optax.experiments.cost.steps import variant
 
 MORE = Path(__file__).parents[2] / "notebooks" / "methods.py"
-OTHERS = ["sam", *LIBRARY, "info", "vasso", "wsam", "looksam", "msam", "skip_nonfinite"]
-MAKERS = {name: library(name) for name in (*OTHERS, f"{MORE}:ssam_f", f"{MORE}:low_pass")}
+OTHERS = ["sam", *LIBRARY, "info", "looksam", "msam", "skip_nonfinite"]
+OTHERS += [f"{MORE}:{name}" for name in ("vasso", "wsam", "ssam_f", "low_pass")]
+MAKERS = {name: library(name) for name in OTHERS}
 MAKERS["random_mask"] = perturbation(
     lambda: sam_optax.as_perturbation(
         optax.chain(sam_optax.sam(0.05), sam_optax.random_mask(0.6, key=jax.random.key(0)))

@@ -19,10 +19,10 @@ if importlib.util.find_spec("libtpu") is None:
     pytest.skip('needs pip install "sam_optax[tpu]"', allow_module_level=True)
 pytestmark = pytest.mark.slow
 
-SMALL = steps.make("mlp:3x256", 4096, (), "float32")
+SMALL = steps.make("mlp:3x256", 4096)
 # Kernels of more than 2^16 elements, for smaller ones share a draw of R-SAM's noise that is not
 # sharded, and a batch at which the arithmetic of the noise is small. It compiles more slowly.
-LARGE = steps.make("mlp:2x512", 8192, (), "float32")
+LARGE = steps.make("mlp:2x512", 8192)
 PLACEMENTS = {
     "data parallel": ("v5e:2x2", (), {}),
     "FSDP": ("v5e:2x2", (), {"fsdp": True}),

@@ -81,19 +81,14 @@ class Silent:
     """In the place of the progress display: it counts.
 
     Attributes:
-      programs: that were compiled.
       pieces: of work, by kind.
-      before: those of an earlier process.
     """
 
     def __init__(self):
-        self.programs, self.pieces, self.before = [], {}, {}
+        self.pieces = {}
 
-    def compiling(self, what, number, count):
-        self.programs.append((number, count))
-
-    def resumed(self, pieces):
-        self.before, self.pieces = dict(pieces), dict(pieces)
+    def show(self, doing):
+        assert "\n" not in doing
 
     def done(self, kind, share=1.0):
         assert share > 0

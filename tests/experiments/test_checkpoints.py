@@ -282,8 +282,7 @@ def test_stopping_and_going_on_changes_no_bit(name, data, tmp_path):
     store, listener = checkpoints(tmp_path), tasks.Silent()
     assert (store.find(), store.epoch) == ([], last)
     resumed = tasks.run(task, listener=listener, checkpoints=store, **options)
-    assert listener.pieces == {k: pytest.approx(n) for k, (_, n) in work(task).items()}
-    assert listener.before == dict.fromkeys(methods, last)
+    assert listener.pieces == {k: pytest.approx(n) for k, (_, n) in work(task, last).items() if n}
     for method, outcome in resumed.items():
         expected = straight[method]
         jax.tree.map(np.testing.assert_array_equal, outcome.variables, expected.variables)

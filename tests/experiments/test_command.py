@@ -42,7 +42,7 @@ WRONG = {
     "--sam.rho -1": r"--sam.rho must be in \[0, inf\), got -1.0.",
     "--sam.rho 1 1": "--sam.rho 1 1: a value is given twice; give each once.",
     "--sam.rho": "--sam.rho: no value is given; give one or several.",
-    "--vasso.rho 1": "--vasso.rho: vasso is not trained; add it to --methods",
+    "--gsam.alpha 1": "--gsam.alpha: gsam is not trained; add it to --methods",
     "--m 7": r"--m 7: does not divide the batch size, 100; use a divisor, as 5\.",
     # names
     "--methods adam": r"--methods adam: unknown; did you mean asam\? .*, given as FIL",
@@ -127,7 +127,7 @@ def test_help_fits_two_screens_and_says_how_to_see_the_rest(capsys, monkeypatch)
     whole = capsys.readouterr().out
     for field in dataclasses.fields(Compare):
         assert field.name == "hyperparameters" or f"--{field.name.replace('_', '-')} " in whole
-    for name in ("asam-cifar10", "fsam-cifar100", "mlp (two", "WSAM, decoupled"):
+    for name in ("asam-cifar10", "fsam-cifar100", "mlp (two", "LookSAM"):
         assert name in whole
 
 

@@ -111,15 +111,9 @@ def test_a_step_lowers_the_loss(make, size):
 
 
 @pytest.mark.parametrize("name", builtin.NETWORKS)
-def test_bfloat16_computes_in_it_and_keeps_float32_params(name):
-    shape = (8, 4, 5)  # oblong, and not of three channels
-    model = builtin.build(name, shape, 3, jnp.bfloat16)
-    logits, variables = traced(model, shape, train=True)
-    assert {leaf.dtype for leaf in jax.tree.leaves((logits, variables))} == {np.dtype("float32")}
-    capture = lambda module, _: isinstance(module, nn.Conv | nn.Dense) and module.dtype
-    apply = partial(model.apply, train=False, capture_intermediates=capture)
-    _, inner = jax.eval_shape(apply, variables, jax.ShapeDtypeStruct((2, *shape), jnp.float32))
-    assert {leaf.dtype for leaf in jax.tree.leaves(inner)} == {jnp.dtype(jnp.bfloat16)}
+def test_oblong_images_of_five_channels(name):
+    logits, _ = traced(builtin.build(name, (8, 4, 5), 3), (8, 4, 5), train=True)
+    assert logits.shape == (2, 3)
 
 
 def test_a_shortcut_without_params_is_every_other_pixel_and_zero_channels():

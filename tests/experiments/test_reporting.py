@@ -257,7 +257,8 @@ def test_trials_of_two_values_are_a_line_for_each_of_the_second(drawn):
 
 def test_methods_look_apart_and_variants_of_one_share_its_colour():
     def styles(methods):
-        return [look for _, look in axes.styled([{"method": name} for name in methods])]
+        found = axes.by_method([{"method": name} for name in methods])
+        return [axes.look(i, j) for i, rows in found for j, _ in enumerate(rows)]
 
     looks = styles([f"method {i}" for i in range(40)])
     for other in ("linestyle", "marker"):
@@ -274,7 +275,7 @@ def test_the_page_shows_what_this_run_uses(found):
     assert "<h1>3 methods: npz:small.npz, 25 % wrong training labels, mlp</h1>" in page
     assert "the paper leaves &lt;this&gt; open" in page
     assert 'src="data:image/png;base64,cG5n"' in page
-    for text in ("sharpness rho", "1,234 params", "SHA-256", "examples per second", "5, 6, 7"):
+    for text in ("sharpness rho", "1,234 params", "SHA-256", "5, 6, 7"):
         assert text in page
     assert "image size" not in page
     alone = {**found, "methods": found["methods"][1:2]}

@@ -213,11 +213,9 @@ def searches(small, monkeypatch, count=5):
 def test_seeds_that_an_accelerator_trains_together(small, monkeypatch):
     """Are those that a CPU trains one after the other, with one program per method."""
     one, listener = searches(small, monkeypatch)
-    assert len(listener.programs) == 3
     assert listener.pieces == pytest.approx(dict.fromkeys(small.entries, 5))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    several, listener = searches(small, monkeypatch)
-    assert len(listener.programs) == 3
+    several, _ = searches(small, monkeypatch)
     for name, trials in one.items():
         assert len(trials) == len(several[name]) == 5
         for a, b in zip(trials, several[name], strict=True):
@@ -318,8 +316,7 @@ def test_the_accuracy_after_the_chosen_epoch_is_that_of_the_tested_curve():
         curves={"test_accuracy": curve, "train_loss": np.ones((3, 2))},
         **{"sharpness": curve[0], "seconds": [1.0], "cost": 1.0, "compile_seconds": 1.0},
     )
-    method = {"steps_per_epoch": 1, "batch_size": 1, "tune": {"epoch": 2}}
-    found = results._of_method(method, [0, 1], outcome, words.Score())
+    found = results._of_method({"tune": {"epoch": 2}}, [0, 1], outcome, words.Score())
     assert [seed["tuned_test_accuracy"] for seed in found["seeds"]] == [0.3, 0.4]
 
 

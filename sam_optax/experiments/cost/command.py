@@ -1,6 +1,7 @@
 # ruff: noqa: RUF009 (functions declare fields)
-"""``python -m sam_optax cost``: options, tables and figure."""
+"""``python -m sam_optax cost``: options and tables."""
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -8,9 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from sam_optax.experiments.cost import measure, steps
 from sam_optax.experiments.cost.measure import COLLECTIVES, DATA, Placement, make_mesh
@@ -18,7 +17,7 @@ from sam_optax.experiments.cost.steps import BASE
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import registry
 from sam_optax.experiments.options.declare import COUNT, allowed, check, choice, option
-from sam_optax.experiments.reporting import axes, output
+from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import to_json, versions
@@ -32,23 +31,21 @@ _AXIS = allowed(re.compile(r"\w+=[1-9]\d*").fullmatch, "use NAME=SIZE, such as d
 LEGEND = """\
 ÷ by hand: over the hand-written step of the same method, or else of SAM. ÷ base: over the base
 optimizer's. Per device, as compiled: temporaries are memory in addition to arguments and results;
-collectives are counted, with MiB of their results; the estimate is the compiler's, not a
-measurement. Ratios of measured times are medians over rounds of the ratio within a round."""
-_TO = {"/hand": "÷ by hand", "/base": "÷ base"}
+collectives are counted, with MiB of their results. Ratios of measured times are medians over
+rounds of the ratio within a round."""
+FILE = "cost.json"
 MEASURES = {
     "gradients": ("gradients", 1),
     "flops": ("FLOPs\nG", 1e9),
     "bytes accessed": ("accessed\nMiB", 2**20),
     "temporaries": ("temporaries\nMiB", 2**20),
     "state": ("state\nMiB", 2**20),
-    "estimated seconds": ("estimate\nµs", 1e-6),
     **{kind: (kind.replace("-", "-\n"), 1) for kind in COLLECTIVES},
     "sent": ("collectives\nMiB", 2**20),
     "compile seconds": ("compiling\ns", 1),
     "seconds": ("time\nms", 1e-3),
 }
 """The columns: heading with the unit, and that unit in terms of what was measured."""
-_DRAWN = "flops", "bytes accessed", "temporaries", "estimated seconds", "sent", "seconds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +76,11 @@ class Cost:
     params: str = option("replicated", "Over the axis data.", **choice("replicated", "fsdp"))
     per_device: bool = option(False, "The step under shard_map, with axis_name.")
     batch_size: int = option(256, "Examples in a batch, on all devices together.", COUNT)
-    dtype: str = option("float32", "Of the network.", **choice("float32", "bfloat16", "float16"))
     time: bool = option(False, f"Also run the steps here, in {ROUNDS} rounds, and take times.")
-    out: Path | None = option(
-        None, "JSON file for all measurements, with a figure in addition (.png).", metavar="FILE"
-    )
+    out: Path | None = option(None, f"Directory of {FILE}, with all measurements.", metavar="DIR")
 
     def __post_init__(self) -> None:
         check(self)
-        output.check_file(self.out)
         if self.time and self.target:
             raise UserError(f"--time: not with --target {self.target}, which is compiled for only.")
         if self.per_device and (self.params == "fsdp" or (self.mesh and len(self.mesh) > 1)):
@@ -97,7 +90,15 @@ class Cost:
 
 
 def run(options: Cost) -> None:
-    """Measures, prints the tables and writes the files."""
+    """Measures, prints the tables and writes the file."""
+    out = options.out
+    with output.claimed(out, (FILE,)) if out else contextlib.nullcontext():
+        found = _measured(options)
+        if out:
+            output.write(out, {FILE: to_json(found)})
+
+
+def _measured(options: Cost) -> Record:
     jax.config.update("jax_enable_compilation_cache", False)  # its hits would be fast to compile
     mesh = make_mesh(options.target, options.mesh or ())
     if options.batch_size % mesh.shape[DATA]:
@@ -112,41 +113,34 @@ def run(options: Cost) -> None:
         console.print(heading, "", style="bold", soft_wrap=True)
         print_tables(console, model["steps"])
     console.print(LEGEND, style="dim")
-    if options.out is not None:
-        found = {"versions": versions(), "devices": devices, "models": models}
-        png = options.out.with_suffix(".png").name
-        output.write(options.out.parent, {options.out.name: to_json(found), png: draw(models)})
+    return {"versions": versions(), "devices": devices, "models": models}
 
 
 def _model(name: str, options: Cost, placement: Placement) -> Record:
-    problem = steps.make(name, options.batch_size, options.shape, options.dtype)
+    problem = steps.make(name, options.batch_size, options.shape)
     params = jax.eval_shape(problem.init)
     base, axis = steps.OPTIMIZERS[options.optimizer], DATA if options.per_device else None
     rows = steps.rows(options.methods, problem.losses, base, axis)
     work = {"compiling": (1.0, len(rows)), "running": (0.3, len(rows) * ROUNDS * options.time)}
     builds = {}
-    with Progress(Console(stderr=True), work, f"{name}:") as progress:
-        for row, (step, known) in rows.items():
+    with Progress(Console(stderr=True), work) as progress:
+        for i, (row, (step, known)) in enumerate(rows.items(), 1):
+            progress.show(f"compiling {row} of {name} ({i} of {len(rows)})")
             builds[row] = measure.Build(step, params, problem.batch, placement)
             builds[row].record.update(known)
             progress.done("compiling")
         if options.time:
+            progress.show(f"running {name}")
             made = [*builds.values()]
             measure.take_times(made, problem.init, ROUNDS, lambda: progress.done("running"))
     found = {row: built.record for row, built in builds.items()}
-    add_ratios(found)
     return {"parameters": sum(leaf.size for leaf in jax.tree.leaves(params)), "steps": found}
 
 
-def add_ratios(rows: Mapping[str, Record]) -> None:
-    """Adds the ratios to the reference and to the base, ``None`` where that is 0."""
-    for step in rows.values():
-        for to, other in (("/hand", rows[step["reference"]]), ("/base", rows[BASE])):
-            step[to] = {  # of times round by round: the load of the machine drifts
-                k: float(np.median(np.divide(step[k], other[k]))) if np.all(other[k]) else None
-                for k in MEASURES
-                if k in step
-            }
+def ratio(step: Json, other: Json, key: str) -> float:
+    """A measure over that of another step; NaN if that is 0."""
+    # Of times round by round: the load of the machine drifts.
+    return float(np.median(np.divide(step[key], other[key]))) if np.all(other[key]) else np.nan
 
 
 def print_tables(console: Console, rows: Mapping[str, Json]) -> None:
@@ -161,23 +155,9 @@ def print_tables(console: Console, rows: Mapping[str, Json]) -> None:
         for name, step in rows.items():
             values = (np.median(step[key]) / MEASURES[key][1] for key in keys)
             table.add_row(name, *(f"{x:,.0f}" if x > 9999 else f"{x:.4g}" for x in values))
-            for to in _TO if step["reference"] != name else ():
-                ratios = (step[to][key] for key in keys)
-                cells = ("–" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
-                table.add_row(f"  {_TO[to]}", *cells, style="dim")
+            for to, other in (("by hand", step["reference"]), ("base", BASE)):
+                if step["reference"] != name:
+                    ratios = (ratio(step, rows[other], key) for key in keys)
+                    cells = ("–" if np.isnan(x) else f"{x:.3f}" for x in ratios)
+                    table.add_row(f"  ÷ {to}", *cells, style="dim")
         console.print(table, "")
-
-
-@matplotlib.rc_context({"text.parse_math": False})  # a dollar sign of a name is one
-def draw(models: Mapping[str, Json]) -> bytes:
-    """Bars of what each step costs over the base optimizer's, a panel per measure."""
-    rows = {f"{of}, {name}": x for of, m in models.items() for name, x in m["steps"].items()}
-    drawn = [key for key in _DRAWN if any(step.get(key) for step in rows.values())]
-    figure = Figure(figsize=(3 + 2 * len(drawn), 1 + 0.2 * len(rows)), layout="constrained")
-    panels = figure.subplots(1, len(drawn), sharey=True)
-    for panel, key in zip(panels, drawn, strict=True):
-        panel.barh([*rows], [step["/base"][key] or np.nan for step in rows.values()])
-        panel.set(title=MEASURES[key][0].split("\n")[0], xlabel="× the base optimizer's")
-        axes.tidy(panel, "x")
-    panels[0].invert_yaxis()
-    return axes.png(figure)

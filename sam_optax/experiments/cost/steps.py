@@ -35,13 +35,13 @@ class Problem(NamedTuple):
     batch: PyTree
 
 
-def make(name: str, size: int, shape: tuple[int, ...], dtype: Any) -> Problem:
+def make(name: str, size: int, shape: tuple[int, ...] = ()) -> Problem:
     """A network on ``size`` examples of a shape; mlp:DEPTHxWIDTH is of vectors of its width."""
     if found := re.fullmatch(r"mlp:([1-9]\d*)x([1-9]\d*)", name):
         depth, width = map(int, found.groups())
-        return classification(builtin.MLP(width, width, depth - 1, dtype), size, (width,))
+        return classification(builtin.MLP(width, width, depth - 1), size, (width,))
     if not named.is_spec(name):
-        return classification(builtin.build(name, shape, 10, dtype), size, shape)
+        return classification(builtin.build(name, shape, 10), size, shape)
     module, _ = own.adapted(named.find(name), name, 10)
     try:
         own.check(module, name, jnp.zeros((1, *shape)), None)

@@ -22,8 +22,6 @@ Along = Annotated[float, "Weight λ of the gradient relative to the noise."]
 Removed = Annotated[float, "Share σ of the full gradient that is removed."]
 EmaDecay = Annotated[float, "Decay λ of the average that estimates the full gradient."]
 FisherWeight = Annotated[float, "Weight η of the Fisher information."]
-SharpnessWeight = Annotated[float, "The weight of the sharpness is γ/(1 − γ)."]
-NewWeight = Annotated[float, "Weight θ of the new gradient in the average."]
 Perturbed = Annotated[float, "Share β of the params that is perturbed."]
 Rising = Annotated[float, "Share γ of the examples in the second pass."]
 Chance = Annotated[float, "Probability that a step perturbs."]
@@ -93,33 +91,9 @@ def gsam(
     return base.sharp(sam_optax.sam(rho), sam_optax.surrogate_gap(alpha))
 
 
-def _odds(gamma: float) -> float:
-    if not 0 <= gamma < 1:
-        raise ValueError(f"gamma must be in [0, 1), got {gamma!r}.")
-    return gamma / (1 - gamma)
-
-
-@method("WSAM, coupled: a weighted sum of both gradients")
-def wsam(base: Base, rho: Rho = 0.5, gamma: SharpnessWeight = 0.5) -> Optimizer:
-    return base.sharp(sam_optax.sam(rho), sam_optax.mix_gradients(_odds(gamma)))
-
-
-@method("WSAM, decoupled", weight_decay=0.000167)
-def wsam_decoupled(base: Base, rho: Rho = 0.5, gamma: SharpnessWeight = 0.9) -> Optimizer:
-    around = sam_optax.decoupled_sharpness(base.tx, base.learning_rate, _odds(gamma))
-    return base._replace(make=lambda _: optax.identity()).sharp(sam_optax.sam(rho), around)
-
-
-def _share(name: str, value: float) -> float:
-    if not 0 < value <= 1:
-        raise ValueError(f"{name} must be in (0, 1], got {value!r}.")
-    return value
-
-
-@method("VaSSO", weight_decay=1.85e-05)
-def vasso(base: Base, rho: Rho = 0.5, theta: NewWeight = 0.4) -> Optimizer:
-    smooth = sam_optax.smooth_gradient(1 - _share("theta", theta))
-    return base.sharp(optax.chain(smooth, sam_optax.sam(rho)))
+def _check(fraction: float) -> None:
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be in (0, 1], got {fraction!r}.")
 
 
 def _rising(step: Step, fraction: float, **_: Any) -> Record:
@@ -129,7 +103,7 @@ def _rising(step: Step, fraction: float, **_: Any) -> Record:
 
 @method("ESAM", arguments=_rising, weight_decay=0.000167)
 def esam(base: Base, rho: Rho = 0.25, beta: Perturbed = 0.6, fraction: Rising = 0.5) -> Optimizer:
-    _share("fraction", fraction)
+    _check(fraction)
     return base.sharp(optax.chain(sam_optax.sam(rho), sam_optax.random_mask(beta, key=base.key)))
 
 
@@ -166,7 +140,7 @@ def _part(step: Step, fraction: float, **_: Any) -> Record:
     weight_decay=0.000167,
 )
 def part(base: Base, rho: Rho = 0.95, fraction: PartSize = 0.02) -> Optimizer:
-    _share("fraction", fraction)
+    _check(fraction)
     return base.sharp(sam_optax.sam(rho))
 
 

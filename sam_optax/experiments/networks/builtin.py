@@ -2,8 +2,6 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.options.declare import suggest
@@ -15,43 +13,36 @@ class MLP(nn.Module):
     classes: int
     width: int = 256
     depth: int = 2
-    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         del train
         x = x.reshape(x.shape[0], -1)
         for _ in range(self.depth):
-            x = nn.relu(nn.Dense(self.width, dtype=self.dtype)(x))
-        return nn.Dense(self.classes)(x.astype(jnp.float32))
+            x = nn.relu(nn.Dense(self.width)(x))
+        return nn.Dense(self.classes)(x)
 
 
 class CNN(nn.Module):
     """Two 3×3 convolutions of 16 and 32 channels with stride 2, and a linear layer."""
 
     classes: int
-    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         del train
         for channels in (16, 32):
             # Strides instead of pooling make the step five times as fast on a CPU.
-            x = nn.relu(nn.Conv(channels, (3, 3), strides=(2, 2), dtype=self.dtype)(x))
-        x = x.reshape(x.shape[0], -1).astype(jnp.float32)
+            x = nn.relu(nn.Conv(channels, (3, 3), strides=(2, 2))(x))
+        x = x.reshape(x.shape[0], -1)
         return nn.Dense(self.classes)(x)
 
 
 NETWORKS = {"mlp": MLP, "cnn": CNN}
 
 
-def build(
-    name: str, shape: tuple[int, ...], classes: int, dtype: DTypeLike = jnp.float32
-) -> nn.Module:
-    """A built-in network for examples of shape (features,) or (height, width, channels).
-
-    It computes in ``dtype``, with params and logits in float32.
-    """
+def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A built-in network for examples of shape (features,) or (height, width, channels)."""
     if name not in NETWORKS:
         raise UserError(
             f"--model {name}: unknown; {suggest(name, NETWORKS)} More are in "
@@ -62,4 +53,4 @@ def build(
             f"--model cnn: the examples are vectors of {shape[0]} features, but this network needs "
             "images; use --model mlp."
         )
-    return NETWORKS[name](classes, dtype=dtype)
+    return NETWORKS[name](classes)

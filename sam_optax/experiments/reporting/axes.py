@@ -27,11 +27,6 @@ def by_method(rows: Sequence[Json]) -> list[tuple[int, list[Json]]]:
     return list(zip(style.positions(found), found.values(), strict=True))
 
 
-def styled(methods: Sequence[Json]) -> list[tuple[Json, Record]]:
-    """The methods of a run, as in its results, with their looks; one may occur several times."""
-    return [(row, look(i, j)) for i, rows in by_method(methods) for j, row in enumerate(rows)]
-
-
 def column(panels: int, height: float, **shared: Any) -> tuple[Figure, Sequence[Axes]]:
     """A figure of panels below each other, which is legible on a telephone too."""
     figure = Figure(figsize=(6, 0.8 + panels * height), layout="constrained")
@@ -52,11 +47,9 @@ def legend(figure: Figure, axes: Axes) -> None:
     figure.legend(*axes.get_legend_handles_labels(), **place, fontsize="small")
 
 
-def png(figure: Figure, title: str = "") -> bytes:
+def png(figure: Figure, title: str) -> bytes:
     """The figure as a file."""
-    if title:
-        title = textwrap.fill(title, int(12 * figure.get_figwidth()))
-        figure.suptitle(title, fontsize="medium")
+    figure.suptitle(textwrap.fill(title, int(12 * figure.get_figwidth())), fontsize="medium")
     file = io.BytesIO()
     with warnings.catch_warnings():  # a missing glyph is drawn as a box
         warnings.filterwarnings("ignore", "Glyph .* missing from")

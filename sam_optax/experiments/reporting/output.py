@@ -20,10 +20,10 @@ def claimed(path: Path, names: Sequence[str] = (), ours: bool = False) -> Iterat
     Entering creates it with its parents, checks that it is writable before any work is done, and
     removes unfinished files of killed processes. With ``names``, patterns of the files that are to
     be written, it marks the directory, and refuses one with such files and without the mark (or
-    ``ours``). Links are refused. Leaving with an exception removes the directories that entering
-    created, if they are still empty.
+    ``ours``). Links are refused. Leaving removes the directories that entering created, if they are
+    still empty.
     """
-    lock, failed = filelock.FileLock(path / _LOCK, timeout=0), True
+    lock = filelock.FileLock(path / _LOCK, timeout=0)
     with writable(path):
         _check(path, names, ours)
         created = [of for of in (path, *path.parents) if not of.exists()]
@@ -37,15 +37,14 @@ def claimed(path: Path, names: Sequence[str] = (), ours: bool = False) -> Iterat
             if names:
                 _write(path / MARK, b"")
         yield
-        failed = False
     finally:
         if lock.is_locked:
             # Removed before the lock is released, while only this process can hold it.
             Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
-        if failed and path.is_dir() and os.listdir(path) == [MARK]:
+        if path.is_dir() and os.listdir(path) == [MARK]:
             (path / MARK).unlink()
-        for of in created if failed else ():
+        for of in created:
             with contextlib.suppress(OSError):  # not empty: contains other files
                 of.rmdir()
 
@@ -87,14 +86,6 @@ def writable(path: Path) -> Iterator[None]:
         raise UserError(
             f"--out {path}: cannot be written to ({reason}); choose another directory."
         ) from error
-
-
-def check_file(path: Path | None) -> None:
-    """Raises :class:`UserError` before any work if a file of ``--out`` cannot be written."""
-    if path is not None and not path.parent.is_dir():
-        raise UserError(f"--out: {path.parent} is not a folder.")
-    if path is not None and path.is_dir():
-        raise UserError(f"--out: {path} is a folder, not a file.")
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:

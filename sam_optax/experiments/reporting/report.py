@@ -13,7 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from sam_optax.experiments.named import short
 from sam_optax.experiments.reporting import table, words
-from sam_optax.experiments.reporting.axes import by_method, column, legend, look, png, styled, tidy
+from sam_optax.experiments.reporting.axes import by_method, column, legend, look, png, tidy
+from sam_optax.experiments.reporting.stream import printable
 from sam_optax.experiments.types import Json
 
 CAPTIONS = {
@@ -24,9 +25,6 @@ CAPTIONS = {
     "curves.png": "After each epoch; bands are ± one standard deviation of several seeds.",
     "cost.png": "Each method at its best setting here, with 95 % intervals. Left is cheap.",
 }
-
-_COST = ["name", "epochs", "steps_per_epoch", "batch_size", "gradients"]
-_COST += ["epoch_seconds", "examples_per_second", "compile_seconds"]
 
 
 @matplotlib.rc_context({"text.parse_math": False})  # a dollar sign of a name is one
@@ -45,12 +43,13 @@ def all_figures(results: Json) -> dict[str, bytes]:
 
 def over_epochs(results: Json) -> bytes:
     """Score and training loss: the mean of the seeds of each method, and their deviation."""
-    score = words.Score.of(results)
+    score, methods = words.Score.of(results), by_method(results["methods"])
+    looks = [(row, look(i, j)) for i, rows in methods for j, row in enumerate(rows)]
     figure, panels = column(2, 2.8)
     measures = (score.key, score.label, score.factor), ("train_loss", "training loss", 1)
     for axes, (key, label, factor) in zip(panels, measures, strict=True):
         absent = []
-        for method, how in styled(results["methods"]):
+        for method, how in looks:
             curves = np.array([run["curves"][key] for run in method["seeds"]], float)
             curves = factor * np.ma.masked_invalid(curves)
             if not curves.count():
@@ -82,8 +81,7 @@ def cost(results: Json) -> bytes:
             _points(axes, [best["step_cost"]], [best], score, short(best["method"]), how)
     axes.set(xlabel="time of a training step, relative to SGD", ylabel=score.label)
     tidy(axes, "both", absent)
-    if axes.containers:
-        legend(figure, axes)
+    legend(figure, axes)
     return png(figure, words.title(results))
 
 
@@ -156,10 +154,8 @@ def _panel(
         axes.set_xscale("log")
     axes.set_xticks(sorted(ticks), map(words.plain, sorted(ticks)), fontsize="small")
     axes.minorticks_off()
-    symbol = f"{words.symbol(option)} ({option})" if option in words.SYMBOLS else ""
-    axes.set(xlabel=symbol or words.named(option), ylabel=score.label)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize="small", frameon=False)
+    axes.set(xlabel=words.symbol(option), ylabel=score.label)
+    axes.legend(*axes.get_legend_handles_labels(), fontsize="small", frameon=False)
     tidy(axes, absent=absent)
 
 
@@ -206,9 +202,8 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
-        finalize=lambda x: words.printable(x, "\n") if type(x) is str else x,
+        finalize=lambda x: x if hasattr(x, "__html__") else printable(words.plain(x), "\n"),
     )
-    environment.filters["plain"] = words.plain
     methods, columns = found["methods"], table.columns(found)
     settings = [
         [method, name, value, source]
@@ -217,10 +212,9 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
     ]
     origin = {"seeds": found["seeds"], **found.get("versions", {})}
     origin["data, SHA-256"] = found["dataset"]["sha256"]
-    sections = {  # heading: header, rows, number of columns of text
-        "Settings": (["method", "setting", "value", "where the value is from"], settings, 4),
-        "Cost": ([*map(words.named, _COST)], [[m.get(key) for key in _COST] for m in methods], 1),
-        "Data and software": (["", ""], list(origin.items()), 2),
+    sections = {
+        "Settings": (["method", "setting", "value", "where the value is from"], settings),
+        "Data and software": (["", ""], origin.items()),
     }
     rows = [*zip(*(column.cells for column in columns), strict=True)]
     what = methods[0].get("title") if len(methods) == 1 else f"{len(methods)} methods"
@@ -229,7 +223,7 @@ def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
         title=f"{what}: {words.task(found)}",
         heading=[*words.heading(found), f"{found.get('parameters', 0):,} params"],
         notes=found.get("notes", []),
-        table=([column.heading for column in columns], rows, 2),
+        table=([column.heading for column in columns], rows),
         legend=table.legend(columns),
         figures=[(CAPTIONS[n], base64.b64encode(p).decode()) for n, p in drawn.items()],
         sections=sections,

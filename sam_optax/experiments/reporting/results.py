@@ -7,20 +7,19 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
+import sam_optax
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting.words import Score
+from sam_optax.experiments.training.train import Outcome
 from sam_optax.experiments.types import Json, Record
-
-if TYPE_CHECKING:
-    from sam_optax.experiments.training.train import Outcome
 
 FORMAT, FORMAT_VERSION = "sam_optax.experiment", 2
 UNITS = {
-    "tuned_test_accuracy": "test accuracy after the epoch that --tune chose on held-out examples",
+    "tuned_test_accuracy": "score after the epoch that --tune chose on held-out examples",
     "held_out": "score on the held-out examples, with labels as trained on, by seed",
     "best_test_accuracy": "the best after an epoch, chosen on the test examples: optimistic",
     "interval": "half the width of a mean's 95 % confidence interval, Student's t",
@@ -31,17 +30,12 @@ UNITS = {
     "step_cost": "time of a training step relative to SGD, median over interleaved epochs",
     "epoch_seconds": "seconds, training steps of one epoch of all seeds, median",
     "compile_seconds": "seconds to compile the training step",
-    "examples_per_second": "training examples per second, of all seeds",
 }
 """What each number is, besides the score after the last epoch, see ``words.Score``."""
 
 
 def versions() -> dict[str, str]:
     """The environment of the numbers: library versions and the kind of device."""
-    import jax
-
-    import sam_optax
-
     found = {"sam_optax": sam_optax.__version__}
     found |= {name: metadata.version(name) for name in ("jax", "optax", "flax", "numpy")}
     return found | {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
@@ -85,7 +79,7 @@ def _differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
     return found
 
 
-def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"]) -> Record:
+def collect(description: Json, parameters: int, outcomes: Mapping[str, Outcome]) -> Record:
     """The results of a run from the outcomes of its methods; NaN becomes ``None``.
 
     A seed has diverged if its final training loss is not finite; summaries are over the others.
@@ -105,15 +99,13 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, "Outcome"
     }
 
 
-def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score) -> Record:
+def _of_method(method: Json, seeds: list[int], outcome: Outcome, score: Score) -> Record:
     curves, best = outcome.curves, np.nanmax if score.higher_is_better else np.nanmin
     final = {score.key: curves[score.key][-1], f"best_{score.key}": best(curves[score.key], axis=0)}
     final |= {"train_loss": curves["train_loss"][-1], "sharpness": outcome.sharpness}
     if "tune" in method:
         final[f"tuned_{score.key}"] = curves[score.key][method["tune"]["epoch"] - 1]
     finite = np.isfinite(final["train_loss"])
-    seconds = float(np.median(outcome.seconds))
-    examples = method["steps_per_epoch"] * method["batch_size"] * len(seeds)
     runs = [
         {
             "seed": seed,
@@ -125,9 +117,8 @@ def _of_method(method: Json, seeds: list[int], outcome: "Outcome", score: Score)
     ]
     return {
         "step_cost": number(outcome.cost),
-        "epoch_seconds": seconds,
+        "epoch_seconds": float(np.median(outcome.seconds)),
         "compile_seconds": outcome.compile_seconds,
-        "examples_per_second": examples / seconds,
         "diverged": int(np.sum(~finite)),
         "summary": {name: summary(values[finite]) for name, values in final.items()},
         "seeds": runs,

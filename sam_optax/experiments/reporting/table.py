@@ -19,7 +19,6 @@ from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.results import UNITS
 from sam_optax.experiments.types import Json, PyTree
 
-_CHOSEN = "the epoch that --tune chose on held-out examples, and the score after it"
 _OVER_SGD = "score minus SGD's, seed by seed; mean ± 95 % confidence interval"
 _OVER_SAM = "score minus SAM's, likewise; of several radii, that of the best one"
 _OMITTED = "sharpness", "± 95 %", "best epoch", "chosen epoch", "over SAM", "cost", "over SGD"
@@ -61,7 +60,7 @@ def columns(results: Json) -> list[Column]:
     if tuned:  # in the place of what is chosen on test examples
         pairs = zip(methods, scores(f"tuned_{key}"), strict=True)
         cells = [f"{method['tune']['epoch']}: {text}" for method, text in pairs]
-        epoch = Column("chosen epoch", cells, _CHOSEN, unit)
+        epoch = Column("chosen epoch", cells, UNITS["tuned_test_accuracy"], unit)
     what = score.meaning + "; mean ± standard deviation of seeds" * (count > 1)
     how = "radius and weight decay chosen on held-out examples" if tuned else ""
     halves = [score.text({"mean": of[key]["interval"]}) for of in summaries]

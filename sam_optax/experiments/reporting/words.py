@@ -3,11 +3,11 @@
 import math
 from typing import Any, NamedTuple
 
-from sam_optax.experiments.reporting.stream import printable as printable
+from sam_optax.experiments.reporting.stream import printable
 from sam_optax.experiments.types import Json
 
 SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
-SYMBOLS |= {"rho": "ρ", "rho_max": "ρ ≤", "rho_min": "ρ ≥", "sigma": "σ", "theta": "θ"}
+SYMBOLS |= {"rho": "ρ", "rho_max": "ρ_max", "rho_min": "ρ_min", "sigma": "σ", "theta": "θ"}
 _EXTENT = ("epochs", "steps_per_epoch", "batch_size")
 _RECIPE = ["lr", "schedule", "warmup_steps", "momentum", "nesterov", "beta2"]
 _RECIPE += ["weight_decay", "clip"]
@@ -63,8 +63,8 @@ class Score(NamedTuple):
 
     def rank(self, method: Json) -> float:
         """The larger, the better; of what has no mean the lowest of all."""
-        mean, _ = self.shown(method)
-        if math.isnan(mean):
+        mean = method["summary"][self.key]["mean"]
+        if mean is None:
             return -math.inf
         return mean if self.higher_is_better else -mean
 

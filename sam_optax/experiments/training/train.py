@@ -67,8 +67,9 @@ class Training:
         every, first = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
         if checkpoints and first:
             self._resume(checkpoints)
-            progress.resumed({r.name: min(first, r.entry.recipe.epochs) for r in self.runners})
-        for epoch in range(first, max(r.entry.recipe.epochs for r in self.runners)):
+        epochs = max(r.entry.recipe.epochs for r in self.runners)
+        for epoch in range(first, epochs):
+            progress.show(f"training, epoch {epoch + 1} of {epochs}")
             turn = epoch % len(self.runners)  # so that no method always comes first
             for runner in self.runners[turn:] + self.runners[:turn]:
                 self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name))
@@ -109,9 +110,9 @@ class Training:
         """Compiles all programs before anything is timed."""
         count = len(self.runners) + 1
         for number, runner in enumerate(self.runners, 1):
-            progress.compiling(runner.name, number, count)
+            progress.show(f"compiling {runner.name} ({number} of {count})")
             runner.compile()
-        progress.compiling("evaluation", count, count)
+        progress.show(f"compiling evaluation ({count} of {count})")
         self._evaluation.after_epoch(self.runners[0].variables[:1])
 
     def _run_epoch(self, runner: Runner, epoch: int, tick: Callable[[float], None]) -> None:
@@ -122,6 +123,7 @@ class Training:
         runner.curve.append({name: values.tolist() for name, values in found.items()})
 
     def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
+        progress.show("measuring sharpness")
         sharpness = self._evaluation.sharpness(runner.variables)
         progress.done("sharpness")
         references = [other for other in self.runners if other.entry.variant.method.name == "sgd"]
@@ -153,14 +155,14 @@ class Training:
             runner.seconds, runner.curve = measured["seconds"], measured["curve"]
 
 
-def work(task: Task) -> dict[str, tuple[float, int]]:
-    """The pieces of work: kind -> (cost in gradients of an epoch, number of pieces)."""
+def work(task: Task, first: int = 0) -> dict[str, tuple[float, int]]:
+    """The work from an epoch on: kind -> (cost in gradients of an epoch, number of pieces)."""
     test, train = len(task.dataset.test.y), len(task.dataset.train.y)
     evaluation = (1 + test / train) / 3
     pieces = {"sharpness": (5 / 3, len(task.entries))}
     for name, entry in task.entries.items():
         gradients = entry.variant.gradients(train / entry.recipe.batch_size)
-        pieces[name] = gradients + evaluation, entry.recipe.epochs
+        pieces[name] = gradients + evaluation, max(0, entry.recipe.epochs - first)
     return pieces
 
 

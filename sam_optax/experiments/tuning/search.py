@@ -93,7 +93,7 @@ def run(task: Task, mesh: Mesh, options: Compare, kept: Kept, console: Console) 
         if missing > 0:
             left[name] = math.prod(costs[name]), missing
     if left:
-        with Progress(console, left, "tuning") as progress:
+        with Progress(console, left) as progress:
             _train(Training(task, mesh), along, left, options, kept, progress)
     found = {}
     for name, entry in task.entries.items():
@@ -109,14 +109,13 @@ def _train(
     training: Training, along: Json, left: Json, options: Compare, kept: Kept, progress: Progress
 ) -> None:
     chance, metric = _chance(training.task), training.task.metric
-    for number, runner in enumerate(training.runners, 1):
-        if runner.name not in left:
-            continue
-        progress.compiling(runner.name, number, len(training.runners))
+    for runner in (runner for runner in training.runners if runner.name in left):
         trials, own = kept.trials[runner.name], along[runner.name]
+        count = len(trials) + left[runner.name][1]
         tick = functools.partial(progress.done, runner.name)
         points = choice.points(trials, len(own), metric.higher_is_better)
         for point in itertools.islice(points, left[runner.name][1]):
+            progress.show(f"tuning {runner.name}, trial {len(trials) + 1} of {count}")
             values = choice.values(own, point)
             curves = training.trial(runner, values, tick)
             trials.append(choice.trial(point, values, curves, metric, chance))
