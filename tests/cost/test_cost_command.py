@@ -37,6 +37,7 @@ def _settings_of_the_process_are_kept():
 def cost(tmp_path, *arguments):
     out = tmp_path / "costs"
     assert main(["cost", *arguments, "--out", str(out)]) == 0
+    assert (out / command.FIGURE).read_bytes().startswith(b"\x89PNG")
     return json.loads((out / "cost.json").read_text())["models"]
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 (functions declare fields)
-"""``python -m sam_optax cost``: options and tables."""
+"""``python -m sam_optax cost``: options, tables and figure."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 from sam_optax.experiments.cost import measure, steps
 from sam_optax.experiments.cost.measure import COLLECTIVES, DATA, Placement, make_mesh
@@ -17,7 +19,7 @@ from sam_optax.experiments.cost.steps import BASE
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods import registry
 from sam_optax.experiments.options.declare import COUNT, allowed, check, choice, option
-from sam_optax.experiments.reporting import output
+from sam_optax.experiments.reporting import axes, output
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
 from sam_optax.experiments.reporting.results import to_json, versions
@@ -31,21 +33,23 @@ _AXIS = allowed(re.compile(r"\w+=[1-9]\d*").fullmatch, "use NAME=SIZE, such as d
 LEGEND = """\
 ÷ by hand: over the hand-written step of the same method, or else of SAM. ÷ base: over the base
 optimizer's. Per device, as compiled: temporaries are memory in addition to arguments and results;
-collectives are counted, with MiB of their results. Ratios of measured times are medians over
-rounds of the ratio within a round."""
-FILE = "cost.json"
+collectives are counted, with MiB of their results; the estimate is the compiler's, not a
+measurement. Ratios of measured times are medians over rounds of the ratio within a round."""
+FILE, FIGURE = "cost.json", "cost_over_base.png"
 MEASURES = {
     "gradients": ("gradients", 1),
     "flops": ("FLOPs\nG", 1e9),
     "bytes accessed": ("accessed\nMiB", 2**20),
     "temporaries": ("temporaries\nMiB", 2**20),
     "state": ("state\nMiB", 2**20),
+    "estimated seconds": ("estimate\nµs", 1e-6),
     **{kind: (kind.replace("-", "-\n"), 1) for kind in COLLECTIVES},
     "sent": ("collectives\nMiB", 2**20),
     "compile seconds": ("compiling\ns", 1),
     "seconds": ("time\nms", 1e-3),
 }
 """The columns: heading with the unit, and that unit in terms of what was measured."""
+_DRAWN = "flops", "bytes accessed", "temporaries", "estimated seconds", "sent", "seconds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +81,9 @@ class Cost:
     per_device: bool = option(False, "The step under shard_map, with axis_name.")
     batch_size: int = option(256, "Examples in a batch, on all devices together.", COUNT)
     time: bool = option(False, f"Also run the steps here, in {ROUNDS} rounds, and take times.")
-    out: Path | None = option(None, f"Directory of {FILE}, with all measurements.", metavar="DIR")
+    out: Path | None = option(
+        None, f"Directory of {FILE}, with all measurements, and of {FIGURE}.", metavar="DIR"
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -90,12 +96,12 @@ class Cost:
 
 
 def run(options: Cost) -> None:
-    """Measures, prints the tables and writes the file."""
+    """Measures, prints the tables and writes the files."""
     out = options.out
-    with output.claimed(out, (FILE,)) if out else contextlib.nullcontext():
+    with output.claimed(out, (FILE, FIGURE)) if out else contextlib.nullcontext():
         found = _measured(options)
         if out:
-            output.write(out, {FILE: to_json(found)})
+            output.write(out, {FILE: to_json(found), FIGURE: draw(found["models"])})
 
 
 def _measured(options: Cost) -> Record:
@@ -161,3 +167,19 @@ def print_tables(console: Console, rows: Mapping[str, Json]) -> None:
                     cells = ("–" if np.isnan(x) else f"{x:.3f}" for x in ratios)
                     table.add_row(f"  ÷ {to}", *cells, style="dim")
         console.print(table, "")
+
+
+@matplotlib.rc_context({"text.parse_math": False})  # a dollar sign of a name is one
+def draw(models: Mapping[str, Json]) -> bytes:
+    """Bars of what each step costs over the base optimizer's, a panel per measure."""
+    every = [(name, model["steps"]) for name, model in models.items()]
+    rows = {f"{of}, {name}": (x, steps[BASE]) for of, steps in every for name, x in steps.items()}
+    drawn = [key for key in _DRAWN if any(step.get(key) for step, _ in rows.values())]
+    figure = Figure(figsize=(3 + 2 * len(drawn), 1 + 0.2 * len(rows)), layout="constrained")
+    panels = figure.subplots(1, len(drawn), sharey=True)
+    for panel, key in zip(panels, drawn, strict=True):
+        panel.barh([*rows], [ratio(*both, key) for both in rows.values()])
+        panel.set(title=MEASURES[key][0].split("\n")[0])
+        axes.tidy(panel, "x")
+    panels[0].invert_yaxis()
+    return axes.png(figure, "A step, over one of the base optimizer")

@@ -137,6 +137,7 @@ def costs(compiled: Any) -> dict[str, float]:
         "flops": analysis["flops"],
         "bytes accessed": analysis["bytes accessed"],
         "temporaries": compiled.memory_analysis().temp_size_in_bytes,
+        "estimated seconds": max(0.0, analysis.get("optimal_seconds", 0.0)),  # < 0: unknown
         **collectives(compiled.as_text()),
     }
 
