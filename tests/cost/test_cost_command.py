@@ -27,6 +27,7 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _settings_of_the_process_are_kept():
+    jax.devices()  # those of the tests; they are counted once, at the first use
     before, cached = dict(os.environ), jax.config.jax_enable_compilation_cache
     yield
     os.environ.clear()
