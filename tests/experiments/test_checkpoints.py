@@ -184,29 +184,26 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
 class Stopping(Checkpoints):
     """Those of a run, which stops after the checkpoint of the epoch ``last``."""
 
-    def __init__(self, path, last=0):
-        run = {"data": ["digits", "0123"], "methods": {"fsam": {"epochs": 9}}}
-        super().__init__(path, 1, run)
-        self.last = last
-
     def save(self, epoch, record, arrays):
         super().save(epoch, record, arrays)
         if epoch == self.last:
             raise InterruptedError
 
 
+RUN = {"data": ["digits", "0123"], "methods": {"fsam": {"epochs": 9}}}
 STATE = {"sam": [jnp.ones((2, 3)), jnp.full(3, 0.1, jnp.bfloat16), jax.random.key(2)]}
 RECORD = {"sam": {"curve": [{"train_loss": [float("nan"), 1.0]}]}}
 
 
 def stored(path, last=0):
-    store = Stopping(path, last)
+    store = Stopping(path, 1, RUN)
+    store.last = last
     store.find(resume=True)
     return store
 
 
 def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_path):
-    Stopping(tmp_path).save(3, RECORD, STATE)
+    stored(tmp_path).save(3, RECORD, STATE)
     found = stored(tmp_path).restore(STATE)
     assert repr(found) == repr((RECORD, STATE))  # NaN is NaN
     first, *others = STATE["sam"]
@@ -217,7 +214,7 @@ def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_p
 
 def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):
     """One more bit in the length of an entry of the directory may take it to the end of another."""
-    store, params = Stopping(tmp_path), tmp_path / "params.npz"
+    store, params = stored(tmp_path), tmp_path / "params.npz"
     store.save(3, RECORD, STATE)
     networks = {"sgd": {seed: {"params": {"w": np.ones(2)}} for seed in range(2)}}
     params.write_bytes(snapshots.to_npz(networks, {}))
@@ -238,16 +235,20 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_while_a_file_is_made_remains_one(monkeypatch):
-    opened = zipfile.ZipFile.open
+def test_interrupts_and_too_little_memory_remain_what_they_are(monkeypatch, tmp_path):
+    opened, error, path = zipfile.ZipFile.open, KeyboardInterrupt, tmp_path / "w.npz"
+    path.write_bytes(snapshots.to_npz({"w": np.ones(2)}, {}))
 
-    def interrupted(*args, **options):
+    def failing(*args, **options):
         opened(*args, **options)
-        raise KeyboardInterrupt
+        raise error
 
-    monkeypatch.setattr(zipfile.ZipFile, "open", interrupted)
+    monkeypatch.setattr(zipfile.ZipFile, "open", failing)
     with pytest.raises(KeyboardInterrupt):
         snapshots.to_npz({"w": np.ones(2)}, {})
+    error = MemoryError
+    with pytest.raises(MemoryError):
+        snapshots.read(path)
 
 
 # Trainings that stop and go on.
