@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import Mesh
@@ -18,16 +17,14 @@ from sam_optax.experiments.reporting.snapshots import load_params, to_npz
 from sam_optax.experiments.reporting.table import Result, print_settings
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training import task as tasks
+from sam_optax.experiments.training.checkpoints import FILE, Checkpoints
 from sam_optax.experiments.training.train import Outcome, Training, work
 from sam_optax.experiments.tuning import search
 from sam_optax.experiments.types import Json, Record
 
-if TYPE_CHECKING:
-    from sam_optax.experiments.training.checkpoints import Checkpoints
-
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
-_FILES = ("results.json", "params.npz", REPORT, search.FILE)
+_FILES = ("results.json", "params.npz", FILE, REPORT, search.FILE)
 """Besides the figures."""
 
 
@@ -75,13 +72,14 @@ class _Run:
 
     def result(self) -> Result:
         """Trains, unless the run is finished; writes the files and prints the table."""
-        checkpoints, begin = self._checkpoints(), "This run is finished: its"
+        out, begin = self.options.out, "This run is finished: its"
+        every, run = self.options.checkpoint_every, identity.of(self.description)
+        checkpoints = Checkpoints(out, every, run) if out else None
         found = self._finished(checkpoints) if checkpoints else None
         if found is None:
             begin, found = "The", self._trained(checkpoints)
-        if checkpoints:
-            checkpoints.finish()
-        if out := self.options.out:
+        if out:
+            (out / FILE).unlink(missing_ok=True)  # its run is in the results now
             if self.options.tune:
                 (out / search.FILE).unlink(missing_ok=True)  # it is in the results now
             if not (out / REPORT).exists():
@@ -91,34 +89,18 @@ class _Run:
             raise UserError("The training has diverged; give a smaller --lr or radius, or --clip.")
         return found
 
-    def _checkpoints(self) -> "Checkpoints | None":
-        """The run's checkpoints, if requested or if there are any."""
-        options = self.options
-        path = options.out / "checkpoint" if options.out else None
-        if not path or not (options.resume or options.checkpoint_every or path.exists()):
-            return None
-        from sam_optax.experiments.training.checkpoints import Checkpoints  # slow to import
-
-        run, every = identity.of(self.description), options.checkpoint_every
-        found = Checkpoints(path, every, run, results.versions())
-        for note in found.find() if options.resume else ():
-            say(note)
-        return found
-
-    def _finished(self, checkpoints: "Checkpoints") -> Result | None:
+    def _finished(self, checkpoints: Checkpoints) -> Result | None:
         """What the run has found if it is finished, after printing its table; else ``None``.
 
         Results or a checkpoint of another run in the directory raise :class:`UserError`.
         """
         options, path = self.options, checkpoints.path.parent
         begun = options.tune and (path / search.FILE).exists()
-        if checkpoints.epoch:
+        checkpoints.find(options.resume)
+        if checkpoints.epoch or begun or not options.resume:
             return None
-        found = results.from_json(path / "results.json") if options.resume and not begun else None
-        if found is None:
-            checkpoints.refuse(foreign=bool(options.resume or options.checkpoint_every))
-            if options.resume and not begun:
-                say(f"There is no checkpoint in {options.out}: starting from the beginning.")
+        if (found := results.from_json(path / "results.json")) is None:
+            say(f"There is no checkpoint in {options.out}: starting from the beginning.")
             return None
         with results.describing(path / "results.json"):
             theirs, ours = identity.of(found), identity.of(self.description)
@@ -130,7 +112,7 @@ class _Run:
                 _draw(path, found)
         return before
 
-    def _trained(self, checkpoints: "Checkpoints | None") -> Result:
+    def _trained(self, checkpoints: Checkpoints | None) -> Result:
         """What the run finds, after writing its files and printing its table."""
         out = self.options.out
         if self.options.tune:
@@ -144,8 +126,8 @@ class _Run:
             if out:
                 (out / REPORT).unlink(missing_ok=True)  # of an earlier run
                 npz = to_npz(params, identity.of(found.results))
-                files = {"params.npz": npz, "results.json": results.to_json(found.results)}
-                output.write(out, files)
+                text = results.to_json(found.results)
+                output.write(out, {"params.npz": npz, "results.json": text})
         finally:  # where either fails, a full disk or a closed pipe, there is still the other
             if self.show:
                 found.print()
@@ -166,7 +148,7 @@ class _Run:
         self.description = search.settled(self.description, found)
         self.task = dataclasses.replace(self.task, entries=tasks.entries_of(self.description))
 
-    def _train(self, checkpoints: "Checkpoints | None") -> dict[str, Outcome]:
+    def _train(self, checkpoints: Checkpoints | None) -> dict[str, Outcome]:
         first = checkpoints.epoch if checkpoints else 0
         bar = Progress(Console(stderr=True), work(self.task, first))
         try:

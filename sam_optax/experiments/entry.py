@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -17,7 +16,7 @@ from sam_optax.experiments.reporting.stream import Stream, printable
 _PROG = "python -m sam_optax"
 # Packages of the extra "experiments".
 _EXTRA = {"filelock", "flax", "jinja2", "matfree", "matplotlib", "mlxtend", "msgspec"}
-_EXTRA |= {"orbax", "rich", "scipy", "sklearn"}
+_EXTRA |= {"rich", "scipy", "sklearn"}
 # Each module is imported only when its command runs: `run(options)` takes the dataclass named after
 # the command, such as `Compare`.
 _COMMANDS = {
@@ -44,13 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             _run(list(sys.argv[1:] if argv is None else argv))
         except KeyboardInterrupt as stop:
-            warnings.simplefilter("ignore")  # of what was waited for, such as Orbax's writing
             code = _fail("interrupted.", 128 + (stop.args[0] if stop.args else signal.SIGINT))
             sys.stdout.flush()
             if argv is None:
                 # A computation may still be running. If the interpreter shut down meanwhile, it
-                # would free the memory in use and crash; what was interrupted half made, such as
-                # an event loop of Orbax's, complains when it is freed.
+                # would free the memory in use and crash.
                 os._exit(code)
         except Exception as error:
             if (message := _message(error)) is None:

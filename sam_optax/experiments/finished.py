@@ -166,7 +166,7 @@ def _networks(run: Run) -> Iterator[Network]:
 def _check(path: Path, network: tuple[str, int], arrays: Mapping[Any, Any], needed: Json) -> None:
     """Raises :class:`UserError` unless the arrays of a network are those of its module."""
     for place, like in needed.items():
-        found = arrays.get((*network, *place.split("/")))
+        found = arrays.get(f"{network[0]}/{network[1]}/{place}")
         if found is None or (found.dtype, found.shape) != (like.dtype, like.shape):
             raise UserError(
                 f"{path}: {network[0]}/{network[1]}/{place} is not the {like.dtype}{[*like.shape]} "

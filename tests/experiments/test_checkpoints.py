@@ -1,6 +1,8 @@
 """Runs that stop and go on: to the last bit as if they had not, or refused with the reason."""
 
+import pickle
 import shutil
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -12,27 +14,12 @@ from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting import results
+from sam_optax.experiments.reporting import results, snapshots
+from sam_optax.experiments.training.checkpoints import Checkpoints
 from sam_optax.experiments.training.train import work
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("compile_fast")
-
-
-def contents(path):
-    return {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
-def epochs_in(path):
-    return sorted(int(p.name.rpartition("_")[2]) for p in path.glob("sam_optax_v3_*[0-9]"))
-
-
-def damage(checkpoint):
-    """Flips a bit of the largest file, which has the params."""
-    path = max((p for p in checkpoint.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def refused(found, *parts):
@@ -79,25 +66,22 @@ def interrupted(trainer, command, out):
     ]
     trainer.interrupt_after = None
     trainer.began_at.clear()
-    return out / "checkpoint"
+    return out / "checkpoint.npz"
 
 
-def test_a_run_is_lost_to_no_new_one_and_goes_on_and_then_is_finished(
-    interrupted, command, trainer, out, tmp_path
-):
-    """And files of others among its checkpoints stay (case 77)."""
-    before = contents(interrupted)
+def test_a_run_is_lost_to_no_new_one_goes_on_and_is_finished(interrupted, command, trainer, out):
+    """And the directory of an earlier version's checkpoints, or of others, stays (case 77)."""
+    before = interrupted.read_bytes()
     for more in ((), ("--checkpoint-every", "1")):
         refused(command(*more), f"{interrupted} is the checkpoint of an unfinished run; add --resu")
-    assert (contents(interrupted), trainer.began_at) == (before, [])
-    put(interrupted, tmp_path)
+    assert (interrupted.read_bytes(), trainer.began_at) == (before, [])
+    (out / "checkpoint").mkdir()
+    (out / "checkpoint" / "my_model.pt").write_text("mine")
     code, table, errors = command("--resume")
-    assert (code, errors, trainer.began_at) == (0, "", [2])
-    assert [p.name for p in sorted(contents(interrupted))] == ["commit_success.txt", "my_model.pt"]
-    shutil.rmtree(interrupted)
-    (interrupted / "sam_optax_v3_2.orbax-checkpoint-tmp").mkdir(parents=True)  # left by a kill
-    code, again, errors = command("--resume", "--checkpoint-every", "1")
     assert (code, errors, trainer.began_at, interrupted.exists()) == (0, "", [2], False)
+    code, again, errors = command("--resume", "--checkpoint-every", "1")
+    assert (code, errors, trainer.began_at) == (0, "", [2])
+    assert (out / "checkpoint" / "my_model.pt").read_text() == "mine"
     assert again == table.replace("The results are", "This run is finished: its results are")
     shutil.rmtree(out)
     trainer.interrupt_after = 0
@@ -106,13 +90,17 @@ def test_a_run_is_lost_to_no_new_one_and_goes_on_and_then_is_finished(
     assert not out.exists()
 
 
-def test_a_damaged_checkpoint_is_refused(interrupted, command, trainer):
-    trainer.interrupt_after = 4
-    assert command("--checkpoint-every", "2", "--resume")[0] == 130
-    assert epochs_in(interrupted) == [4]
-    damage(interrupted / "sam_optax_v3_4")
-    refused(command("--resume"), f"{interrupted} cannot be used: the checkpoint is damaged: ")
-    assert trainer.began_at == [2]
+def test_what_is_no_checkpoint_of_ours_is_refused_and_stays(interrupted, command, trainer):
+    for write, told in (
+        (lambda file: file.write(b"mine"), "is damaged (File is not a zip file); remove it, and "),
+        (lambda file: np.savez(file, w=1), "describes no run of this version (KeyError: 'record')"),
+    ):
+        with interrupted.open("wb") as file:
+            write(file)
+        before = interrupted.read_bytes()
+        refused(command("--resume"), f"{interrupted}: {told}")
+        refused(command(), f"--out: {interrupted} is the checkpoint of an unfinished run")
+        assert (interrupted.read_bytes(), trainer.began_at) == (before, [])
 
 
 def test_other_versions_of_libraries_are_told(interrupted, command, monkeypatch):
@@ -122,9 +110,8 @@ def test_other_versions_of_libraries_are_told(interrupted, command, monkeypatch)
     assert told in command("--resume")[2]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_full_disk_is_told_and_leaves_the_previous_checkpoint(interrupted, command, trainer):
-    resource = pytest.importorskip("resource")
+def test_a_full_disk_is_told_and_leaves_the_previous_checkpoint(interrupted, command, trainer, out):
+    resource, checkpoint = pytest.importorskip("resource"), interrupted.read_bytes()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     trainer.interrupt_after = 4
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -132,35 +119,9 @@ def test_a_full_disk_is_told_and_leaves_the_previous_checkpoint(interrupted, com
         told = command("--resume", "--checkpoint-every", "2")[2].splitlines()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert f"--checkpoint-every: {interrupted} cannot be written (" in told[-1]
-    assert told[-1].endswith("--resume will continue from epoch 2.")
-    assert (len(told), epochs_in(interrupted)) == (1, [2])
-
-
-def put(path, tmp_path):
-    """Another tool's file, and a step of its Orbax."""
-    (path / "7").mkdir(parents=True)
-    for name in ("my_model.pt", "7/commit_success.txt"):
-        (path / name).write_text("mine")
-
-
-def link(path, tmp_path):
-    """A link to checkpoints."""
-    path.parent.mkdir()
-    (tmp_path / "elsewhere" / "sam_optax_v3_2").mkdir(parents=True)
-    path.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
-
-
-@pytest.mark.parametrize(("make", "kind"), [(put, "not a directory of this v"), (link, "a symb")])
-def test_what_is_not_ours_stays_and_is_not_adopted(command, trainer, out, tmp_path, make, kind):
-    make(out / "checkpoint", tmp_path)
-    before = sorted(tmp_path.rglob("[!.]*"))
-    for more in (("--checkpoint-every", "2"), ("--resume",)):
-        refused(command(*more), f"--out: {out}/checkpoint is {kind}")
-    assert sorted(tmp_path.rglob("[!.]*")) == before
-    assert command()[0] == command("--resume")[0] == 0  # they need none
-    assert set(before) < set(tmp_path.rglob("*"))
-    assert trainer.began_at == [0]
+    there = f"sam_optax: --out {out}: cannot be written to (file too large); "
+    assert told == [f"{there}fix the cause; --resume will continue from epoch 2."]
+    assert (interrupted.read_bytes(), len(list(out.iterdir()))) == (checkpoint, 2)
 
 
 @pytest.mark.parametrize(
@@ -220,36 +181,74 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
 # The checkpoint itself.
 
 
-def checkpoints(path, last=0):
+class Stopping(Checkpoints):
     """Those of a run, which stops after the checkpoint of the epoch ``last``."""
-    from sam_optax.experiments.training.checkpoints import Checkpoints  # Orbax takes its time
 
-    class Stopping(Checkpoints):
-        def save(self, epoch, record, arrays):
-            super().save(epoch, record, arrays)
-            if epoch == last:
-                raise InterruptedError
+    def save(self, epoch, record, arrays):
+        super().save(epoch, record, arrays)
+        if epoch == self.last:
+            raise InterruptedError
 
-    run = {"data": ["digits", "0123"], "methods": {"fsam": {"epochs": 9}}}
-    return Stopping(path / "checkpoint", 1, run, {"jax": "1"})
+
+RUN = {"data": ["digits", "0123"], "methods": {"fsam": {"epochs": 9}}}
+STATE = {"sam": [jnp.ones((2, 3)), jnp.full(3, 0.1, jnp.bfloat16), jax.random.key(2)]}
+RECORD = {"sam": {"curve": [{"train_loss": [float("nan"), 1.0]}]}}
+
+
+def stored(path, last=0):
+    store = Stopping(path, 1, RUN)
+    store.last = last
+    store.find(resume=True)
+    return store
 
 
 def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_path):
-    state = {"sam": [jnp.ones((2, 3)), jnp.full(3, 0.1, jnp.bfloat16), jax.random.key(2)]}
-    record = {"sam": {"curve": [{"train_loss": [float("nan"), 1.0]}]}}
-    checkpoints(tmp_path).save(3, record, state)
-    store = checkpoints(tmp_path)
-    assert (store.find(), store.epoch) == ([], 3)
-    found, arrays = store.restore(state)
-    assert repr((found, arrays)) == repr((record, state))  # NaN is NaN
-    for like in ([jnp.ones((2, 4)), *state["sam"][1:]], [*state["sam"], jnp.ones(2)], []):
-        store.find()
-        with pytest.raises(UserError, match=r"its arrays are not those of this .*Remove it to st"):
-            store.restore({"sam": like})
-    for path, content in contents(tmp_path).items():  # which Orbax itself would not notice
-        path.write_bytes(content.replace(b"train_loss", b"train_lost"))
-    with pytest.raises(UserError, match="damaged: ValueError: its contents have changed since"):
-        checkpoints(tmp_path).find()
+    stored(tmp_path).save(3, RECORD, STATE)
+    record, found = stored(tmp_path).restore(jax.device_put(STATE, jax.devices()[1]))
+    assert repr((record, found)) == repr((RECORD, STATE))  # NaN is NaN
+    assert [of.devices() for of in found["sam"]] == 3 * [{jax.devices()[1]}]
+    first, *others = STATE["sam"]
+    for like in ([first[:, :2], *others], [first.astype(int), *others], [*STATE["sam"], first], []):
+        with pytest.raises(UserError, match=r"npz: describes no run of this version \(ValueError"):
+            stored(tmp_path).restore({"sam": like})
+
+
+def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):
+    """One more bit in the length of an entry of the directory may take it to the end of another."""
+    store, params = stored(tmp_path), tmp_path / "params.npz"
+    store.save(3, RECORD, STATE)
+    networks = {"sgd": {seed: {"params": {"w": np.ones(5000, bool)}} for seed in range(2)}}
+    params.write_bytes(snapshots.to_npz(networks, {}))
+    for path, flipped, read in (
+        (store.path, range(-7000, 7000, 11), lambda: repr(stored(tmp_path).restore(STATE))),
+        (params, range(-2400, 2400), lambda: pickle.dumps(snapshots.load_params(params))),
+    ):
+        written, expected, found = path.read_bytes(), read(), 0
+        for bit in flipped:
+            content = bytearray(written)
+            content[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(content)
+            try:
+                assert read() == expected
+            except UserError:
+                found += 1
+        assert found > len(flipped) / 2
+
+
+def test_interrupts_and_too_little_memory_remain_what_they_are(monkeypatch, tmp_path):
+    opened, error, path, kept = zipfile.ZipFile.open, KeyboardInterrupt, tmp_path / "w.npz", []
+    path.write_bytes(snapshots.to_npz({"w": np.ones(2)}, {}))
+
+    def failing(*args, **options):
+        kept.append(opened(*args, **options))
+        raise error
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", failing)
+    with pytest.raises(KeyboardInterrupt):
+        snapshots.to_npz({"w": np.ones(2)}, {})
+    error = MemoryError
+    with pytest.raises(MemoryError):
+        snapshots.read(path)
 
 
 # Trainings that stop and go on.
@@ -275,12 +274,11 @@ def test_stopping_and_going_on_changes_no_bit(name, data, tmp_path):
     options = {"count": settings.get("count", 1)}
     straight = tasks.run(task, **options)
     for last in (1, settings["epochs"]) if simple else (2,):
-        store = checkpoints(tmp_path, last)
-        assert store.find() == []
+        store = stored(tmp_path, last)
         with pytest.raises(InterruptedError):
             tasks.run(task, checkpoints=store, **options)
-    store, listener = checkpoints(tmp_path), tasks.Silent()
-    assert (store.find(), store.epoch) == ([], last)
+    store, listener = stored(tmp_path), tasks.Silent()
+    assert store.epoch == last
     resumed = tasks.run(task, listener=listener, checkpoints=store, **options)
     assert listener.pieces == {k: pytest.approx(n) for k, (_, n) in work(task, last).items() if n}
     for method, outcome in resumed.items():

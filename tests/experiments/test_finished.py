@@ -192,6 +192,7 @@ def without(*place):
 WRONG = {
     "params.npz: is damaged": lambda run: (run / "params.npz").write_bytes(b"PK\3\4"),
     "params.npz: is damaged (the magic string": array(b"not an array"),
+    "is damaged (Object arrays cannot be loaded when allow_pickle=False)": array(np.array([{}])),
     f"params.npz: {NAME} is not the float32[256] of the network": array(),
     f"{NAME} is not the float32[256]": array(np.zeros((7, 3), np.float32)),
     "holds no results.json and params": lambda run: (run / "results.json").write_text('{"a": 1}'),

@@ -97,7 +97,7 @@ def test_files_of_others_are_not_replaced_and_links_not_followed(
         return code, capsys.readouterr().err
 
     (tmp_path / "elsewhere").write_text("mine")
-    for name in ("results.json", "params.npz", "cost.png", "tune.json"):
+    for name in ("results.json", "params.npz", "cost.png", "tune.json", "checkpoint.npz"):
         out = tmp_path / f"theirs {name}"
         out.mkdir()
         (out / name).write_text("mine")

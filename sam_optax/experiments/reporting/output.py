@@ -77,21 +77,19 @@ def _acquire(lock: filelock.BaseFileLock, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def writable(path: Path) -> Iterator[None]:
+def writable(path: Path, remedy: str = "choose another directory") -> Iterator[None]:
     """Turns an error of the file system into one of the user's option."""
     try:
         yield
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UserError(
-            f"--out {path}: cannot be written to ({reason}); choose another directory."
-        ) from error
+        raise UserError(f"--out {path}: cannot be written to ({reason}); {remedy}.") from error
 
 
-def write(folder: Path, files: Mapping[str, bytes]) -> None:
+def write(folder: Path, files: Mapping[str, bytes | memoryview], *remedy: str) -> None:
     """Writes all files next to their targets first, then renames them in the given order."""
     partials = {folder / name: _partial(folder / name) for name in files}
-    with writable(folder):
+    with writable(folder, *remedy):
         try:
             for partial, content in zip(partials.values(), files.values(), strict=True):
                 _write(partial, content)
@@ -102,7 +100,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
                 partial.unlink(missing_ok=True)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes | memoryview) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()

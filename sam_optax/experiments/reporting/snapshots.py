@@ -1,4 +1,4 @@
-"""Networks in a file, ``params.npz``.
+"""Arrays in ``.npz`` files: the networks of a run, and the state of one that is unfinished.
 
 The comment of the archive is the digest of the run's identity, so that a file which another run
 has left in the same directory is recognized.
@@ -8,16 +8,13 @@ import hashlib
 import io
 import json
 import zipfile
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import flax.traverse_util
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.types import Json, PyTree, Record
+from sam_optax.experiments.types import Json, PyTree
 
 
 def mark(identity: Json) -> str:
@@ -25,37 +22,47 @@ def mark(identity: Json) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def to_npz(params: Mapping[str, Mapping[int, PyTree]], identity: Json) -> bytes:
-    """The file of the variables of each method and seed: arrays ``method/seed/collection/path``."""
-    flat = flax.traverse_util.flatten_dict(dict(params)).items()
-    arrays: Record = {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in flat}
+def to_npz(arrays: Json, identity: Json) -> memoryview:
+    """The file of nested arrays, such as networks by ``method/seed/collection/path``."""
     file = io.BytesIO()
-    np.savez(file, **arrays)
-    with zipfile.ZipFile(file, "a") as archive:
-        archive.comment = mark(identity).encode()
-    return file.getvalue()
+    archive = zipfile.ZipFile(file, "w")  # no context, which would turn Ctrl-C into a ValueError
+    archive.comment = mark(identity).encode()
+    for path, leaf in flatten_dict(dict(arrays)).items():
+        array, name = np.asarray(leaf), "/".join(map(str, path))
+        if array.dtype.isbuiltin == 2:  # of JAX, such as bfloat16: bytes in a field of its name
+            array = array.view([(array.dtype.name, f"V{array.dtype.itemsize}")])
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, array, allow_pickle=False)
+    archive.close()
+    return file.getbuffer()
 
 
-def read(path: str | Path, start: str = "") -> tuple[str, dict[Any, np.ndarray]]:
-    """The mark of a file, and its arrays by ``(method, seed, collection, ...)``.
-
-    Only those whose names in the file begin with ``start``.
+def read(path: Path, start: str = "") -> tuple[str, dict[str, np.ndarray]]:
+    """The mark of a file, and its arrays by their names, of those that begin with ``start``.
 
     Raises:
       UserError: the file is damaged.
     """
-    arrays: dict[Any, np.ndarray] = {}
+    arrays = {}
     try:
         with zipfile.ZipFile(path) as archive:
-            for member in (of for of in archive.namelist() if of.startswith(start)):
-                method, seed, *place = member.removesuffix(".npy").split("/")
-                with archive.open(member) as file:
-                    arrays[method, int(seed), *place] = np.lib.format.read_array(file)
+            members = archive.infolist()  # not names, which damage may make equal
+            # Sizes beyond 4 GiB take 28 bytes; one with more has swallowed the entry after it.
+            if not members or any(len(of.extra + of.comment) > 28 for of in members):
+                raise ValueError("its table of contents has changed")
+            for member in (of for of in members if of.filename.startswith(start)):
+                # Read to its end, where its checksum is compared, before it is understood.
+                array = np.lib.format.read_array(io.BytesIO(archive.read(member)))
+                dtype, *_ = array.dtype.names or (array.dtype,)
+                arrays[member.filename.removesuffix(".npy")] = array.view(dtype)
             return archive.comment.decode(errors="replace"), arrays
-    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: is damaged ({error}); train again with --out.") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged files raise many types
+        raise UserError(f"{path}: is damaged ({error}); remove it, and train again.") from error
 
 
-def load_params(path: str | Path, start: str = "") -> dict[str, dict[int, PyTree]]:
-    """The variables of each method and seed in the output of :func:`to_npz`."""
-    return flax.traverse_util.unflatten_dict(read(path, start)[1])
+def load_params(path: Path, start: str = "") -> dict[str, dict[int, PyTree]]:
+    """The variables of each method and seed in a file of networks."""
+    methods = unflatten_dict(read(path, start)[1], sep="/").items()
+    return {name: {int(seed): of for seed, of in seeds.items()} for name, seeds in methods}
