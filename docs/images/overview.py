@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from sam_optax.experiments.reporting.axes import styled
+from sam_optax.experiments.reporting.axes import by_method, look
 
 NAMES = {
     "sgd": "SGD",
@@ -38,25 +38,26 @@ def main(run, out):
     """Draws both panels and writes the figure."""
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    methods = styled(json.loads((Path(run) / "results.json").read_text())["methods"])
+    found = json.loads((Path(run) / "results.json").read_text())["methods"]
+    methods = [(row, look(i)) for i, rows in by_method(found) for row in rows]
     shown_left = [row for row in methods if row[0]["name"] in OVER_EPOCHS]
-    for i, (method, look) in enumerate(shown_left):
+    for i, (method, how) in enumerate(shown_left):
         mean = 100 * np.mean(
             [run["curves"]["test_accuracy"] for run in method["seeds"]], 0
         )
         where = (9 + 2 * i, 10)  # no marker hides another
-        shown = {"label": NAMES[method["name"]], "markevery": where, **look}
+        shown = {"label": NAMES[method["name"]], "markevery": where, **how}
         left.plot(1 + np.arange(len(mean)), mean, **shown)
     left.set(xlabel="epoch", ylabel="test accuracy (%)", ylim=(91, 98), xlim=(0, None))
     left.set_title("test accuracy over epochs, mean of the seeds", fontsize="medium")
     left.legend(loc="lower right", frameon=False)
 
     rows = sorted(methods, key=lambda row: row[0]["step_cost"])
-    for i, (method, look) in enumerate(rows):
+    for i, (method, how) in enumerate(rows):
         accuracy = method["summary"]["test_accuracy"]
         shown = {
-            "color": look["color"],
-            "marker": look["marker"],
+            "color": how["color"],
+            "marker": how["marker"],
             "markersize": 8,
             "capsize": 3,
         }

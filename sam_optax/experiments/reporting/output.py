@@ -86,7 +86,7 @@ def writable(path: Path, remedy: str = "choose another directory") -> Iterator[N
         raise UserError(f"--out {path}: cannot be written to ({reason}); {remedy}.") from error
 
 
-def write(folder: Path, files: Mapping[str, bytes | memoryview], *remedy: str) -> None:
+def write(folder: Path, files: Mapping[str, bytes], *remedy: str) -> None:
     """Writes all files next to their targets first, then renames them in the given order."""
     partials = {folder / name: _partial(folder / name) for name in files}
     with writable(folder, *remedy):
@@ -100,7 +100,7 @@ def write(folder: Path, files: Mapping[str, bytes | memoryview], *remedy: str) -
                 partial.unlink(missing_ok=True)
 
 
-def _write(path: Path, content: bytes | memoryview) -> None:
+def _write(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()

@@ -43,7 +43,7 @@ class Progress(rich.progress.Progress):
         self.update(self._task.id, advance=cost)
         percent, seconds = self._task.percentage, self._task.time_remaining
         text = f"{self._doing}: {percent:.0f} %"
-        if seconds is not None and percent >= 5:  # before that it would be a guess
+        if seconds is not None and 5 <= percent < 99.5:  # before that it would be a guess
             text += f", {timedelta(seconds=seconds)} left"
         self.update(self._task.id, description=text)
         phase = self._doing.partition(" ")[0], int(percent / 10)

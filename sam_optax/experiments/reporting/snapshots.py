@@ -22,7 +22,7 @@ def mark(identity: Json) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def to_npz(arrays: Json, identity: Json) -> memoryview:
+def to_npz(arrays: Json, identity: Json) -> bytes:
     """The file of nested arrays, such as networks by ``method/seed/collection/path``."""
     file = io.BytesIO()
     archive = zipfile.ZipFile(file, "w")  # no context, which would turn Ctrl-C into a ValueError
@@ -34,7 +34,7 @@ def to_npz(arrays: Json, identity: Json) -> memoryview:
         with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
             np.lib.format.write_array(member, array, allow_pickle=False)
     archive.close()
-    return file.getbuffer()
+    return file.getvalue()
 
 
 def read(path: Path, start: str = "") -> tuple[str, dict[str, np.ndarray]]:
