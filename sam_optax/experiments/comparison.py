@@ -17,14 +17,14 @@ from sam_optax.experiments.reporting.snapshots import load_params, to_npz
 from sam_optax.experiments.reporting.table import Result, print_settings
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training import task as tasks
-from sam_optax.experiments.training.checkpoints import FILE, Checkpoints
+from sam_optax.experiments.training.checkpoints import CHECKPOINT, Checkpoints
 from sam_optax.experiments.training.train import Outcome, Training, work
 from sam_optax.experiments.tuning import search
 from sam_optax.experiments.types import Json, Record
 
 REPORT = "report.html"
 """Written last: a run without it has been killed before its figures were drawn."""
-_FILES = ("results.json", "params.npz", FILE, REPORT, search.FILE)
+_FILES = ("results.json", "params.npz", CHECKPOINT, REPORT, search.FILE)
 """Besides the figures."""
 
 
@@ -79,7 +79,7 @@ class _Run:
         if found is None:
             begin, found = "The", self._trained(checkpoints)
         if out:
-            (out / FILE).unlink(missing_ok=True)  # its run is in the results now
+            (out / CHECKPOINT).unlink(missing_ok=True)  # its run is in the results now
             if self.options.tune:
                 (out / search.FILE).unlink(missing_ok=True)  # it is in the results now
             if not (out / REPORT).exists():

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
             if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
                 signal.signal(number, _interrupt)
+        sys.unraisablehook = _again
     out: Any = Stream(sys.stdout)
     err: Any = Stream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -78,6 +79,14 @@ def _message(error: Exception) -> str | None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
+
+
+def _again(lost: "sys.UnraisableHookArgs") -> None:
+    """Repeats a signal that Python ignores, such as amid JAX's collection of garbage."""
+    if not isinstance(lost.exc_value, KeyboardInterrupt):
+        return sys.__unraisablehook__(lost)
+    number = lost.exc_value.args[0] if lost.exc_value.args else signal.SIGINT
+    threading.Timer(0.1, signal.raise_signal, [number]).start()
 
 
 def _run(given: list[str]) -> None:

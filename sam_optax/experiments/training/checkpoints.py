@@ -12,7 +12,7 @@ from sam_optax.experiments.reporting.console import say
 from sam_optax.experiments.training import identity
 from sam_optax.experiments.types import Json, PyTree, Record
 
-FILE = "checkpoint.npz"
+CHECKPOINT = "checkpoint.npz"
 
 
 class Checkpoints:
@@ -22,7 +22,7 @@ class Checkpoints:
     """
 
     def __init__(self, out: Path, every: int, run: Json) -> None:
-        self.path, self.every, self.epoch = out / FILE, every, 0
+        self.path, self.every, self.epoch = out / CHECKPOINT, every, 0
         self._about: Record = {"identity": run, "versions": results.versions()}
         self._found: tuple[Record, list[np.ndarray]] = {}, []
 
@@ -62,7 +62,7 @@ class Checkpoints:
         content = {"record": np.frombuffer(text, np.uint8), "states": dict(enumerate(states))}
         npz = snapshots.to_npz(content, self._about["identity"])
         then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
-        output.write(self.path.parent, {FILE: npz}, f"fix the cause; --resume will {then}")
+        output.write(self.path.parent, {CHECKPOINT: npz}, f"fix the cause; --resume will {then}")
         self.epoch = epoch
 
 
