@@ -22,7 +22,7 @@ from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.builtin import build
-from sam_optax.experiments.reporting.snapshots import load_params
+from sam_optax.experiments.reporting.archive import load_params
 
 pytestmark = pytest.mark.slow
 

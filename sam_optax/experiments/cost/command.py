@@ -63,7 +63,7 @@ class Cost:
     models: tuple[str, ...] = option(
         ("mlp:4x1024",), "mlp:DEPTHxWIDTH, networks of compare, or FILE.py:NAME for yours."
     )
-    shape: tuple[int, ...] = option((32, 32, 3), "Axes of an example (mlp: its width).", COUNT)
+    shape: tuple[int, ...] = option((32, 32, 3), "Shape of an example (mlp: its width).", COUNT)
     methods: tuple[str, ...] = option(
         ("sam", "asam", "fsam", "rsam"),
         "Methods of compare, by name or FILE.py:NAME for yours; or options of SAM: "
@@ -75,7 +75,7 @@ class Cost:
         None, "cpu:N (simulated) or a TPU, such as tpu:v5e:16x16 (default: this device).", _TARGET
     )
     mesh: tuple[str, ...] | None = option(
-        None, "data=N shards the batch, model=N each kernel (default: data only).", _AXIS
+        None, "data=N shards the batch, model=N each kernel (default: data only).", _AXIS, "AXIS=N"
     )
     params: str = option("replicated", "Over the axis data.", **choice("replicated", "fsdp"))
     per_device: bool = option(False, "The step under shard_map, with axis_name.")

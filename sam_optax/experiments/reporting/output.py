@@ -11,6 +11,7 @@ from sam_optax.experiments.errors import UserError
 
 MARK, _LOCK = ".sam_optax", ".sam_optax.lock"
 """A file by which a run knows a directory as its own, and that of the process that writes there."""
+_OTHER = "choose another directory"
 
 
 @contextlib.contextmanager
@@ -77,7 +78,7 @@ def _acquire(lock: filelock.BaseFileLock, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def writable(path: Path, remedy: str = "choose another directory") -> Iterator[None]:
+def writable(path: Path, remedy: str = _OTHER) -> Iterator[None]:
     """Turns an error of the file system into one of the user's option."""
     try:
         yield
@@ -86,10 +87,10 @@ def writable(path: Path, remedy: str = "choose another directory") -> Iterator[N
         raise UserError(f"--out {path}: cannot be written to ({reason}); {remedy}.") from error
 
 
-def write(folder: Path, files: Mapping[str, bytes | memoryview], *remedy: str) -> None:
+def write(folder: Path, files: Mapping[str, bytes | memoryview], remedy: str = _OTHER) -> None:
     """Writes all files next to their targets first, then renames them in the given order."""
     partials = {folder / name: _partial(folder / name) for name in files}
-    with writable(folder, *remedy):
+    with writable(folder, remedy):
         try:
             for partial, content in zip(partials.values(), files.values(), strict=True):
                 _write(partial, content)
