@@ -52,9 +52,9 @@ def compare(
       metric: ``(outputs, y) -> (n,)``, a score of each test example, averaged over them. Default:
         the accuracy, or the loss if one is given.
       higher_is_better: whether a higher ``metric`` is better; required with one.
-      on_epoch: ``(epoch, scores, params)``, called after each epoch that the methods have trained:
-        ``scores[method]`` has a list over the seeds for each curve, such as ``"train_loss"``, and
-        ``params()`` gives the variables, ``[method][seed]``. For TensorBoard, say.
+      on_epoch: ``(epoch, scores, params)``, called after each epoch, but not of the trials of
+        ``tune``: ``scores[method]`` has a list over the seeds for each curve, as ``"train_loss"``;
+        ``params()`` gives the variables, ``[method][seed]``. Methods that have ended are missing.
       **options: any option of the command by its name, such as ``epochs=20, seeds=3, lr=0.1,
         out="runs/first"``, and hyperparameters by method: ``sam={"rho": [0.1, 0.2]}``. With
         ``resume=True`` pass the same network and loss: they cannot be told from others.

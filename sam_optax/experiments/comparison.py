@@ -11,9 +11,9 @@ from sam_optax.experiments.options.describe import describe
 from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.options.resolve import resolve
 from sam_optax.experiments.reporting import output, results
+from sam_optax.experiments.reporting.archive import load_params, to_npz
 from sam_optax.experiments.reporting.console import Console, say
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.snapshots import load_params, to_npz
 from sam_optax.experiments.reporting.table import Result, print_settings
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training import task as tasks
@@ -72,12 +72,11 @@ class _Run:
 
     def result(self) -> Result:
         """Trains, unless the run is finished; writes the files and prints the table."""
-        out, begin = self.options.out, "This run is finished: its"
-        every, run = self.options.checkpoint_every, identity.of(self.description)
-        checkpoints = Checkpoints(out, every, run) if out else None
+        out, run = self.options.out, identity.of(self.description)
+        checkpoints = Checkpoints(out, self.options.checkpoint_every, run) if out else None
         found = self._finished(checkpoints) if checkpoints else None
-        if found is None:
-            begin, found = "The", self._trained(checkpoints)
+        begin = "This run is finished: its" if found else "The"
+        found = found or self._trained(checkpoints)
         if out:
             (out / CHECKPOINT).unlink(missing_ok=True)  # its run is in the results now
             if self.options.tune:

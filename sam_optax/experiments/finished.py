@@ -13,7 +13,7 @@ import optax
 from sam_optax import analysis
 from sam_optax.experiments import named
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting import snapshots, words
+from sam_optax.experiments.reporting import archive, words
 from sam_optax.experiments.reporting.results import describing, from_json
 from sam_optax.experiments.training import identity, measures
 from sam_optax.experiments.training import task as tasks
@@ -46,7 +46,7 @@ class Network(NamedTuple):
     def load(self) -> PyTree:
         """Reads its variables: the ``"params"``, and others such as statistics of BatchNorm."""
         path = self.run.directory / _PARAMS
-        found = snapshots.load_params(path, f"{self.method}/{self.seed}/")
+        found = archive.load_params(path, f"{self.method}/{self.seed}/")
         return jax.tree.map(jnp.asarray, found[self.method][self.seed])
 
     def loss(
@@ -76,13 +76,13 @@ class Network(NamedTuple):
         weight = (place < n).astype(np.float32)
         (labels,) = tasks.noisy_labels(task, (self.seed,), held_out=part == "test")
         x, y, weights = map(jnp.asarray, (examples.x[index], labels[index], weight))
-        # As a part of the data they leave all networks one compiled program.
+        # As a part of the data, so that all networks share one compiled program.
         statistics = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (len(index), *leaf.shape)),
             {name: of for name, of in variables.items() if name != "params"},
         )
         loss_fn = _BlockLoss(task.model, task.dataset.sha256, train, task)
-        batches = measures.Blocks(x, y, weights), statistics
+        batches = measures.Block(x, y, weights), statistics
         return analysis.DatasetLoss(loss_fn, batches, weights=weights.sum(axis=1))
 
 
@@ -95,7 +95,7 @@ class _BlockLoss:
     train: bool
     task: tasks.Task = dataclasses.field(compare=False)
 
-    def __call__(self, params: optax.Params, batch: tuple[measures.Blocks, PyTree]) -> jax.Array:
+    def __call__(self, params: optax.Params, batch: tuple[measures.Block, PyTree]) -> jax.Array:
         block, statistics = batch
         variables = {"params": params, **statistics}
         key = jax.random.key(0) if self.train else None  # of dropout
@@ -113,7 +113,7 @@ def open_run(directory: str | Path) -> Run:
 
     Raises:
       UserError: the run is not finished, its files are damaged or of several runs, its data or the
-        file of its network have changed, or a part of it was an object of Python.
+        file of its network or methods have changed, or a part of it was an object of Python.
     """
     directory = Path(directory)
     path = directory / "results.json"
@@ -154,8 +154,8 @@ def _networks(run: Run) -> Iterator[Network]:
     """Those in the file of the run, by method and seed."""
     key, needed = words.Score.of(run.results).key, tasks.shapes(run.task)
     path = run.directory / _PARAMS
-    mark, arrays = snapshots.read(path)
-    if mark != snapshots.mark(identity.of(run.results)):
+    mark, arrays = archive.read(path)
+    if mark != archive.mark(identity.of(run.results)):
         raise UserError(f"{path}: is of another run than results.json; train again with --out.")
     for method in run.results["methods"]:
         for of in method["seeds"]:

@@ -70,7 +70,7 @@ def test_a_step_of_sam_sends_what_two_gradients_are(tmp_path):
     assert model["steps"]["base optimizer"]["all-reduce bytes"] == gradient
     assert model["steps"]["sam"]["all-reduce bytes"] == gradient
     for name in ("fsam", "sync_perturbation"):  # F-SAM's average sees the mean gradient
-        ratio = command.ratio(model["steps"][name], model["steps"]["base optimizer"], "sent")
+        ratio = command.ratio(model["steps"][name], model["steps"]["base optimizer"], "bytes sent")
         assert ratio == pytest.approx(2, rel=0.01)
     (model,) = cost(tmp_path, *arguments, "--params", "fsdp").values()
     sam, base = model["steps"]["sam"], model["steps"]["base optimizer"]
@@ -116,7 +116,7 @@ def test_results_of_several_arrays_are_added():
 """
     found = measure.collectives(program)
     assert (found["all-reduce"], found["all-reduce bytes"]) == (2, 256 * 4096 + 4096 + 3 * 2048)
-    assert (found["all-gather"], found["sent"]) == (0, found["all-reduce bytes"])
+    assert (found["all-gather"], found["bytes sent"]) == (0, found["all-reduce bytes"])
 
 
 def test_ratios_are_taken_within_rounds():

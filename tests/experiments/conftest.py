@@ -71,7 +71,7 @@ class Trainer:
         self.task = task
         return self
 
-    def run(self, listener, checkpoints=None, recorder=None, snapshots=None):
+    def run(self, progress, checkpoints=None, on_epoch=None):
         self.began_at.append(checkpoints.epoch if checkpoints else 0)
         if self.interrupt_after is not None:
             if self.interrupt_after:

@@ -14,7 +14,7 @@ from sam_optax.__main__ import main
 from sam_optax.experiments import comparison
 from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting import results, snapshots
+from sam_optax.experiments.reporting import archive, results
 from sam_optax.experiments.training.checkpoints import Checkpoints
 from sam_optax.experiments.training.train import work
 
@@ -163,12 +163,6 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
     theirs = f"{out} holds the results of a run with other settings: --momentum 0.9 (now 0.5). "
     refused(command("--resume", "--momentum", "0.5"), theirs)
     assert (out / "results.json").read_bytes() == before
-    for dtype in (b"bfloat16", b"float32"):  # a setting of earlier versions
-        earlier = b'"settings": {"dtype": {"value": "%s", "source": "given"},' % dtype
-        (out / "results.json").write_bytes(before.replace(b'"settings": {', earlier, 1))
-        code, _, error = command("--resume")
-        differs = "with other settings: --dtype bfloat16 (now float32)" in error
-        assert (code, differs) == ((0, False) if dtype == b"float32" else (2, True))
     (out / "results.json").write_bytes(before.replace(b'"hyperparameters"', b'"of another"'))
     refused(command("--resume"), "(KeyError: 'hyperparameters'); restore the file, or train again")
     trainer.interrupt_after = 4
@@ -218,10 +212,10 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):
     store, params = stored(tmp_path), tmp_path / "params.npz"
     store.save(3, RECORD, STATE)
     networks = {"sgd": {seed: {"params": {"w": np.ones(5000, bool)}} for seed in range(2)}}
-    params.write_bytes(snapshots.to_npz(networks, {}))
+    params.write_bytes(archive.to_npz(networks, {}))
     for path, flipped, read in (
         (store.path, range(-7000, 7000, 11), lambda: repr(stored(tmp_path).restore(STATE))),
-        (params, range(-2400, 2400), lambda: pickle.dumps(snapshots.load_params(params))),
+        (params, range(-2400, 2400), lambda: pickle.dumps(archive.load_params(params))),
     ):
         written, expected, found = path.read_bytes(), read(), 0
         for bit in flipped:
@@ -237,7 +231,7 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):
 
 def test_interrupts_and_too_little_memory_remain_what_they_are(monkeypatch, tmp_path):
     opened, error, path, kept = zipfile.ZipFile.open, KeyboardInterrupt, tmp_path / "w.npz", []
-    path.write_bytes(snapshots.to_npz({"w": np.ones(2)}, {}))
+    path.write_bytes(archive.to_npz({"w": np.ones(2)}, {}))
 
     def failing(*args, **options):
         kept.append(opened(*args, **options))
@@ -245,10 +239,10 @@ def test_interrupts_and_too_little_memory_remain_what_they_are(monkeypatch, tmp_
 
     monkeypatch.setattr(zipfile.ZipFile, "open", failing)
     with pytest.raises(KeyboardInterrupt):
-        snapshots.to_npz({"w": np.ones(2)}, {})
+        archive.to_npz({"w": np.ones(2)}, {})
     error = MemoryError
     with pytest.raises(MemoryError):
-        snapshots.read(path)
+        archive.read(path)
 
 
 # Trainings that stop and go on.

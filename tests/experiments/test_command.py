@@ -129,6 +129,10 @@ def test_help_fits_two_screens_and_says_how_to_see_the_rest(capsys, monkeypatch)
         assert field.name == "hyperparameters" or f"--{field.name.replace('_', '-')} " in whole
     for name in ("asam-cifar10", "fsam-cifar100", "mlp (two", "LookSAM"):
         assert name in whole
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["compare", "--help"]) == 0
+    narrow, _, _ = capsys.readouterr().out.partition("examples:")
+    assert max(map(len, narrow.splitlines())) <= 60
 
 
 def test_the_help_of_a_method_lists_its_own_options(capsys):
@@ -144,6 +148,7 @@ def test_the_other_command_has_one_help(capsys):
     text = capsys.readouterr().out
     assert text.startswith("usage: python -m sam_optax cost [options]")
     assert "--out" in text
+    assert "(default: sam asam fsam rsam)" in " ".join(text.split())  # as they are typed
 
 
 # What would be trained.

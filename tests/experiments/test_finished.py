@@ -22,7 +22,7 @@ from sam_optax.experiments.data.dataset import load
 from sam_optax.experiments.data.examples import corrupt
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks.builtin import build
-from sam_optax.experiments.reporting.snapshots import load_params
+from sam_optax.experiments.reporting.archive import load_params
 
 pytestmark = pytest.mark.slow
 
@@ -95,10 +95,12 @@ def test_examples_of_the_docs_measure_a_run(kept, archive, tmp_path, monkeypatch
     ]
     blocks = [block for part in of_page for block in part if "analysis" in block]
     assert len(blocks) == 6
-    found = {"SMALL": {"dataset": f"npz:{archive}", "epochs": 3, "seeds": 1, "batch_size": 12}}
+    found = {"SMALL": {"dataset": f"npz:{archive}", "epochs": 3, "batch_size": 12}}
     found["SMALL"] |= {"methods": ["sgd", "sam"], "label_noise": 0.4}
+    smaller = {"(-1, 1, 21)": "(-1, 1, 3)", "compare(epochs=20": "compare(**SMALL"}
     for block in blocks:
-        block = block.replace("(-1, 1, 21)", "(-1, 1, 3)").replace("compare(", "compare(**SMALL, ")
+        for whole, small in smaller.items():
+            block = block.replace(whole, small)
         exec(compile(block, "docs", "exec"), found)
     loss, params = loss_and_params(archive, kept, "sam", 0, 0.4)
     row = found["rows"][1]

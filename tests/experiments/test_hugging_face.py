@@ -213,6 +213,8 @@ def test_columns_of_numbers_are_vectors(tmp_path):
     assert (dataset.shape, dataset.classes, dataset.mean) == ((3,), 3, None)
     assert dataset.notes == ("Columns that are left out: name.",)
     assert load(spec, label_column="rich").classes == 2
+    with pytest.raises(UserError, match=r"^--image-size 9: the examples are not images; leave it"):
+        load(spec, label_column="label", image_size=9)
 
 
 def test_without_a_test_split_a_fifth_is_held_out(tmp_path):

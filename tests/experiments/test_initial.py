@@ -158,7 +158,7 @@ class Nnx(nnx.Module):
 
 quick = partial(compare, methods=["sgd"], epochs=1, batch_size=20, weight_decay=0.0)
 FILE = """
-from sam_optax.experiments.reporting.snapshots import load_params
+from sam_optax.experiments.reporting.archive import load_params
 from test_initial import Net
 def again(classes):
     variables = load_params({path!r})["sgd"][1]

@@ -16,6 +16,7 @@ import sam_optax
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.method import Base, Step, check
 from sam_optax.experiments.methods.registry import get
+from sam_optax.experiments.reporting import words
 
 METHODS = {name: get(place) for name, place in NAMES.items()}
 KEY = jax.random.key(3)
@@ -82,6 +83,14 @@ GRADIENTS = {
     **{"sam_full": 9, "sam_noise": 10, "sam_batches": 3},  # of 8 batches
     **{"delta_sam": 3, "lookbehind": 3, "x_sam": 12, "gam": 5},
 }
+
+
+def test_letters_in_tables_and_figures_are_those_of_the_help():
+    for name, method in METHODS.items():
+        for option, parameter in method.options.items():
+            _, text = typing.get_args(parameter.annotation)
+            letter = words.SYMBOLS.get(option, "")[:1]  # of ρ_max its ρ
+            assert letter in text, f"{name}: {option}"
 
 
 def test_every_method_states_its_gradients():

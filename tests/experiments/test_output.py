@@ -7,7 +7,7 @@ import pytest
 
 from sam_optax.__main__ import main
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.output import claimed, write
+from sam_optax.experiments.reporting.output import MARK, claimed, write
 
 
 def contents(path):
@@ -37,36 +37,36 @@ def test_an_interrupted_write_leaves_the_old_files_alone(tmp_path, monkeypatch, 
         raise failure
 
     def written():
-        with claimed(tmp_path):
+        with claimed(tmp_path, ()):
             monkeypatch.setattr(os, moment, fail)
             write(tmp_path, {"a": b"new", "b": b"more"})
 
     with pytest.raises(KeyboardInterrupt if failure is KeyboardInterrupt else UserError):
         written()
-    assert contents(tmp_path) == {"a": "old"}
+    assert contents(tmp_path) == {"a": "old", MARK: ""}
 
 
 @pytest.mark.parametrize("path", ["file", "file/below"])
 def test_a_directory_that_cannot_be_is_refused_on_entering(tmp_path, path):
     (tmp_path / "file").write_text("")
     match = f"^--out {tmp_path / path}: cannot be written to .*choose another directory"
-    with pytest.raises(UserError, match=match), claimed(tmp_path / path):
+    with pytest.raises(UserError, match=match), claimed(tmp_path / path, ()):
         pytest.fail("entered")
     assert contents(tmp_path) == {"file": ""}
 
 
 def test_a_directory_is_for_one_process_at_a_time(tmp_path):
     partial = tmp_path / ".a.1.partial"
-    with claimed(tmp_path):
+    with claimed(tmp_path, ()):
         partial.write_text("somebody is writing")
         match = f"^--out {tmp_path}: another process is writing there; wait for it or choose"
-        with pytest.raises(UserError, match=match), claimed(tmp_path):
+        with pytest.raises(UserError, match=match), claimed(tmp_path, ()):
             pytest.fail("entered")
         assert partial.exists()
         write(tmp_path, {"a": b"new"})
-    with claimed(tmp_path):
+    with claimed(tmp_path, ()):
         pass
-    assert contents(tmp_path) == {"a": "new"}
+    assert contents(tmp_path) == {"a": "new", MARK: ""}
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,12 @@ def test_what_killed_processes_left_is_taken_away(tmp_path, monkeypatch, failure
     killed = (".results.json.17.partial", ".probe.42.partial", ".sam_optax.lock", "a")
     for name in (*killed, ".mine.partial", ".lock"):
         (tmp_path / name).write_text("")
-    with claimed(tmp_path):
+    with claimed(tmp_path, ()):
         write(tmp_path, {"a": b"new", "b": b"more"})
-    assert contents(tmp_path) == {".lock": "", ".mine.partial": "", "a": "new", "b": "more"}
+    assert contents(tmp_path) == {
+        **{".lock": "", ".mine.partial": "", MARK: ""},
+        **{"a": "new", "b": "more"},
+    }
 
 
 def test_files_of_others_are_not_replaced_and_links_not_followed(

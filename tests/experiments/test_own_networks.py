@@ -14,7 +14,7 @@ from flax import nnx
 from sam_optax.experiments import Result, compare, named, open_run
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.networks import own
-from sam_optax.experiments.reporting.snapshots import load_params
+from sam_optax.experiments.reporting.archive import load_params
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
 

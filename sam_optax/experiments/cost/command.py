@@ -44,12 +44,12 @@ MEASURES = {
     "state": ("state\nMiB", 2**20),
     "estimated seconds": ("estimate\nµs", 1e-6),
     **{kind: (kind.replace("-", "-\n"), 1) for kind in COLLECTIVES},
-    "sent": ("collectives\nMiB", 2**20),
+    "bytes sent": ("collectives\nMiB", 2**20),
     "compile seconds": ("compiling\ns", 1),
     "seconds": ("time\nms", 1e-3),
 }
 """The columns: heading with the unit, and that unit in terms of what was measured."""
-_DRAWN = "flops", "bytes accessed", "temporaries", "estimated seconds", "sent", "seconds"
+_DRAWN = "flops", "bytes accessed", "temporaries", "estimated seconds", "bytes sent", "seconds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Cost:
     models: tuple[str, ...] = option(
         ("mlp:4x1024",), "mlp:DEPTHxWIDTH, networks of compare, or FILE.py:NAME for yours."
     )
-    shape: tuple[int, ...] = option((32, 32, 3), "Axes of an example (mlp: its width).", COUNT)
+    shape: tuple[int, ...] = option((32, 32, 3), "Shape of an example (mlp: its width).", COUNT)
     methods: tuple[str, ...] = option(
         ("sam", "asam", "fsam", "rsam"),
         "Methods of compare, by name or FILE.py:NAME for yours; or options of SAM: "
@@ -75,7 +75,7 @@ class Cost:
         None, "cpu:N (simulated) or a TPU, such as tpu:v5e:16x16 (default: this device).", _TARGET
     )
     mesh: tuple[str, ...] | None = option(
-        None, "data=N shards the batch, model=N each kernel (default: data only).", _AXIS
+        None, "data=N shards the batch, model=N each kernel (default: data only).", _AXIS, "AXIS=N"
     )
     params: str = option("replicated", "Over the axis data.", **choice("replicated", "fsdp"))
     per_device: bool = option(False, "The step under shard_map, with axis_name.")
@@ -179,7 +179,7 @@ def draw(models: Mapping[str, Json]) -> bytes:
     panels = figure.subplots(1, len(drawn), sharey=True)
     for panel, key in zip(panels, drawn, strict=True):
         panel.barh([*rows], [ratio(*both, key) for both in rows.values()])
-        panel.set(title=MEASURES[key][0].split("\n")[0])
+        panel.set(title=key, xlabel="× the base optimizer's")  # as in the file
         axes.tidy(panel, "x")
     panels[0].invert_yaxis()
-    return axes.png(figure, "A step, over one of the base optimizer")
+    return axes.png(figure, "Costs of a training step")

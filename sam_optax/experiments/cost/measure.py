@@ -144,13 +144,13 @@ def costs(compiled: Any) -> dict[str, float]:
 
 def collectives(program: str) -> dict[str, int]:
     """Numbers of collectives in a compiled program, and bytes of their results, by kind."""
-    found = {key: 0 for kind in COLLECTIVES for key in (kind, f"{kind} bytes")} | {"sent": 0}
+    found = {key: 0 for kind in COLLECTIVES for key in (kind, f"{kind} bytes")} | {"bytes sent": 0}
     for result, kind in _COLLECTIVE.findall(re.sub(r"/\*.*?\*/", "", program)):
         found[kind] += 1
         for bits, axes in _ARRAY.findall(result):
             size = math.prod(int(n) for n in axes.split(",") if n) * int(bits or 8) // 8
             found[f"{kind} bytes"] += size
-            found["sent"] += size
+            found["bytes sent"] += size
     return found
 
 

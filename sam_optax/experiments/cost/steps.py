@@ -51,7 +51,7 @@ def make(name: str, size: int, shape: tuple[int, ...] = ()) -> Problem:
 
 
 def classification(module: Any, size: int, shape: tuple[int, ...]) -> Problem:
-    """Of examples. BatchNorm keeps no averages of its statistics, and dropout one mask."""
+    """A network with cross entropy. BatchNorm keeps no averages, and dropout draws one mask."""
     x = jax.ShapeDtypeStruct((size, *shape), jnp.float32)
     init = jax.jit(lambda x: module.init(jax.random.key(0), x, train=True))
     rest = dict(jax.eval_shape(init, x))

@@ -15,7 +15,7 @@ class Examples(NamedTuple):
     """Labelled examples."""
 
     x: np.ndarray  # (n, …), float32 or tokens for the network, or uint8 images
-    y: np.ndarray  # int32, (n,); of tokens (n, length), with −1 where there is none
+    y: np.ndarray  # int32 classes, (n,); targets of a user's loss, int32 or float32, (n, …)
 
     def some(self, indices: np.ndarray) -> "Examples":
         """The examples with these indices."""

@@ -48,6 +48,8 @@ def load(name: str, given: Mapping[str, Any]) -> Dataset:
     if images:
         parts = [_encoded(name, split, rows, columns[0]) for split, rows in used.items()]
         x = in_memory(parts, given.get("image_size"))
+    elif side := given.get("image_size"):
+        raise UserError(f"--image-size {side}: the examples are not images; leave it out.")
     else:
         x = [_vectors(split, rows, columns) for split, rows in used.items()]
     tested = Examples(x[1], y[1]) if test else None

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import inspect
 import os
-import textwrap
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -85,7 +84,7 @@ def print_help(command: type, given: Sequence[str], program: str) -> bool:
     asked = [i for i, one in enumerate(given) if one in ("-h", "--help", "--help-all")]
     if not asked:
         return False
-    declared, about, more = known(command), inspect.getdoc(command), ""
+    declared, about, names, more = known(command), inspect.getdoc(command), "", ""
     shown = {name: of for name, of in declared.items() if "." not in name}
     short = getattr(command, "BASIC", "").split()
     method = "".join(given[asked[0] + 1 : asked[0] + 2])
@@ -99,10 +98,10 @@ def print_help(command: type, given: Sequence[str], program: str) -> bool:
         short, about = [], f"{method}: {found.title}"
     elif short:
         shown = {name: shown[name] for name in short}
-        names = textwrap.fill(f"methods: {', '.join(registry.METHODS)}, or FILE.py:NAME", 78)
-        more = f"\n{names}\n\n{_EXAMPLES}\n\n{_MORE}"
-    usage = f"{program} [options]"
-    print(_parser(shown, bool(short), usage=usage, description=about).format_help() + more)
+        names = f"methods: {', '.join(registry.METHODS)}, or FILE.py:NAME"
+        more = f"\n{_EXAMPLES}\n\n{_MORE}"
+    texts = {"usage": f"{program} [options]", "description": about, "epilog": names}
+    print(_parser(shown, bool(short), **texts).format_help() + more)
     return True
 
 
@@ -153,5 +152,6 @@ def _text(field: "dataclasses.Field[Any]", short: bool) -> str:
     default = field.metadata.get("otherwise", field.default)
     known = default is not None and default is not False and default != ()
     if known and "default:" not in text:
-        text = f"{text.rstrip('.')} (default: {plain(default)})."
+        shown = " ".join(map(plain, default if isinstance(default, tuple) else [default]))
+        text = f"{text.rstrip('.')} (default: {shown})."
     return text.replace("%", "%%")

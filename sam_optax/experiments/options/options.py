@@ -64,12 +64,12 @@ class Compare:
     trials: int | None = option(
         None, "Trials per method (default: 17, with --tune-lr 40).", COUNT, needs="tune"
     )
-    seeds: int = option(5, "Runs per method, of other initialization, label noise, order.", COUNT)
+    seeds: int = option(5, "Runs per method, of different initialization, noise and order.", COUNT)
     seed_offset: int = option(0, "The first seed.", COUNT_OR_ZERO)
     epochs: int | None = setting(60, "Number of passes over the training set.", COUNT)
     batch_size: int | None = setting(100, "Examples per step, over all devices.", COUNT)
     lr: float | None = setting(0.1, "Learning rate after the warm-up.", POSITIVE)
-    weight_decay: float | None = setting(5e-4, "Weight decay of all params.", NOT_NEGATIVE)
+    weight_decay: float | None = setting(5e-4, "Weight decay (default: by method).", NOT_NEGATIVE)
     optimizer: str | None = setting(
         "sgd",
         "The base optimizer; the decay of all but adamw is added to the gradient.",
@@ -87,7 +87,7 @@ class Compare:
         None, "Examples that share a perturbation (default: the whole batch).", COUNT
     )
     label_noise: float | None = setting(
-        0.4, "Share of the training labels to change to another class; of your data, 0.", SHARE
+        0.4, "Share of the training labels to make wrong (default: 0.4, of your data 0).", SHARE
     )
     label_smoothing: float | None = setting(0.0, "Share of a label spread over all classes.", SHARE)
     crop: int | None = setting(0, "Pixels of padding before the random crop.", COUNT_OR_ZERO)
@@ -121,9 +121,9 @@ class Compare:
     )
     resume: bool = option(
         False,
-        "Continue the run in --out, or print its table. It goes on from the newest checkpoint, or "
-        "else from the beginning, with the same options (except --out, --checkpoint-every and the "
-        "path of the data).",
+        "Continue the run in --out, or print its table. It goes on from the checkpoint, or else "
+        "from the beginning, with the same options (except --out, --checkpoint-every and the path "
+        "of the data).",
         needs="out",
     )
     dry_run: bool = option(False, "Print what would be trained, with the source of each value.")

@@ -11,17 +11,17 @@ from sam_optax.experiments.errors import UserError
 
 MARK, _LOCK = ".sam_optax", ".sam_optax.lock"
 """A file by which a run knows a directory as its own, and that of the process that writes there."""
+_OTHER = "choose another directory"
 
 
 @contextlib.contextmanager
-def claimed(path: Path, names: Sequence[str] = (), ours: bool = False) -> Iterator[None]:
-    """Claims a directory for results.
+def claimed(path: Path, names: Sequence[str], ours: bool = False) -> Iterator[None]:
+    """Claims a directory for results, the files with some names.
 
-    Entering creates it with its parents, checks that it is writable before any work is done, and
-    removes unfinished files of killed processes. With ``names``, patterns of the files that are to
-    be written, it marks the directory, and refuses one with such files and without the mark (or
-    ``ours``). Links are refused. Leaving removes the directories that entering created, if they are
-    still empty.
+    Entering creates it with its parents, checks that it is writable before any work is done,
+    removes unfinished files of killed processes, and marks the directory. One that has such files
+    but no mark is refused unless they are ``ours``, and so are links. Leaving removes the
+    directories that entering created, if they are still empty.
     """
     lock = filelock.FileLock(path / _LOCK, timeout=0)
     with writable(path):
@@ -34,8 +34,7 @@ def claimed(path: Path, names: Sequence[str] = (), ours: bool = False) -> Iterat
             _write(_partial(path / "probe"), b"")
             for partial in path.glob(".*.[0-9]*.partial"):
                 partial.unlink()
-            if names:
-                _write(path / MARK, b"")
+            _write(path / MARK, b"")
         yield
     finally:
         if lock.is_locked:
@@ -51,7 +50,7 @@ def claimed(path: Path, names: Sequence[str] = (), ours: bool = False) -> Iterat
 
 def _check(path: Path, names: Sequence[str], ours: bool) -> None:
     """Raises :class:`UserError` for files that are not ours to replace."""
-    there = [of for name in names for of in sorted(path.glob(name))]
+    there = [of for of in map(path.joinpath, names) if os.path.lexists(of)]
     for of in (*there, path / MARK, path / _LOCK):
         if of.is_symlink():
             raise UserError(f"--out: {of} is a symbolic link; remove it, or choose another.")
@@ -77,7 +76,7 @@ def _acquire(lock: filelock.BaseFileLock, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def writable(path: Path, remedy: str = "choose another directory") -> Iterator[None]:
+def writable(path: Path, remedy: str = _OTHER) -> Iterator[None]:
     """Turns an error of the file system into one of the user's option."""
     try:
         yield
@@ -86,10 +85,10 @@ def writable(path: Path, remedy: str = "choose another directory") -> Iterator[N
         raise UserError(f"--out {path}: cannot be written to ({reason}); {remedy}.") from error
 
 
-def write(folder: Path, files: Mapping[str, bytes], *remedy: str) -> None:
+def write(folder: Path, files: Mapping[str, bytes], remedy: str = _OTHER) -> None:
     """Writes all files next to their targets first, then renames them in the given order."""
     partials = {folder / name: _partial(folder / name) for name in files}
-    with writable(folder, *remedy):
+    with writable(folder, remedy):
         try:
             for partial, content in zip(partials.values(), files.values(), strict=True):
                 _write(partial, content)

@@ -20,7 +20,8 @@ class Progress(rich.progress.Progress):
     def __init__(self, console: rich.console.Console, work: Mapping[str, tuple[float, int]]):
         # A piece may take hours, so that the speed is that of the whole run.
         super().__init__(
-            *(BarColumn(bar_width=20), TextColumn("{task.description}", markup=False)),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}", markup=False),
             console=console,
             disable=not can_draw(console),
             speed_estimate_period=math.inf,

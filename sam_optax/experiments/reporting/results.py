@@ -154,7 +154,7 @@ def from_json(path: Path) -> Record | None:
 
 @contextlib.contextmanager
 def describing(path: Path) -> Iterator[None]:
-    """Turns what fails for the contents of a ``results.json`` into an error of the file.
+    """Turns what fails for the contents of a ``results.json`` or checkpoint into an error of it.
 
     Readers have defaults for what files of earlier versions may lack.
     """

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from sam_optax.experiments.reporting.stream import printable
 from sam_optax.experiments.types import Json
 
-SYMBOLS = {"alpha": "α", "beta": "β", "decay": "β", "eta": "η", "gamma": "γ", "lmbda": "λ"}
+SYMBOLS = {"alpha": "α", "beta": "β", "decay": "δ", "eta": "η", "gamma": "γ", "lmbda": "λ"}
 SYMBOLS |= {"rho": "ρ", "rho_max": "ρ_max", "rho_min": "ρ_min", "sigma": "σ", "theta": "θ"}
 _EXTENT = ("epochs", "steps_per_epoch", "batch_size")
 _RECIPE = ["lr", "schedule", "warmup_steps", "momentum", "nesterov", "beta2"]

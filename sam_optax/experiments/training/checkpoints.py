@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting import output, results, snapshots
+from sam_optax.experiments.reporting import archive, output, results
 from sam_optax.experiments.reporting.console import say
 from sam_optax.experiments.training import identity
 from sam_optax.experiments.types import Json, PyTree, Record
@@ -38,7 +38,7 @@ class Checkpoints:
                 f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
                 "continue that run, remove the file to start again, or choose another --out."
             )
-        _, arrays = snapshots.read(self.path)
+        _, arrays = archive.read(self.path)
         with results.describing(self.path):
             found = json.loads(arrays.pop("record").tobytes())
             identity.check(found["identity"], self._about["identity"], f"{self.path} is of")
@@ -60,7 +60,7 @@ class Checkpoints:
         text = json.dumps({**self._about, "epoch": epoch, "methods": record}).encode()
         states = jax.device_get([_plain(leaf) for leaf in jax.tree.leaves(arrays)])
         content = {"record": np.frombuffer(text, np.uint8), "states": dict(enumerate(states))}
-        npz = snapshots.to_npz(content, self._about["identity"])
+        npz = archive.to_npz(content, self._about["identity"])
         then = f"continue from epoch {self.epoch}" if self.epoch else "start again"
         output.write(self.path.parent, {CHECKPOINT: npz}, f"fix the cause; --resume will {then}")
         self.epoch = epoch

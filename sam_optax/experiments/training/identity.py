@@ -7,8 +7,6 @@ from sam_optax.experiments.types import Json, Record
 
 FILES = {"model_sha256": "--model", "methods_sha256": "--methods"}
 """The digests among the settings, with the options that name their files."""
-_EARLIER = {"dtype": "float32"}
-"""Settings that runs of earlier versions have, with the value that this version always has."""
 
 
 def of(description: Json) -> Record:
@@ -35,7 +33,7 @@ def check(theirs: Json, ours: Json, what: str) -> None:
     if list(mine) != list(its):
         text.append(f"--methods {' '.join(its)} (now {' '.join(mine)})")
     for method in (method for method in its if method in mine):
-        a, b = _EARLIER | its[method], _EARLIER | mine[method]
+        a, b = its[method], mine[method]
         for option in (option for option in {**a, **b} if a.get(option) != b.get(option)):
             changed = f"--{option.replace('_', '-')} {a.get(option)} (now {b.get(option)})"
             file = FILES.get(option)

@@ -24,12 +24,12 @@ MEASURED = 10_000
 """Maximum number of training examples for measuring loss and sharpness."""
 
 
-class Blocks(NamedTuple):
-    """Examples in blocks of equal size, the last one padded with examples of weight 0."""
+class Block(NamedTuple):
+    """Examples that are evaluated at once; others, of weight 0, fill the last block of a set."""
 
-    x: jax.Array  # (blocks, size, …)
-    y: jax.Array  # int32, (blocks, size) or (seeds, blocks, size)
-    weight: jax.Array  # float32, (blocks, size)
+    x: jax.Array  # (size, …)
+    y: jax.Array  # (size, …), or (seeds, size, …)
+    weight: jax.Array  # float32, (size,)
 
 
 def measured(count: int) -> np.ndarray:
@@ -93,13 +93,13 @@ def _outputs(
 
 
 def total_loss(
-    task: Task, variables: PyTree, block: Blocks, key: jax.Array | None = None
+    task: Task, variables: PyTree, block: Block, key: jax.Array | None = None
 ) -> jax.Array:
     """The weighted sum of the losses of a block; with a ``key`` as in training."""
     return jnp.sum(block.weight * losses(task, variables, (block.x, block.y), key)[0])
 
 
-def total_score(task: Task, variables: PyTree, block: Blocks) -> jax.Array:
+def total_score(task: Task, variables: PyTree, block: Block) -> jax.Array:
     """The weighted sum of a block's scores: by the task's metric, or of correct predictions."""
     outputs, _ = _outputs(task, variables, block.x)
     if task.metric.of is None:
@@ -122,7 +122,7 @@ class Evaluation:
         self._sizes = np.float32(len(chosen)), np.float32(len(every))
         sam = sam_optax.sam(task.sharpness_rho)
 
-        def gradient(task: Task, variables: PyTree, block: Blocks) -> PyTree:
+        def gradient(task: Task, variables: PyTree, block: Block) -> PyTree:
             def loss(params: optax.Params) -> jax.Array:
                 return total_loss(task, {**variables, "params": params}, block)
 
@@ -163,7 +163,7 @@ class Evaluation:
             found.append(above / n - loss / n)
         return np.concatenate(found)
 
-    def _placed(self, part: Examples, chosen: np.ndarray, held_out: bool) -> list[list[Blocks]]:
+    def _placed(self, part: Examples, chosen: np.ndarray, held_out: bool) -> list[list[Block]]:
         """Blocks of the chosen examples for each group of seeds; the devices share each block."""
         put, devices, n = self._source.put, self._source.mesh.size, len(chosen)
         count = -(-n // BLOCK)
@@ -173,17 +173,17 @@ class Evaluation:
         shared = [(i, put(part.x[i], 0), put(w, 0)) for i, w in zip(index, weight, strict=True)]
         task, groups = self._source.task, self._source.groups
         labels = [noisy_labels(task, seeds, held_out) for seeds in groups]
-        return [[Blocks(x, put(y[:, i], 1), w) for i, x, w in shared] for y in labels]
+        return [[Block(x, put(y[:, i], 1), w) for i, x, w in shared] for y in labels]
 
     def _program(self, f: Function) -> Function:
         """``f(task, variables, block)`` of all seeds of a group, each with its own labels."""
         task, count = self._source.task, self._source.count
 
-        def of_block(variables: PyTree, block: Blocks) -> PyTree:
+        def of_block(variables: PyTree, block: Block) -> PyTree:
             one = over_seeds(lambda v, y: f(task, v, block._replace(y=y)), count)
             return one(variables, block.y)
 
         return jax.jit(of_block)
 
-    def _total(self, f: Function, variables: PyTree, blocks: Sequence[Blocks]) -> PyTree:
+    def _total(self, f: Function, variables: PyTree, blocks: Sequence[Block]) -> PyTree:
         return functools.reduce(self._add, (f(variables, block) for block in blocks))

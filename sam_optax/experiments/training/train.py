@@ -1,7 +1,6 @@
 """Trains several methods from several seeds in lockstep.
 
-The methods take turns epoch by epoch, so that their times are interleaved: other load on the
-machine affects all of them equally, and the remaining time is known after the first round.
+They take turns epoch by epoch, so that other load on the machine slows all of them alike.
 """
 
 import dataclasses

@@ -1,1 +1,1 @@
-"""The search of ``compare --tune``: a radius and a stopping epoch for each method."""
+"""The search of ``compare --tune``: radius, weight decay and stopping epoch of each method."""

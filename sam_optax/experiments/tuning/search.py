@@ -40,8 +40,7 @@ _FAR = 2**30
 def held_out(task: Task) -> Task:
     """The task of the search: a fifth of the training examples, class by class, are its test.
 
-    (Any fifth, where a class has one example or there are none.) Their labels are as noisy as those
-    of training: nobody with wrong labels has clean ones.
+    Their labels are as noisy as those of training: nobody with wrong labels has clean ones.
 
     Raises:
       UserError: the examples are too few.
@@ -128,7 +127,7 @@ def _chance(task: Task) -> float:
     if task.metric.of is not None:
         return 0.0
     labels = noisy_labels(task, task.seeds, held_out=True)
-    return float(np.mean([np.bincount(y := of[of >= 0]).max() / len(y) for of in labels]))
+    return float(np.mean([np.bincount(of).max() / len(of) for of in labels]))
 
 
 def load(options: Compare, run: Record) -> Kept:
