@@ -18,7 +18,8 @@ from sam_optax.experiments.reporting.table import Result, print_settings
 from sam_optax.experiments.training import devices, identity
 from sam_optax.experiments.training import task as tasks
 from sam_optax.experiments.training.checkpoints import CHECKPOINT, Checkpoints
-from sam_optax.experiments.training.train import Outcome, Training, work
+from sam_optax.experiments.training.runner import Outcome
+from sam_optax.experiments.training.train import Training, work
 from sam_optax.experiments.tuning import search
 from sam_optax.experiments.types import Json, Record
 
@@ -52,10 +53,11 @@ def run(options: Compare, given: tasks.Given = tasks.NOTHING, show: bool = True)
     started = _Run(options, task, description, mesh, show, given.on_epoch)
     if options.out is None:
         return started.result()
-    from sam_optax.experiments.reporting import report  # slow; before training, if it cannot be
+    # Slow; before training, if it cannot be.
+    from sam_optax.experiments.reporting.figures import CAPTIONS
 
     ours = results.from_json(options.out / "results.json") is not None
-    with output.claimed(options.out, (*_FILES, *report.CAPTIONS), ours):
+    with output.claimed(options.out, (*_FILES, *CAPTIONS), ours):
         return started.result()
 
 
@@ -161,10 +163,10 @@ class _Run:
 
 
 def _draw(out: Path, found: Json) -> None:
-    from sam_optax.experiments.reporting import report  # slow to import
+    from sam_optax.experiments.reporting import figures, page  # slow to import
 
-    drawn = report.all_figures(found)
+    drawn = figures.all_figures(found)
     with output.writable(out):
-        for name in report.CAPTIONS.keys() - drawn.keys():  # of an earlier run
+        for name in figures.CAPTIONS.keys() - drawn.keys():  # of an earlier run
             (out / name).unlink(missing_ok=True)
-    output.write(out, {**drawn, REPORT: report.html_page(found, drawn)})
+    output.write(out, {**drawn, REPORT: page.html_page(found, drawn)})

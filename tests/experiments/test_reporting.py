@@ -11,11 +11,11 @@ from scipy import stats
 
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.methods.registry import METHODS
-from sam_optax.experiments.reporting import axes, report, results
+from sam_optax.experiments.reporting import axes, figures, page, results
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.table import Result
+from sam_optax.experiments.training.runner import Outcome
 from sam_optax.experiments.training.task import ACCURACY
-from sam_optax.experiments.training.train import Outcome
 
 SEEDS, EPOCHS = (5, 6, 7), 4
 
@@ -59,7 +59,7 @@ def found():
 def drawn(monkeypatch):
     """The figures that are drawn, and not compressed."""
     kept = []
-    monkeypatch.setattr(report, "png", lambda figure, *of: kept.append(figure) or b"png")
+    monkeypatch.setattr(figures, "png", lambda figure, *of: kept.append(figure) or b"png")
     return kept
 
 
@@ -74,7 +74,7 @@ def rows(text):
 
 
 def page_of(found, drawn=()):
-    return report.html_page(found, dict(drawn)).decode()
+    return page.html_page(found, dict(drawn)).decode()
 
 
 def test_json_is_strict_and_comes_back(found, tmp_path):
@@ -186,7 +186,7 @@ def test_accuracy_is_drawn_over_cost_also_where_runs_diverged(lost, drawn):
         of_method(name, [None if name in lost else 1.0] * 3, accuracy=(mean,) * 3)
         for name, mean in means.items()
     ]
-    report.all_figures(of_run(of_method("every", cost=np.nan), *methods))
+    figures.all_figures(of_run(of_method("every", cost=np.nan), *methods))
     panel = next(of.axes[0] for of in drawn if "relative to SGD" in of.axes[0].get_xlabel())
     best = {"sgd": 50, "sam": 90, "part": 89}
     left = {name: mean for name, mean in best.items() if name not in lost}
@@ -199,11 +199,11 @@ def test_accuracy_is_drawn_over_cost_also_where_runs_diverged(lost, drawn):
 
 
 def test_figures_suit_the_run_and_say_what_they_do_not_show(found, drawn):
-    assert list(report.all_figures(found)) == ["curves.png", "cost.png"]
+    assert list(figures.all_figures(found)) == ["curves.png", "cost.png"]
     curves = drawn[0]
     assert "asam (not known)" in curves.axes[1].get_title("left")
     assert curves.axes[0].collections  # bands
-    report.all_figures(of_run(of_method("sgd", [1.0])))
+    figures.all_figures(of_run(of_method("sgd", [1.0])))
     assert [of.axes[0].get_ylabel() for of in drawn[2:]] == ["test accuracy (%)"]  # no cost
     assert not drawn[-1].axes[0].collections
 
@@ -222,8 +222,8 @@ def test_a_sweep_has_a_line_for_each_setting_of_what_else_varies(drawn):
         *(gsam(rho) for rho in (0.1, 0.5)),
         of_method("fsam", values={"rho": 9.0}),
     )
-    assert report.swept(found) == ["rho", "rho_max", "rho_min"]  # infinity is no place on an axis
-    assert next(iter(report.all_figures(found))) == "sweep.png"
+    assert figures.swept(found) == ["rho", "rho_max", "rho_min"]  # infinity is no place on an axis
+    assert next(iter(figures.all_figures(found))) == "sweep.png"
     rho, rho_max, _ = drawn[0].axes
     labels = {*rho.get_legend_handles_labels()[1]}
     assert labels == {"sgd", "asam, p 2", "asam, p inf", "gsam", "fsam"}
@@ -245,7 +245,7 @@ def test_trials_of_two_values_are_a_line_for_each_of_the_second(drawn):
     tune = {"trials": trials, "chosen": trials[2]["values"], "epoch": 1}
     nothing = {"trials": trials[:1], "chosen": {}, "epoch": 1}
     found = of_run(of_method("sgd", tune=nothing), of_method("sam", tune=tune))
-    assert next(iter(report.all_figures(found))) == "tune.png"
+    assert next(iter(figures.all_figures(found))) == "tune.png"
     (panel,) = drawn[0].axes  # of sgd there was nothing to choose
     assert panel.get_title("left") == "sam"
     assert panel.get_legend_handles_labels()[1] == ["weight decay 0.001", "weight decay 0.01"]
@@ -295,5 +295,5 @@ def test_a_metric_of_the_user_s_takes_the_place_of_the_accuracy(drawn):
     assert re.search(r"^sam +0\.2500 ± 0\.2500 ", text, re.M)
     assert "25.00" not in text
     assert found["units"][f"test_{name}"].startswith("mean over the test examples")
-    report.all_figures(found)
+    figures.all_figures(found)
     assert drawn[0].axes[0].get_ylabel() == f"test {name}"

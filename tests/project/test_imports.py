@@ -1,6 +1,7 @@
 """Imports go one way: what each folder of the package imports of the others."""
 
 import ast
+import graphlib
 import pathlib
 import re
 
@@ -108,3 +109,16 @@ def test_no_code_is_inspected_to_decide_what_a_step_computes():
     core = [path for path in PACKAGE.rglob("*.py") if path.parent.name.startswith("_")]
     hits = [(path.name, hit) for path in core for hit in LOOKS_INTO_CODE.findall(path.read_text())]
     assert hits == [("gradient_functions.py", "inspect.signature")]
+
+
+def test_the_experiments_import_in_no_circle():
+    """Not even within functions, or for types."""
+    files = {path: path.relative_to(PACKAGE.parent) for path in PACKAGE.glob("experiments/**/*.py")}
+    names = {path: ".".join(of.with_suffix("").parts) for path, of in files.items()}
+    graph = {}
+    for path, name in names.items():
+        found = imported(path.read_text(), name.rpartition(".")[0])
+        modules = {of if of in names.values() else of.rpartition(".")[0] for of in found}
+        graph[name] = modules & set(names.values())
+    order = [*graphlib.TopologicalSorter(graph).static_order()]  # raises for a circle
+    assert order.index("sam_optax.experiments.errors") < len(order) / 2

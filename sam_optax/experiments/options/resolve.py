@@ -18,9 +18,8 @@ from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.types import Json, Record
 
 CHOSEN_ON_DIGITS = "default, chosen on digits"
-_ALWAYS = ("seeds", "seed_offset")
-_WHERE_GIVEN: tuple[str, ...] = ("preset", "tune", "tune_lr", "trials")
 _OF_HUGGING_FACE = ("image_column", "label_column", "test_split")
+_RECORDED = ("seeds", "seed_offset", "preset", "tune", "tune_lr", "trials", *_OF_HUGGING_FACE)
 # The task on which radii and weight decays were chosen.
 _THERE = {name: DEFAULTS[name] for name in ("dataset", "label_noise", "model")}
 
@@ -96,9 +95,9 @@ def _check_given(options: Compare, found: Values) -> None:
 
 def _of_options(options: Compare) -> Record:
     found = {}
-    for name in (*_ALWAYS, *_WHERE_GIVEN, *_OF_HUGGING_FACE):
+    for name in _RECORDED:
         value, default = getattr(options, name), getattr(Compare, name)
-        if value != default or name in _ALWAYS:
+        if value is not None and value is not False:  # not given
             found[name] = {"value": value, "source": "default" if value == default else "given"}
     return found
 

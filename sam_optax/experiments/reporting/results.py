@@ -14,7 +14,7 @@ import numpy as np
 import sam_optax
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting.words import Score
-from sam_optax.experiments.training.train import Outcome
+from sam_optax.experiments.training.runner import Outcome
 from sam_optax.experiments.types import Json, Record
 
 FORMAT, FORMAT_VERSION = "sam_optax.experiment", 2

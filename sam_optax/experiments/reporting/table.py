@@ -110,9 +110,9 @@ class Result(JupyterMixin):
     @functools.cached_property
     def figures(self) -> dict[str, bytes]:
         """The figures as PNG, by file name; ``IPython.display.Image`` shows one."""
-        from sam_optax.experiments.reporting import report  # slow to import
+        from sam_optax.experiments.reporting import figures  # slow to import
 
-        return report.all_figures(self.results)
+        return figures.all_figures(self.results)
 
     def print(self) -> None:
         """Prints the table."""

@@ -1,5 +1,6 @@
 """Trains one method: its step, compiled for all seeds, and its timed epochs."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Mapping
@@ -102,6 +103,21 @@ class MethodStep:
             return x, y
         y = optax.smooth_labels(jax.nn.one_hot(y, dataset.classes), recipe.label_smoothing)
         return augmentation.mixup(keys[3], x, y, recipe.mixup)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """The outcome of one method.
+
+    The curves are ``train_loss`` in nats, and the test accuracy in [0, 1] or the user's metric.
+    """
+
+    variables: dict[int, PyTree]  # of the trained network of each seed
+    curves: dict[str, np.ndarray]  # after each epoch, (epochs, seeds)
+    sharpness: np.ndarray  # nats, (seeds,)
+    seconds: list[float]  # of the training steps per epoch, all seeds
+    compile_seconds: float  # of the training steps
+    cost: float  # of a step relative to SGD's, the median over rounds; NaN without SGD
 
 
 class Runner:

@@ -3,10 +3,8 @@
 They take turns epoch by epoch, so that other load on the machine slows all of them alike.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -15,30 +13,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from sam_optax.experiments.named import reported
+from sam_optax.experiments.reporting.progress import Progress
+from sam_optax.experiments.training.checkpoints import Checkpoints
 from sam_optax.experiments.training.devices import Source, over_seeds
 from sam_optax.experiments.training.measures import Evaluation
-from sam_optax.experiments.training.runner import Runner
+from sam_optax.experiments.training.runner import Outcome, Runner
 from sam_optax.experiments.training.task import OnEpoch, Task, initial_variables
 from sam_optax.experiments.types import PyTree
-
-if TYPE_CHECKING:
-    from sam_optax.experiments.reporting.progress import Progress
-    from sam_optax.experiments.training.checkpoints import Checkpoints
-
-
-@dataclasses.dataclass
-class Outcome:
-    """The outcome of one method.
-
-    The curves are ``train_loss`` in nats, and the test accuracy in [0, 1] or the user's metric.
-    """
-
-    variables: dict[int, PyTree]  # of the trained network of each seed
-    curves: dict[str, np.ndarray]  # after each epoch, (epochs, seeds)
-    sharpness: np.ndarray  # nats, (seeds,)
-    seconds: list[float]  # of the training steps per epoch, all seeds
-    compile_seconds: float  # of the training steps
-    cost: float  # of a step relative to SGD's, the median over rounds; NaN without SGD
 
 
 class Training:
@@ -57,8 +38,8 @@ class Training:
 
     def run(
         self,
-        progress: "Progress",
-        checkpoints: "Checkpoints | None" = None,
+        progress: Progress,
+        checkpoints: Checkpoints | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> dict[str, Outcome]:
         """Trains every method from every seed, starting at the checkpoint if there is one."""
@@ -105,7 +86,7 @@ class Training:
             made.append(unflatten_dict(found, sep="/"))
         return self._source.put(made)
 
-    def _compile(self, progress: "Progress") -> None:
+    def _compile(self, progress: Progress) -> None:
         """Compiles all programs before anything is timed."""
         count = len(self.runners) + 1
         for number, runner in enumerate(self.runners, 1):
@@ -121,7 +102,7 @@ class Training:
         found = self._evaluation.after_epoch(runner.variables)
         runner.curve.append({name: values.tolist() for name, values in found.items()})
 
-    def _outcome(self, runner: Runner, progress: "Progress") -> Outcome:
+    def _outcome(self, runner: Runner, progress: Progress) -> Outcome:
         progress.show("measuring sharpness")
         sharpness = self._evaluation.sharpness(runner.variables)
         progress.done("sharpness")
@@ -147,7 +128,7 @@ class Training:
             for i, seed in enumerate(seeds)
         }
 
-    def _resume(self, checkpoints: "Checkpoints") -> None:
+    def _resume(self, checkpoints: Checkpoints) -> None:
         record, states = checkpoints.restore({r.name: r.states for r in self.runners})
         for runner in self.runners:
             runner.states, measured = states[runner.name], record[runner.name]

@@ -1,20 +1,17 @@
-"""The report of a run: its figures and its page, drawn from the contents of ``results.json``."""
+"""The figures of a run, drawn from the contents of ``results.json``."""
 
-import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jinja2
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from sam_optax.experiments.named import short
-from sam_optax.experiments.reporting import table, words
+from sam_optax.experiments.reporting import words
 from sam_optax.experiments.reporting.axes import by_method, column, legend, look, png, tidy
-from sam_optax.experiments.reporting.stream import printable
 from sam_optax.experiments.types import Json
 
 CAPTIONS = {
@@ -193,38 +190,3 @@ def _values(rows: Sequence[Json], option: str) -> set[float]:
     """The numbers of a hyperparameter."""
     found = {row["hyperparameters"].get(option) for row in rows}
     return {x for x in found if isinstance(x, int | float) and not isinstance(x, bool)}
-
-
-def html_page(found: Json, drawn: Mapping[str, bytes]) -> bytes:
-    """The report of a run: one self-contained page, with figures from :func:`all_figures`."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("sam_optax.experiments.reporting"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        finalize=lambda x: x if hasattr(x, "__html__") else printable(words.plain(x), "\n"),
-    )
-    methods, columns = found["methods"], table.columns(found)
-    settings = [
-        [method, name, value, source]
-        for method, name, value, source in words.settings(found)
-        if method or source != "default" or (value and words.used(found, name))
-    ]
-    origin = {"seeds": found["seeds"], **found.get("versions", {})}
-    origin["data, SHA-256"] = found["dataset"]["sha256"]
-    sections = {
-        "Settings": (["method", "setting", "value", "where the value is from"], settings),
-        "Data and software": (["", ""], origin.items()),
-    }
-    rows = [*zip(*(column.cells for column in columns), strict=True)]
-    what = methods[0].get("title") if len(methods) == 1 else f"{len(methods)} methods"
-    template = environment.get_template("report.html")
-    return template.render(
-        title=f"{what}: {words.task(found)}",
-        heading=[*words.heading(found), f"{found.get('parameters', 0):,} params"],
-        notes=found.get("notes", []),
-        table=([column.heading for column in columns], rows),
-        legend=table.legend(columns),
-        figures=[(CAPTIONS[n], base64.b64encode(p).decode()) for n, p in drawn.items()],
-        sections=sections,
-    ).encode()
