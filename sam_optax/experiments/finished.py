@@ -154,9 +154,7 @@ def _networks(run: Run) -> Iterator[Network]:
     """Those in the file of the run, by method and seed."""
     key, needed = words.Score.of(run.results).key, tasks.shapes(run.task)
     path = run.directory / _PARAMS
-    mark, arrays = snapshots.read(path)
-    if mark != snapshots.mark(identity.of(run.results)):
-        raise UserError(f"{path}: is of another run than results.json; train again with --out.")
+    arrays = snapshots.read(path, identity=identity.of(run.results))
     for method in run.results["methods"]:
         for of in method["seeds"]:
             _check(path, (method["name"], of["seed"]), arrays, needed)

@@ -15,6 +15,7 @@ from sam_optax.experiments import comparison
 from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import results, snapshots
+from sam_optax.experiments.training import identity
 from sam_optax.experiments.training.checkpoints import Checkpoints
 from sam_optax.experiments.training.train import work
 
@@ -135,6 +136,8 @@ def test_a_search_that_is_damaged_or_of_another_tool_is_refused(command, trainer
         refused(command("--tune", "--trials", "9", *more), f"{out}/tune.json is damaged, or of an")
     assert command()[0] == 0
     assert (out / "tune.json").read_text() == content
+    (out / "tune.json").write_text('{"identity": {}}')
+    refused(command("--tune", "--resume"), f"{out}/tune.json: describes no run of this version (K")
 
 
 def test_the_run_must_be_the_same_and_its_data_may_lie_elsewhere(
@@ -159,13 +162,17 @@ def test_the_run_must_be_the_same_and_its_data_may_lie_elsewhere(
 
 def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer, out):
     assert command()[0] == 0
-    before = (out / "results.json").read_bytes()
+    before, params = (out / "results.json").read_bytes(), {"sgd": {0: {"params": {"w": 1}}}}
+    (out / "params.npz").write_bytes(snapshots.to_npz(params, RUN))
+    refused(command("--resume"), f"{out}/params.npz: is of another run than results.json; train")
     theirs = f"{out} holds the results of a run with other settings: --momentum 0.9 (now 0.5). "
     refused(command("--resume", "--momentum", "0.5"), theirs)
     assert (out / "results.json").read_bytes() == before
     for dtype in (b"bfloat16", b"float32"):  # a setting of earlier versions
         earlier = b'"settings": {"dtype": {"value": "%s", "source": "given"},' % dtype
         (out / "results.json").write_bytes(before.replace(b'"settings": {', earlier, 1))
+        theirs = identity.of(results.from_json(out / "results.json"))
+        (out / "params.npz").write_bytes(snapshots.to_npz(params, theirs))
         code, _, error = command("--resume")
         differs = "with other settings: --dtype bfloat16 (now float32)" in error
         assert (code, differs) == ((0, False) if dtype == b"float32" else (2, True))

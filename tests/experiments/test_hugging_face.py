@@ -254,6 +254,16 @@ def test_columns_are_found_or_given(tmp_path):
     for split, options, message in (
         (one, {"image_column": "x"}, "--image-column x: no such column; use one of pic"),
         (two, {"label_column": "x"}, "--label-column x: no such column; use one of pic"),
+        (
+            two,
+            {"label_column": "kind", "image_column": "coarse"},
+            "the column coarse of train has no",
+        ),
+        (
+            two.select_columns("kind").add_column("x", [1.0] * 9),
+            {"image_size": 8},
+            "--image-size 8: is",
+        ),
         (two, {}, "several labels; give --label-column, one of kind, coarse"),
         (pair, {}, "several images; give --image-column, one of picture, other"),
         (text, {}, "no labels; give --label-column, one of kind, or put images"),

@@ -48,6 +48,8 @@ def load(name: str, given: Mapping[str, Any]) -> Dataset:
     if images:
         parts = [_encoded(name, split, rows, columns[0]) for split, rows in used.items()]
         x = in_memory(parts, given.get("image_size"))
+    elif (side := given.get("image_size")) is not None:
+        raise UserError(f"--image-size {side}: is for images, not numbers; leave it out.")
     else:
         x = [_vectors(split, rows, columns) for split, rows in used.items()]
     tested = Examples(x[1], y[1]) if test else None
@@ -227,7 +229,11 @@ def _encoded(name: str, split: str, rows: Any, column: str) -> Encoded:
     import datasets
     import huggingface_hub
 
-    cells = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    cells, encoded = rows.select_columns([column]), datasets.Image(decode=False)
+    try:
+        cells = cells.cast_column(column, encoded)
+    except (NotImplementedError, TypeError, ValueError) as error:  # of Arrow
+        raise UserError(f"the column {column} of {split} has no images ({error}).") from error
     caches = datasets.config.HF_DATASETS_CACHE, huggingface_hub.constants.HF_HUB_CACHE
     roots = [Path(os.path.expanduser(name)).resolve(), *map(Path, caches)]
     return Encoded(cells.with_format("arrow"), split, roots)

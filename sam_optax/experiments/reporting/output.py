@@ -14,13 +14,13 @@ MARK, _LOCK = ".sam_optax", ".sam_optax.lock"
 
 
 @contextlib.contextmanager
-def claimed(path: Path, names: Sequence[str] = (), ours: bool = False) -> Iterator[None]:
+def claimed(path: Path, names: Sequence[str], ours: bool = False) -> Iterator[None]:
     """Claims a directory for results.
 
     Entering creates it with its parents, checks that it is writable before any work is done, and
-    removes unfinished files of killed processes. With ``names``, patterns of the files that are to
-    be written, it marks the directory, and refuses one with such files and without the mark (or
-    ``ours``). Links are refused. Leaving removes the directories that entering created, if they are
+    removes unfinished files of killed processes. It marks the directory, and refuses one with files
+    of the ``names`` that are to be written and without the mark (or ``ours``). Links and folders of
+    these names are refused. Leaving removes the directories that entering created, if they are
     still empty.
     """
     lock = filelock.FileLock(path / _LOCK, timeout=0)
@@ -32,10 +32,10 @@ def claimed(path: Path, names: Sequence[str] = (), ours: bool = False) -> Iterat
             path.mkdir(parents=True, exist_ok=True)
             _acquire(lock, path)
             _write(_partial(path / "probe"), b"")
-            for partial in path.glob(".*.[0-9]*.partial"):
-                partial.unlink()
-            if names:
-                _write(path / MARK, b"")
+            for name in (*names, "probe"):
+                for partial in path.glob(f".{name}.[0-9]*.partial"):
+                    partial.unlink()
+            _write(path / MARK, b"")
         yield
     finally:
         if lock.is_locked:
@@ -51,10 +51,11 @@ def claimed(path: Path, names: Sequence[str] = (), ours: bool = False) -> Iterat
 
 def _check(path: Path, names: Sequence[str], ours: bool) -> None:
     """Raises :class:`UserError` for files that are not ours to replace."""
-    there = [of for name in names for of in sorted(path.glob(name))]
+    there = [path / name for name in names if os.path.lexists(path / name)]
     for of in (*there, path / MARK, path / _LOCK):
-        if of.is_symlink():
-            raise UserError(f"--out: {of} is a symbolic link; remove it, or choose another.")
+        if of.is_symlink() or of.is_dir():
+            kind = "symbolic link" if of.is_symlink() else "folder"
+            raise UserError(f"--out: {of} is a {kind}; remove it, or choose another.")
     if there and not (ours or (path / MARK).exists()):
         raise UserError(
             f"--out: {there[0]} was not written by this command; choose another directory, or move "

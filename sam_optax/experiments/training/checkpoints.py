@@ -38,7 +38,7 @@ class Checkpoints:
                 f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
                 "continue that run, remove the file to start again, or choose another --out."
             )
-        _, arrays = snapshots.read(self.path)
+        arrays = snapshots.read(self.path)
         with results.describing(self.path):
             found = json.loads(arrays.pop("record").tobytes())
             identity.check(found["identity"], self._about["identity"], f"{self.path} is of")

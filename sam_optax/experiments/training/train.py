@@ -4,6 +4,7 @@ The methods take turns epoch by epoch, so that their times are interleaved: othe
 machine affects all of them equally, and the remaining time is known after the first round.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +76,7 @@ class Training:
                 self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name))
             if on_epoch:
                 trained = [r for r in self.runners if len(r.curve) > epoch]
-                scores = {r.name: r.curve[epoch] for r in trained}
+                scores = copy.deepcopy({r.name: r.curve[epoch] for r in trained})
                 with reported("on_epoch:"):
                     on_epoch(epoch + 1, scores, functools.partial(self._params, trained))
             if checkpoints and every and (epoch + 1) % every == 0:
