@@ -54,8 +54,7 @@ def _check(path: Path, names: Sequence[str], ours: bool) -> None:
     there = [path / name for name in names if os.path.lexists(path / name)]
     for of in (*there, path / MARK, path / _LOCK):
         if of.is_symlink() or of.is_dir():
-            kind = "symbolic link" if of.is_symlink() else "folder"
-            raise UserError(f"--out: {of} is a {kind}; remove it, or choose another.")
+            raise UserError(f"--out: {of} is a link or a folder; remove it, or choose another.")
     if there and not (ours or (path / MARK).exists()):
         raise UserError(
             f"--out: {there[0]} was not written by this command; choose another directory, or move "
