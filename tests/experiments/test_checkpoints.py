@@ -1,5 +1,6 @@
 """Runs that stop and go on: to the last bit as if they had not, or refused with the reason."""
 
+import json
 import pickle
 import shutil
 import zipfile
@@ -213,11 +214,21 @@ def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_p
     stored(tmp_path).save(3, RECORD, STATE)
     record, found = stored(tmp_path).restore(jax.device_put(STATE, jax.devices()[1]))
     assert repr((record, found)) == repr((RECORD, STATE))  # NaN is NaN
+    with np.load(tmp_path / "checkpoint.npz") as file:
+        members = [*file.items()]
+    np.savez(tmp_path / "checkpoint.npz", **dict(members[::-1]))  # as other tools may order them
+    assert repr(stored(tmp_path).restore(STATE)) == repr((RECORD, STATE))
     assert [of.devices() for of in found["sam"]] == 3 * [{jax.devices()[1]}]
     first, *others = STATE["sam"]
     for like in ([first[:, :2], *others], [first.astype(int), *others], [*STATE["sam"], first], []):
         with pytest.raises(UserError, match=r"npz: describes no run of this version \(ValueError"):
             stored(tmp_path).restore({"sam": like})
+    record = np.frombuffer(json.dumps({"identity": RUN}).encode(), np.uint8)
+    np.savez(tmp_path / "checkpoint.npz", record=record)
+    with pytest.raises(
+        UserError, match=r"npz: describes no run of this version \(KeyError: 'epoch'"
+    ):
+        stored(tmp_path)
 
 
 def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):

@@ -167,6 +167,15 @@ def test_what_is_left_out_is_named(tmp_path):
     )
 
 
+def test_too_little_memory_for_an_image_is_no_damage_of_it(tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(MemoryError):
+        load(tree(tmp_path / "a", "cat", "dog"))
+
+
 @pytest.mark.parametrize("place", ["a", "far", "https://127.0.0.1:9"])
 def test_files_outside_the_folder_are_not_opened(place, tmp_path):
     """Tables may name images in place of their bytes, those of others any file."""

@@ -78,7 +78,7 @@ def test_what_killed_processes_left_is_taken_away(tmp_path, monkeypatch, failure
 
     if failure:
         monkeypatch.setattr(filelock.FileLock, "acquire", fail)
-    killed = (".results.json.17.partial", ".probe.42.partial", ".sam_optax.lock", "a", ".sam_optax")
+    killed = (".results.json.17.partial", ".sam_optax.lock", "a", ".sam_optax")
     mine = {".mine.partial": "", ".mine.1.partial": "", ".lock": ""}
     for name in (*killed, *mine):
         (tmp_path / name).write_text("")

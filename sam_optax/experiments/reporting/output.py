@@ -17,11 +17,10 @@ MARK, _LOCK = ".sam_optax", ".sam_optax.lock"
 def claimed(path: Path, names: Sequence[str], ours: bool = False) -> Iterator[None]:
     """Claims a directory for results.
 
-    Entering creates it with its parents, checks that it is writable before any work is done, and
-    removes unfinished files of killed processes. It marks the directory, and refuses one with files
-    of the ``names`` that are to be written and without the mark (or ``ours``). Links and folders of
-    these names are refused. Leaving removes the directories that entering created, if they are
-    still empty.
+    Entering creates it with its parents, marks it, which fails before any work is done if it is not
+    writable, and removes unfinished files of killed processes. A directory with files of the
+    ``names`` that are to be written and without the mark (or ``ours``) is refused, as are links and
+    folders of these names. Leaving removes the directories that entering created, if still empty.
     """
     lock = filelock.FileLock(path / _LOCK, timeout=0)
     with writable(path):
@@ -31,8 +30,7 @@ def claimed(path: Path, names: Sequence[str], ours: bool = False) -> Iterator[No
         with writable(path):
             path.mkdir(parents=True, exist_ok=True)
             _acquire(lock, path)
-            _write(_partial(path / "probe"), b"")
-            for name in (*names, "probe"):
+            for name in names:
                 for partial in path.glob(f".{name}.[0-9]*.partial"):
                     partial.unlink()
             _write(path / MARK, b"")

@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.types import Json, PyTree
+from sam_optax.experiments.types import Json, Record
 
 
 def mark(identity: Json) -> str:
@@ -64,9 +64,7 @@ def read(path: Path, start: str = "", identity: Json | None = None) -> dict[str,
     return arrays
 
 
-def load_params(
-    path: Path, start: str = "", identity: Json | None = None
-) -> dict[str, dict[int, PyTree]]:
-    """The variables of each method and seed in a file of networks; see :func:`read`."""
+def load_params(path: Path, start: str = "", identity: Json | None = None) -> Record:
+    """The variables in a file of networks, by method and seed; see :func:`read`."""
     methods = unflatten_dict(read(path, start, identity), sep="/").items()
     return {name: {int(seed): of for seed, of in seeds.items()} for name, seeds in methods}
