@@ -138,6 +138,7 @@ WRONG = [
     (["--methods", "adam"], "--methods adam: unknown; did you mean"),
     (["--shape", "0"], "--shape 0: use an integer (int) of at least 1"),
     (["--methods", "sync_perturbation"], "--methods sync_perturbation: use it with --per-d"),
+    (["--target", "cpu:0"], "--target cpu:0: use tpu:v5e:2x2 or cpu:8, say"),
     (["--target", "v5e"], "--target v5e: use tpu:v5e:2x2"),
     (["--mesh", "data"], "--mesh data: use NAME=SIZE"),
     (["--time", "--target", "cpu:2"], "--time: not with --target cpu:2"),

@@ -27,7 +27,7 @@ from sam_optax.experiments.reporting.table import ruled
 from sam_optax.experiments.types import Json, Record
 
 ROUNDS = 15
-_TARGET = allowed(re.compile(r"cpu:\d+|tpu:.+").fullmatch, "use tpu:v5e:2x2 or cpu:8, say")
+_TARGET = allowed(re.compile(r"cpu:[1-9]\d*|tpu:.+").fullmatch, "use tpu:v5e:2x2 or cpu:8, say")
 _AXIS = allowed(re.compile(r"\w+=[1-9]\d*").fullmatch, "use NAME=SIZE, such as data=8")
 
 LEGEND = """\
