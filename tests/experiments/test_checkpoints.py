@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 import zipfile
 
@@ -171,7 +172,9 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
     assert (out / "results.json").read_bytes() == before
     for dtype in (b"bfloat16", b"float32"):  # a setting of earlier versions
         earlier = b'"settings": {"dtype": {"value": "%s", "source": "given"},' % dtype
-        (out / "results.json").write_bytes(before.replace(b'"settings": {', earlier, 1))
+        earlier = before.replace(b'"settings": {', earlier, 1)
+        earlier = re.sub(rb'("image_size": {\s+"value": )null', rb"\g<1>224", earlier)
+        (out / "results.json").write_bytes(earlier)
         theirs = identity.of(results.from_json(out / "results.json"))
         (out / "params.npz").write_bytes(snapshots.to_npz(params, theirs))
         code, _, error = command("--resume")

@@ -36,6 +36,8 @@ def check(theirs: Json, ours: Json, what: str) -> None:
         text.append(f"--methods {' '.join(its)} (now {' '.join(mine)})")
     for method in (method for method in its if method in mine):
         a, b = _EARLIER | its[method], _EARLIER | mine[method]
+        if sha256 == other:  # sizes of images are in the data; earlier versions had one for all
+            a["image_size"] = b.get("image_size")
         for option in (option for option in {**a, **b} if a.get(option) != b.get(option)):
             changed = f"--{option.replace('_', '-')} {a.get(option)} (now {b.get(option)})"
             file = FILES.get(option)
