@@ -42,6 +42,14 @@ def cost(tmp_path, *arguments):
     return json.loads((out / "cost.json").read_text())["models"]
 
 
+def test_its_mark_gives_compare_no_right_to_files(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "_measured", lambda options: {"models": {}})
+    monkeypatch.setattr(command, "draw", lambda models: b"")
+    (tmp_path / "results.json").write_text("mine")
+    assert [main([name, "--out", str(tmp_path)]) for name in ("cost", "compare")] == [0, 2]
+    assert "results.json was not written by this command" in capsys.readouterr().err
+
+
 @slow
 def test_measures_prints_and_writes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "ROUNDS", 2)

@@ -14,17 +14,19 @@ MARK, _LOCK = ".sam_optax", ".sam_optax.lock"
 
 
 @contextlib.contextmanager
-def claimed(path: Path, names: Sequence[str], ours: bool = False) -> Iterator[None]:
+def claimed(
+    path: Path, names: Sequence[str], ours: bool = False, mark: str = MARK
+) -> Iterator[None]:
     """Claims a directory for results.
 
     Entering creates it with its parents, marks it, which fails before any work is done if it is not
     writable, and removes unfinished files of killed processes. A directory with files of the
-    ``names`` that are to be written and without the mark (or ``ours``) is refused, as are links and
-    folders of these names. Leaving removes the directories that entering created, if still empty.
+    ``names`` that are to be written and without the command's ``mark`` (or ``ours``) is refused, as
+    are links and folders of these names. Leaving removes directories that it created, if empty.
     """
     lock = filelock.FileLock(path / _LOCK, timeout=0)
     with writable(path):
-        _check(path, names, ours)
+        _check(path, names, ours, mark)
         created = [of for of in (path, *path.parents) if not of.exists()]
     try:
         with writable(path):
@@ -33,27 +35,27 @@ def claimed(path: Path, names: Sequence[str], ours: bool = False) -> Iterator[No
             for name in names:
                 for partial in path.glob(f".{name}.[0-9]*.partial"):
                     partial.unlink()
-            _write(path / MARK, b"")
+            _write(path / mark, b"")
         yield
     finally:
         if lock.is_locked:
             # Removed before the lock is released, while only this process can hold it.
             Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
-        if path.is_dir() and os.listdir(path) == [MARK]:
-            (path / MARK).unlink()
+        if path.is_dir() and os.listdir(path) == [mark]:
+            (path / mark).unlink()
         for of in created:
             with contextlib.suppress(OSError):  # not empty: contains other files
                 of.rmdir()
 
 
-def _check(path: Path, names: Sequence[str], ours: bool) -> None:
+def _check(path: Path, names: Sequence[str], ours: bool, mark: str) -> None:
     """Raises :class:`UserError` for files that are not ours to replace."""
     there = [path / name for name in names if os.path.lexists(path / name)]
-    for of in (*there, path / MARK, path / _LOCK):
+    for of in (*there, path / mark, path / _LOCK):
         if of.is_symlink() or of.is_dir():
             raise UserError(f"--out: {of} is a link or a folder; remove it, or choose another.")
-    if there and not (ours or (path / MARK).exists()):
+    if there and not (ours or (path / mark).exists()):
         raise UserError(
             f"--out: {there[0]} was not written by this command; choose another directory, or move "
             "the file."
