@@ -26,7 +26,15 @@ def claimed(
     """
     lock = filelock.FileLock(path / _LOCK, timeout=0)
     with writable(path):
-        _check(path, names, ours, mark)
+        there = [path / name for name in names if os.path.lexists(path / name)]
+        for of in (*there, path / mark, path / _LOCK):
+            if of.is_symlink() or of.is_dir():
+                raise UserError(f"--out: {of} is a link or a folder; remove it, or choose another.")
+        if there and not (ours or (path / mark).exists()):
+            raise UserError(
+                f"--out: {there[0]} was not written by this command; choose another directory, or "
+                "move the file."
+            )
         created = [of for of in (path, *path.parents) if not of.exists()]
     try:
         with writable(path):
@@ -47,19 +55,6 @@ def claimed(
         for of in created:
             with contextlib.suppress(OSError):  # not empty: contains other files
                 of.rmdir()
-
-
-def _check(path: Path, names: Sequence[str], ours: bool, mark: str) -> None:
-    """Raises :class:`UserError` for files that are not ours to replace."""
-    there = [path / name for name in names if os.path.lexists(path / name)]
-    for of in (*there, path / mark, path / _LOCK):
-        if of.is_symlink() or of.is_dir():
-            raise UserError(f"--out: {of} is a link or a folder; remove it, or choose another.")
-    if there and not (ours or (path / mark).exists()):
-        raise UserError(
-            f"--out: {there[0]} was not written by this command; choose another directory, or move "
-            "the file."
-        )
 
 
 def _acquire(lock: filelock.BaseFileLock, path: Path) -> None:
