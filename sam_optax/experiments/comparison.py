@@ -106,7 +106,7 @@ class _Run:
         with results.describing(path / "results.json"):
             theirs, ours = identity.of(found), identity.of(self.description)
             identity.check(theirs, ours, f"{options.out} holds the results of")
-            before = Result(found, load_params(path / "params.npz"))
+            before = Result(found, load_params(path / "params.npz", identity=theirs))
             if self.show:
                 before.print()
             if not (path / REPORT).exists():

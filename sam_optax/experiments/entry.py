@@ -67,8 +67,9 @@ def _message(error: Exception) -> str | None:
     """What to say of an error in a line; ``None`` if it is a mistake of ours."""
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-        what = (str(error).splitlines() or ["no more is free"])[0][:200]
+    said = str(error)
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in said or "Out of memory" in said:
+        what = (said.splitlines() or ["no more is free"])[0][:200]
         remedy = "use fewer or smaller examples, a smaller --batch-size or network."
         return f"out of memory ({what}); {remedy}"
     missing = error.name if isinstance(error, ModuleNotFoundError) else None

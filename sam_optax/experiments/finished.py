@@ -1,7 +1,7 @@
 """Opens finished runs: their networks, and the loss of these on the data."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,24 +151,18 @@ def _check_code(directory: Path, settings: Json, rows: Sequence[Json]) -> None:
 
 
 def _networks(run: Run) -> Iterator[Network]:
-    """Those in the file of the run, by method and seed."""
+    """Those in the file of the run, by method and seed; a :class:`UserError` if they do not fit."""
     key, needed = words.Score.of(run.results).key, tasks.shapes(run.task)
     path = run.directory / _PARAMS
-    mark, arrays = archive.read(path)
-    if mark != archive.mark(identity.of(run.results)):
-        raise UserError(f"{path}: is of another run than results.json; train again with --out.")
+    arrays = archive.read(path, identity=identity.of(run.results))
     for method in run.results["methods"]:
         for of in method["seeds"]:
-            _check(path, (method["name"], of["seed"]), arrays, needed)
+            for place, like in needed.items():
+                array = f"{method['name']}/{of['seed']}/{place}"
+                found = arrays.get(array)
+                if found is None or (found.dtype, found.shape) != (like.dtype, like.shape):
+                    raise UserError(
+                        f"{path}: {array} is not the {like.dtype}{[*like.shape]} of the network "
+                        "that results.json describes; train again with --out."
+                    )
             yield Network(run, method["name"], of["seed"], of[key])
-
-
-def _check(path: Path, network: tuple[str, int], arrays: Mapping[Any, Any], needed: Json) -> None:
-    """Raises :class:`UserError` unless the arrays of a network are those of its module."""
-    for place, like in needed.items():
-        found = arrays.get(f"{network[0]}/{network[1]}/{place}")
-        if found is None or (found.dtype, found.shape) != (like.dtype, like.shape):
-            raise UserError(
-                f"{path}: {network[0]}/{network[1]}/{place} is not the {like.dtype}{[*like.shape]} "
-                "of the network that results.json describes; train again with --out."
-            )

@@ -42,6 +42,14 @@ def cost(tmp_path, *arguments):
     return json.loads((out / "cost.json").read_text())["models"]
 
 
+def test_its_mark_gives_compare_no_right_to_files(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "_measured", lambda options: {"models": {}})
+    monkeypatch.setattr(command, "draw", lambda models: b"")
+    (tmp_path / "results.json").write_text("mine")
+    assert [main([name, "--out", str(tmp_path)]) for name in ("cost", "compare")] == [0, 2]
+    assert "results.json was not written by this command" in capsys.readouterr().err
+
+
 @slow
 def test_measures_prints_and_writes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "ROUNDS", 2)
@@ -138,6 +146,7 @@ WRONG = [
     (["--methods", "adam"], "--methods adam: unknown; did you mean"),
     (["--shape", "0"], "--shape 0: use an integer (int) of at least 1"),
     (["--methods", "sync_perturbation"], "--methods sync_perturbation: use it with --per-d"),
+    (["--target", "cpu:0"], "--target cpu:0: use tpu:v5e:2x2 or cpu:8, say"),
     (["--target", "v5e"], "--target v5e: use tpu:v5e:2x2"),
     (["--mesh", "data"], "--mesh data: use NAME=SIZE"),
     (["--time", "--target", "cpu:2"], "--time: not with --target cpu:2"),

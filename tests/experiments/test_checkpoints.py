@@ -1,6 +1,8 @@
 """Runs that stop and go on: to the last bit as if they had not, or refused with the reason."""
 
+import json
 import pickle
+import re
 import shutil
 import zipfile
 
@@ -15,6 +17,7 @@ from sam_optax.experiments import comparison
 from sam_optax.experiments.data.dataset import from_arrays
 from sam_optax.experiments.errors import UserError
 from sam_optax.experiments.reporting import archive, results
+from sam_optax.experiments.training import identity
 from sam_optax.experiments.training.checkpoints import Checkpoints
 from sam_optax.experiments.training.train import work
 
@@ -135,6 +138,8 @@ def test_a_search_that_is_damaged_or_of_another_tool_is_refused(command, trainer
         refused(command("--tune", "--trials", "9", *more), f"{out}/tune.json is damaged, or of an")
     assert command()[0] == 0
     assert (out / "tune.json").read_text() == content
+    (out / "tune.json").write_text('{"identity": {}}')
+    refused(command("--tune", "--resume"), f"{out}/tune.json: describes no run of this version (K")
 
 
 def test_the_run_must_be_the_same_and_its_data_may_lie_elsewhere(
@@ -159,10 +164,17 @@ def test_the_run_must_be_the_same_and_its_data_may_lie_elsewhere(
 
 def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer, out):
     assert command()[0] == 0
-    before = (out / "results.json").read_bytes()
+    before, params = (out / "results.json").read_bytes(), {"sgd": {0: {"params": {"w": 1}}}}
+    (out / "params.npz").write_bytes(archive.to_npz(params, RUN))
+    refused(command("--resume"), f"{out}/params.npz: is of another run than results.json; train")
     theirs = f"{out} holds the results of a run with other settings: --momentum 0.9 (now 0.5). "
     refused(command("--resume", "--momentum", "0.5"), theirs)
     assert (out / "results.json").read_bytes() == before
+    earlier = re.sub(rb'("image_size": {\s+"value": )null', rb"\g<1>224", before)
+    (out / "results.json").write_bytes(earlier)  # as versions before this one had it
+    theirs = identity.of(results.from_json(out / "results.json"))
+    (out / "params.npz").write_bytes(archive.to_npz(params, theirs))
+    assert command("--resume")[0] == 0
     (out / "results.json").write_bytes(before.replace(b'"hyperparameters"', b'"of another"'))
     refused(command("--resume"), "(KeyError: 'hyperparameters'); restore the file, or train again")
     trainer.interrupt_after = 4
@@ -200,11 +212,21 @@ def test_records_and_arrays_come_back_as_they_were_and_into_no_other_state(tmp_p
     stored(tmp_path).save(3, RECORD, STATE)
     record, found = stored(tmp_path).restore(jax.device_put(STATE, jax.devices()[1]))
     assert repr((record, found)) == repr((RECORD, STATE))  # NaN is NaN
+    with np.load(tmp_path / "checkpoint.npz") as file:
+        members = [*file.items()]
+    np.savez(tmp_path / "checkpoint.npz", **dict(members[::-1]))  # as other tools may order them
+    assert repr(stored(tmp_path).restore(STATE)) == repr((RECORD, STATE))
     assert [of.devices() for of in found["sam"]] == 3 * [{jax.devices()[1]}]
     first, *others = STATE["sam"]
     for like in ([first[:, :2], *others], [first.astype(int), *others], [*STATE["sam"], first], []):
         with pytest.raises(UserError, match=r"npz: describes no run of this version \(ValueError"):
             stored(tmp_path).restore({"sam": like})
+    record = np.frombuffer(json.dumps({"identity": RUN}).encode(), np.uint8)
+    np.savez(tmp_path / "checkpoint.npz", record=record)
+    with pytest.raises(
+        UserError, match=r"npz: describes no run of this version \(KeyError: 'epoch'"
+    ):
+        stored(tmp_path)
 
 
 def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):

@@ -368,6 +368,24 @@ def test_an_interrupted_process_leaves_without_a_shutdown(monkeypatch, capsys):
 # What is not installed.
 
 
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError, ValueError])
+def test_too_little_memory_is_one_line(capsys, monkeypatch, kind):
+    said = {
+        RuntimeError: "RESOURCE_EXHAUSTED: 9 bytes",
+        ValueError: "INTERNAL: Out of memory (CPU)",
+    }
+
+    def fail(options):
+        raise kind(*filter(None, [said.get(kind)]))
+
+    monkeypatch.setattr(comparison, "run", fail)
+    assert main(["compare"]) == 2
+    told = (
+        f"sam_optax: out of memory ({said.get(kind, 'no more is free')}); use fewer or smaller ex"
+    )
+    assert told in capsys.readouterr().err
+
+
 def test_a_missing_dependency_names_the_extra(capsys, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name="rich.table")

@@ -167,6 +167,15 @@ def test_what_is_left_out_is_named(tmp_path):
     )
 
 
+def test_too_little_memory_for_an_image_is_no_damage_of_it(tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(MemoryError):
+        load(tree(tmp_path / "a", "cat", "dog"))
+
+
 @pytest.mark.parametrize("place", ["a", "far", "https://127.0.0.1:9"])
 def test_files_outside_the_folder_are_not_opened(place, tmp_path):
     """Tables may name images in place of their bytes, those of others any file."""
@@ -256,6 +265,16 @@ def test_columns_are_found_or_given(tmp_path):
     for split, options, message in (
         (one, {"image_column": "x"}, "--image-column x: no such column; use one of pic"),
         (two, {"label_column": "x"}, "--label-column x: no such column; use one of pic"),
+        (
+            two,
+            {"label_column": "kind", "image_column": "coarse"},
+            "the column coarse of train has no",
+        ),
+        (
+            two.select_columns("kind").add_column("x", [1.0] * 9),
+            {"image_size": 8},
+            "--image-size 8: the examples are not images",
+        ),
         (two, {}, "several labels; give --label-column, one of kind, coarse"),
         (pair, {}, "several images; give --image-column, one of picture, other"),
         (text, {}, "no labels; give --label-column, one of kind, or put images"),

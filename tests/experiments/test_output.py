@@ -7,7 +7,7 @@ import pytest
 
 from sam_optax.__main__ import main
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.reporting.output import MARK, claimed, write
+from sam_optax.experiments.reporting.output import claimed, write
 
 
 def contents(path):
@@ -43,7 +43,7 @@ def test_an_interrupted_write_leaves_the_old_files_alone(tmp_path, monkeypatch, 
 
     with pytest.raises(KeyboardInterrupt if failure is KeyboardInterrupt else UserError):
         written()
-    assert contents(tmp_path) == {"a": "old", MARK: ""}
+    assert contents(tmp_path) == {"a": "old", ".sam_optax": ""}
 
 
 @pytest.mark.parametrize("path", ["file", "file/below"])
@@ -57,16 +57,16 @@ def test_a_directory_that_cannot_be_is_refused_on_entering(tmp_path, path):
 
 def test_a_directory_is_for_one_process_at_a_time(tmp_path):
     partial = tmp_path / ".a.1.partial"
-    with claimed(tmp_path, ()):
+    with claimed(tmp_path, ("a",)):
         partial.write_text("somebody is writing")
         match = f"^--out {tmp_path}: another process is writing there; wait for it or choose"
         with pytest.raises(UserError, match=match), claimed(tmp_path, ()):
             pytest.fail("entered")
         assert partial.exists()
         write(tmp_path, {"a": b"new"})
-    with claimed(tmp_path, ()):
+    with claimed(tmp_path, ("a",)):
         pass
-    assert contents(tmp_path) == {"a": "new", MARK: ""}
+    assert contents(tmp_path) == {"a": "new", ".sam_optax": ""}
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,13 @@ def test_what_killed_processes_left_is_taken_away(tmp_path, monkeypatch, failure
 
     if failure:
         monkeypatch.setattr(filelock.FileLock, "acquire", fail)
-    killed = (".results.json.17.partial", ".probe.42.partial", ".sam_optax.lock", "a")
-    for name in (*killed, ".mine.partial", ".lock"):
+    killed = (".results.json.17.partial", ".sam_optax.lock", "a", ".sam_optax")
+    mine = {".mine.partial": "", ".mine.1.partial": "", ".lock": ""}
+    for name in (*killed, *mine):
         (tmp_path / name).write_text("")
-    with claimed(tmp_path, ()):
+    with claimed(tmp_path, ("results.json",)):
         write(tmp_path, {"a": b"new", "b": b"more"})
-    assert contents(tmp_path) == {
-        **{".lock": "", ".mine.partial": "", MARK: ""},
-        **{"a": "new", "b": "more"},
-    }
+    assert contents(tmp_path) == {**mine, ".sam_optax": "", "a": "new", "b": "more"}
 
 
 def test_files_of_others_are_not_replaced_and_links_not_followed(
@@ -110,7 +108,14 @@ def test_files_of_others_are_not_replaced_and_links_not_followed(
         (out / name).unlink()
         (out / name).symlink_to(tmp_path / "elsewhere")
         code, error = run(out)
-        assert (code, f"--out: {out / name} is a symbolic link" in error) == (2, True)
+        assert (code, f"--out: {out / name} is a link or a folder" in error) == (2, True)
+        (tmp_path / "ours" / name).mkdir(parents=True)
+        code, error = run(tmp_path / "ours")
+        assert (code, f"--out: {tmp_path / 'ours' / name} is a link or a folder" in error) == (
+            2,
+            True,
+        )
+        (tmp_path / "ours" / name).rmdir()
         assert (tmp_path / "elsewhere").read_text() == "mine"
     assert not trainer.began_at
     (out / name).rename(out / "notes")

@@ -27,7 +27,7 @@ from sam_optax.experiments.reporting.table import ruled
 from sam_optax.experiments.types import Json, Record
 
 ROUNDS = 15
-_TARGET = allowed(re.compile(r"cpu:\d+|tpu:.+").fullmatch, "use tpu:v5e:2x2 or cpu:8, say")
+_TARGET = allowed(re.compile(r"cpu:[1-9]\d*|tpu:.+").fullmatch, "use tpu:v5e:2x2 or cpu:8, say")
 _AXIS = allowed(re.compile(r"\w+=[1-9]\d*").fullmatch, "use NAME=SIZE, such as data=8")
 
 LEGEND = """\
@@ -35,7 +35,7 @@ LEGEND = """\
 optimizer's. Per device, as compiled: temporaries are memory in addition to arguments and results;
 collectives are counted, with MiB of their results; the estimate is the compiler's, not a
 measurement. Ratios of measured times are medians over rounds of the ratio within a round."""
-FILE, FIGURE = "cost.json", "cost_over_base.png"
+FILE, FIGURE, MARK = "cost.json", "cost_over_base.png", ".sam_optax.cost"
 MEASURES = {
     "gradients": ("gradients", 1),
     "flops": ("FLOPs\nG", 1e9),
@@ -98,7 +98,7 @@ class Cost:
 def run(options: Cost) -> None:
     """Measures, prints the tables and writes the files."""
     out = options.out
-    with output.claimed(out, (FILE, FIGURE)) if out else contextlib.nullcontext():
+    with output.claimed(out, (FILE, FIGURE), mark=MARK) if out else contextlib.nullcontext():
         found = _measured(options)
         if out:
             output.write(out, {FILE: to_json(found), FIGURE: draw(found["models"])})

@@ -229,7 +229,11 @@ def _encoded(name: str, split: str, rows: Any, column: str) -> Encoded:
     import datasets
     import huggingface_hub
 
-    cells = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    cells, encoded = rows.select_columns([column]), datasets.Image(decode=False)
+    try:
+        cells = cells.cast_column(column, encoded)
+    except (NotImplementedError, TypeError, ValueError) as error:  # of Arrow
+        raise UserError(f"the column {column} of {split} has no images ({error}).") from error
     caches = datasets.config.HF_DATASETS_CACHE, huggingface_hub.constants.HF_HUB_CACHE
     roots = [Path(os.path.expanduser(name)).resolve(), *map(Path, caches)]
     return Encoded(cells.with_format("arrow"), split, roots)

@@ -34,6 +34,8 @@ class Encoded(NamedTuple):
         cell = self.cells[row].column(0)[0].as_py() or {"bytes": None, "path": None}
         try:
             image = decoded(cell["bytes"] or self._file(cell["path"]))
+        except MemoryError:
+            raise
         except Exception as error:  # Pillow's plugins raise many types
             name = f" ({os.path.basename(cell['path'])})" if cell["path"] else ""
             why = f"image {row}{name} cannot be read ({error}); replace or remove it."

@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from sam_optax.experiments.errors import UserError
-from sam_optax.experiments.types import Json, PyTree
+from sam_optax.experiments.types import Json, Record
 
 
 def mark(identity: Json) -> str:
@@ -37,11 +37,11 @@ def to_npz(arrays: Json, identity: Json) -> bytes:
     return file.getvalue()
 
 
-def read(path: Path, start: str = "") -> tuple[str, dict[str, np.ndarray]]:
-    """The mark of a file, and its arrays by their names, of those that begin with ``start``.
+def read(path: Path, start: str = "", identity: Json | None = None) -> dict[str, np.ndarray]:
+    """The arrays of a file by their names, of those that begin with ``start``.
 
     Raises:
-      UserError: the file is damaged.
+      UserError: the file is damaged, or of another run than the one with the ``identity``.
     """
     arrays = {}
     try:
@@ -55,14 +55,16 @@ def read(path: Path, start: str = "") -> tuple[str, dict[str, np.ndarray]]:
                 array = np.lib.format.read_array(io.BytesIO(archive.read(member)))
                 dtype, *_ = array.dtype.names or (array.dtype,)
                 arrays[member.filename.removesuffix(".npy")] = array.view(dtype)
-            return archive.comment.decode(errors="replace"), arrays
     except MemoryError:
         raise
     except Exception as error:  # damaged files raise many types
         raise UserError(f"{path}: is damaged ({error}); remove it, and train again.") from error
+    if identity is not None and archive.comment != mark(identity).encode():
+        raise UserError(f"{path}: is of another run than results.json; train again with --out.")
+    return arrays
 
 
-def load_params(path: Path, start: str = "") -> dict[str, dict[int, PyTree]]:
-    """The variables of each method and seed in a file of networks."""
-    methods = unflatten_dict(read(path, start)[1], sep="/").items()
+def load_params(path: Path, start: str = "", identity: Json | None = None) -> Record:
+    """The variables in a file of networks, by method and seed; see :func:`read`."""
+    methods = unflatten_dict(read(path, start, identity), sep="/").items()
     return {name: {int(seed): of for seed, of in seeds.items()} for name, seeds in methods}

@@ -15,50 +15,47 @@ _OTHER = "choose another directory"
 
 
 @contextlib.contextmanager
-def claimed(path: Path, names: Sequence[str], ours: bool = False) -> Iterator[None]:
-    """Claims a directory for results, the files with some names.
+def claimed(
+    path: Path, names: Sequence[str], ours: bool = False, mark: str = MARK
+) -> Iterator[None]:
+    """Claims a directory for results.
 
-    Entering creates it with its parents, checks that it is writable before any work is done,
-    removes unfinished files of killed processes, and marks the directory. One that has such files
-    but no mark is refused unless they are ``ours``, and so are links. Leaving removes the
-    directories that entering created, if they are still empty.
+    Entering creates it with its parents, marks it, which fails before any work is done if it is not
+    writable, and removes unfinished files of killed processes. A directory with files of the
+    ``names`` that are to be written and without the command's ``mark`` (or ``ours``) is refused, as
+    are links and folders of these names. Leaving removes directories that it created, if empty.
     """
     lock = filelock.FileLock(path / _LOCK, timeout=0)
     with writable(path):
-        _check(path, names, ours)
+        there = [path / name for name in names if os.path.lexists(path / name)]
+        for of in (*there, path / mark, path / _LOCK):
+            if of.is_symlink() or of.is_dir():
+                raise UserError(f"--out: {of} is a link or a folder; remove it, or choose another.")
+        if there and not (ours or (path / mark).exists()):
+            raise UserError(
+                f"--out: {there[0]} was not written by this command; choose another directory, or "
+                "move the file."
+            )
         created = [of for of in (path, *path.parents) if not of.exists()]
     try:
         with writable(path):
             path.mkdir(parents=True, exist_ok=True)
             _acquire(lock, path)
-            _write(_partial(path / "probe"), b"")
-            for partial in path.glob(".*.[0-9]*.partial"):
-                partial.unlink()
-            _write(path / MARK, b"")
+            for name in names:
+                for partial in path.glob(f".{name}.[0-9]*.partial"):
+                    partial.unlink()
+            _write(path / mark, b"")
         yield
     finally:
         if lock.is_locked:
             # Removed before the lock is released, while only this process can hold it.
             Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
-        if path.is_dir() and os.listdir(path) == [MARK]:
-            (path / MARK).unlink()
+        if path.is_dir() and os.listdir(path) == [mark]:
+            (path / mark).unlink()
         for of in created:
             with contextlib.suppress(OSError):  # not empty: contains other files
                 of.rmdir()
-
-
-def _check(path: Path, names: Sequence[str], ours: bool) -> None:
-    """Raises :class:`UserError` for files that are not ours to replace."""
-    there = [of for of in map(path.joinpath, names) if os.path.lexists(of)]
-    for of in (*there, path / MARK, path / _LOCK):
-        if of.is_symlink():
-            raise UserError(f"--out: {of} is a symbolic link; remove it, or choose another.")
-    if there and not (ours or (path / MARK).exists()):
-        raise UserError(
-            f"--out: {there[0]} was not written by this command; choose another directory, or move "
-            "the file."
-        )
 
 
 def _acquire(lock: filelock.BaseFileLock, path: Path) -> None:

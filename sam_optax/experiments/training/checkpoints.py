@@ -24,7 +24,7 @@ class Checkpoints:
     def __init__(self, out: Path, every: int, run: Json) -> None:
         self.path, self.every, self.epoch = out / CHECKPOINT, every, 0
         self._about: Record = {"identity": run, "versions": results.versions()}
-        self._found: tuple[Record, list[np.ndarray]] = {}, []
+        self._found: tuple[Record, dict[str, np.ndarray]] = {}, {}
 
     def find(self, resume: bool) -> None:
         """Reads the checkpoint, if there is one, and notes versions of libraries that have changed.
@@ -38,21 +38,22 @@ class Checkpoints:
                 f"--out: {self.path} is the checkpoint of an unfinished run; add --resume to "
                 "continue that run, remove the file to start again, or choose another --out."
             )
-        _, arrays = archive.read(self.path)
+        arrays = archive.read(self.path)
         with results.describing(self.path):
             found = json.loads(arrays.pop("record").tobytes())
             identity.check(found["identity"], self._about["identity"], f"{self.path} is of")
-        self.epoch, self._found = found["epoch"], (found["methods"], list(arrays.values()))
-        was, now = found["versions"], self._about["versions"]
+            self.epoch, self._found = found["epoch"], (found["methods"], arrays)
+            was, now = found["versions"], self._about["versions"]
         if new := [f"{k} {was.get(k)} (now {v})" for k, v in now.items() if v != was.get(k)]:
             numbers = "the numbers may differ a little from those of an uninterrupted run."
             say(f"The checkpoint was written with {', '.join(new)}: {numbers}")
 
     def restore(self, like: PyTree) -> tuple[Record, PyTree]:
         """What was saved; the arrays must be as those of ``like``, and get their shardings."""
-        (record, arrays), self._found = self._found, ({}, [])
+        (record, arrays), self._found = self._found, ({}, {})
         with results.describing(self.path):
-            found = jax.tree.unflatten(jax.tree.structure(like), arrays)
+            states = [arrays[f"states/{i}"] for i in range(len(arrays))]
+            found = jax.tree.unflatten(jax.tree.structure(like), states)
             return record, jax.tree.map(_like, found, like)
 
     def save(self, epoch: int, record: Record, arrays: PyTree) -> None:

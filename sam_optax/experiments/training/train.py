@@ -3,6 +3,7 @@
 They take turns epoch by epoch, so that other load on the machine slows all of them alike.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -55,7 +56,7 @@ class Training:
                 self._run_epoch(runner, epoch, functools.partial(progress.done, runner.name))
             if on_epoch:
                 trained = [r for r in self.runners if len(r.curve) > epoch]
-                scores = {r.name: r.curve[epoch] for r in trained}
+                scores = copy.deepcopy({r.name: r.curve[epoch] for r in trained})
                 with reported("on_epoch:"):
                     on_epoch(epoch + 1, scores, functools.partial(self._params, trained))
             if checkpoints and every and (epoch + 1) % every == 0:

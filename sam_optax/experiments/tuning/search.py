@@ -17,7 +17,7 @@ from sam_optax.experiments.options.options import Compare
 from sam_optax.experiments.reporting import output
 from sam_optax.experiments.reporting.console import Console
 from sam_optax.experiments.reporting.progress import Progress
-from sam_optax.experiments.reporting.results import to_json
+from sam_optax.experiments.reporting.results import describing, to_json
 from sam_optax.experiments.reporting.words import plain
 from sam_optax.experiments.training import identity
 from sam_optax.experiments.training.task import Entry, Task, noisy_labels
@@ -149,7 +149,8 @@ def load(options: Compare, run: Record) -> Kept:
     if not options.resume:
         path.unlink()
         return Kept(run)
-    identity.check(found.identity, run, f"{path} is of")
+    with describing(path):
+        identity.check(found.identity, run, f"{path} is of")
     return found
 
 
