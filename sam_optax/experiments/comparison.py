@@ -101,6 +101,9 @@ class _Run:
         if checkpoints.epoch or begun or not options.resume:
             return None
         if (found := results.from_json(path / "results.json")) is None:
+            if (path / "results.json").exists():
+                why = "is damaged, or of another program; remove it, or choose another --out."
+                raise UserError(f"--resume: {path / 'results.json'} {why}")
             say(f"There is no checkpoint in {options.out}: starting from the beginning.")
             return None
         with results.describing(path / "results.json"):

@@ -175,6 +175,10 @@ def test_the_results_of_another_run_are_not_taken_for_this_one(command, trainer,
     theirs = identity.of(results.from_json(out / "results.json"))
     (out / "params.npz").write_bytes(archive.to_npz(params, theirs))
     assert command("--resume")[0] == 0
+    (out / "results.json").write_bytes(before[:-9])
+    refused(
+        command("--resume"), f"--resume: {out}/results.json is damaged, or of another program; "
+    )
     (out / "results.json").write_bytes(before.replace(b'"hyperparameters"', b'"of another"'))
     refused(command("--resume"), "(KeyError: 'hyperparameters'); restore the file, or train again")
     trainer.interrupt_after = 4

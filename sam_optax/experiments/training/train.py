@@ -58,7 +58,7 @@ class Training:
                 trained = [r for r in self.runners if len(r.curve) > epoch]
                 scores = copy.deepcopy({r.name: r.curve[epoch] for r in trained})
                 with reported("on_epoch:"):
-                    on_epoch(epoch + 1, scores, functools.partial(self._params, trained))
+                    on_epoch(epoch + 1, scores, functools.partial(self._networks, trained))
             if checkpoints and every and (epoch + 1) % every == 0:
                 record = {r.name: {"seconds": r.seconds, "curve": r.curve} for r in self.runners}
                 checkpoints.save(epoch + 1, record, {r.name: r.states for r in self.runners})
@@ -109,7 +109,7 @@ class Training:
         progress.done("sharpness")
         references = [other for other in self.runners if other.entry.variant.method.name == "sgd"]
         return Outcome(
-            variables=self._networks(runner),
+            variables=self._networks([runner])[runner.name],
             curves=runner.curves,
             sharpness=sharpness,
             seconds=runner.seconds,
@@ -117,17 +117,15 @@ class Training:
             cost=relative_cost(runner, references[0]) if references else float("nan"),
         )
 
-    def _params(self, runners: Sequence[Runner]) -> dict[str, dict[int, PyTree]]:
-        return {runner.name: self._networks(runner) for runner in runners}
-
-    def _networks(self, runner: Runner) -> dict[int, PyTree]:
-        """The variables of each seed's network."""
-        groups = zip(self._source.groups, jax.device_get(runner.variables), strict=True)
-        return {
-            seed: jax.tree.map(lambda leaf, i=i: leaf[i], variables)
-            for seeds, variables in groups
-            for i, seed in enumerate(seeds)
-        }
+    def _networks(self, runners: Sequence[Runner]) -> dict[str, dict[int, PyTree]]:
+        """The variables of each seed's network, by method."""
+        found: dict[str, dict[int, PyTree]] = {runner.name: {} for runner in runners}
+        for runner in runners:
+            of_groups = jax.device_get(runner.variables)
+            for seeds, variables in zip(self._source.groups, of_groups, strict=True):
+                for i, seed in enumerate(seeds):
+                    found[runner.name][seed] = jax.tree.map(lambda leaf, i=i: leaf[i], variables)
+        return found
 
     def _resume(self, checkpoints: Checkpoints) -> None:
         record, states = checkpoints.restore({r.name: r.states for r in self.runners})
