@@ -304,6 +304,24 @@ def test_a_loss_and_a_metric(data, name):
     assert "nats" not in repr(found)  # the loss is another
 
 
+@pytest.mark.parametrize("tune", [False, True])
+def test_a_metric_that_is_not_a_number_costs_no_results(tune, data, tmp_path):
+    """Of one method: there is no difference to it, and of --tune every epoch is as good."""
+
+    def metric(outputs, y):
+        return jnp.log(-jnp.exp(outputs[:, 0]))
+
+    options = {"tune": True, "trials": 2} if tune else {}
+    more = {"metric": metric, "higher_is_better": True, "out": tmp_path / "run", "seeds": 2}
+    found = quick(nn.Dense(3), **data, **more, **options)
+    for method in found.results["methods"]:
+        assert method["summary"]["test_metric"]["mean"] is None
+        (difference,) = method["differences"].values()
+        assert difference["test_metric"]["mean"] is None
+        assert all(of["broken_down"] for of in method.get("tune", {}).get("trials", ()))
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 @pytest.mark.slow
 def test_what_was_given_from_python_is_not_taken_for_what_has_its_name(archive, tmp_path, capsys):
     """Neither to go on with it nor to measure it."""
