@@ -89,7 +89,7 @@ def legend(columns: Sequence[Column]) -> dict[str, str]:
     if "± 0.00\n" in cells or "± 0.0000\n" in cells:
         found["± 0.00"] = "all seeds are equal, to this precision"
     if "diverged" in cells:
-        found["diverged"] = "training loss not finite; the numbers are of the other seeds"
+        found["diverged"] = "training loss or score not finite; the numbers are of the other seeds"
     return found
 
 
