@@ -334,6 +334,7 @@ def test_a_metric_that_is_not_a_number_costs_no_results(tune, data, tmp_path):
         assert difference["test_metric"]["mean"] is None
         assert all(of["broken_down"] for of in method.get("tune", {}).get("trials", ()))
     assert (tmp_path / "run" / "report.html").exists()
+    assert ("what --tune searches is chosen on held-out" in repr(found)) == tune
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def columns(results: Json) -> list[Column]:
         cells = [f"{method['tune']['epoch']}: {text}" for method, text in pairs]
         epoch = Column("chosen epoch", cells, UNITS["tuned_test_accuracy"], unit)
     what = score.meaning + "; mean ± standard deviation of seeds" * (count > 1)
-    how = "radius and weight decay chosen on held-out examples" if tuned else ""
+    how = "what --tune searches is chosen on held-out examples" if tuned else ""
     halves = [score.text({"mean": of[key]["interval"]}) for of in summaries]
     halves = [half if half == "–" else f"± {half}" for half in halves]
     rises = [words.variation(of.get("sharpness", {}), 4, width="") for of in summaries]
