@@ -64,13 +64,8 @@ def compare(
 
     Raises:
       UserError: an argument is invalid, or the network does not suit the data.
-
-    Example:
-      >>> from sam_optax.experiments import compare
-      >>> found = compare("mlp", methods=["sgd", "sam"], epochs=20, seeds=3)  # doctest: +SKIP
-      >>> found.results["methods"][1]["summary"]["test_accuracy"]["mean"]  # doctest: +SKIP
     """
-    if (metric is None) != (higher_is_better is None):
+    if higher_is_better not in ([None] if metric is None else [True, False]):
         raise UserError("higher_is_better: give True or False with a metric, and only with one.")
     if isinstance(methods, str | Method):
         raise UserError('methods: give a list of them, such as ["sgd", "sam"].')

@@ -184,11 +184,13 @@ BODIES = {
     "def net(classes): raise KeyError('a')": "fails with KeyError",
     "def net(rngs): raise KeyError('a')": "fails with KeyError",
     "def net(classes): raise ValueError('a\\nb')": "fails with ValueError: a;",
-    "def net(classes): return nn.Dense(classes + 1)": "need 3",
+    "def net(classes): return nn.Dense(classes + 1)": r"need \(2, 3\)",
     "def net(): return nn.Conv(3, (3, 3))": "of shape 6",
     f"class net{MODULE}, train, deterministic): return x": "train and deterministic",
     f"class net{MODULE}): return x[:, :3]": "no params",
     f"class net{MODULE}): return nn.Dense(3)(x), x": "returns .* tuple",
+    f"class net{MODULE}): return nn.Dense(3)(x.mean(0)[None])": r"shape \(1, 3\) for two",
+    f"class net{MODULE}): self.sow('kept', 'x', 1.0); return nn.Dense(3)(x)": "its kept; keep",
 }
 
 
@@ -201,7 +203,8 @@ def test_what_cannot_be_trained_is_refused_in_a_line(body, reason, tmp_path, dat
     assert re.fullmatch(f"--model {file}.*{reason}.*", str(error.value))
 
 
-ONE = nn.Sequential([lambda x: x.reshape(1, 6), nn.Dense(3)])  # takes no larger batch
+FEW = nn.Sequential([lambda x: x.reshape(min(len(x), 2), 6), nn.Dense(3)])  # no larger batch
+MASKED = np.ma.masked_array(np.eye(6), np.eye(6))
 SQUARE = lambda outputs, y: (outputs[:, 0] - y) ** 2
 REFUSED = {
     "no module": ({"model": "no_such_package:Net"}, "--model no_such_package.*ModuleNotFoundError"),
@@ -213,12 +216,23 @@ REFUSED = {
     "two data sets": ({"dataset": "digits"}, "dataset: train is given"),
     "no direction": ({"metric": SQUARE}, "higher_is_better"),
     "direction alone": ({"higher_is_better": True}, "higher_is_better: give True or"),
-    "failing network": ({"model": ONE}, "--model: the network fails with TypeError: cannot resh"),
+    "failing network": ({"model": FEW}, "--model: the network fails with TypeError: cannot resh"),
     "failing loss": ({"loss": lambda outputs, y: y.nothing}, "^loss: fails with AttributeError: "),
     "loss of a batch": (
         {"loss": lambda outputs, y: jnp.mean(outputs)},
         r"loss: returns shape \(\)",
     ),
+    "outputs against all labels": (
+        {"model": nn.Dense(1), "loss": lambda outputs, y: jnp.mean((outputs - y) ** 2, axis=-1)},
+        r"loss: takes 20 outputs \(n, 1\) and 21 labels \(n,\), so it does not pair them; give y",
+    ),
+    "complex metric": (
+        {"metric": lambda outputs, y: outputs[:, 0] * 1j, "higher_is_better": True},
+        "metric: .*let it return one real number",
+    ),
+    "no truth value": ({"metric": SQUARE, "higher_is_better": "no"}, "higher_is_better: give Tr"),
+    "masked values": ({"train": (MASKED, np.arange(6))}, "train has masked values; leave out or"),
+    "ragged lists": ({"train": ([[1, 2], [3]], [0, 1])}, "train: fails with ValueError: setting"),
     "noise of targets": ({"loss": SQUARE, "label_noise": 0.4}, "--label-noise 0.4"),
     "noise of the command": (
         {"train": None, "test": None, "dataset": "digits", "model": "mlp", "loss": SQUARE},
@@ -302,6 +316,25 @@ def test_a_loss_and_a_metric(data, name):
     assert re.search(rf"^sgd +{expected:.4f} ", repr(found), re.M)  # not in percent
     assert f"test {name}:" in repr(found)
     assert "nats" not in repr(found)  # the loss is another
+
+
+@pytest.mark.parametrize("tune", [False, True])
+def test_a_metric_that_is_not_a_number_costs_no_results(tune, data, tmp_path):
+    """Of one method: there is no difference to it, and of --tune every epoch is as good."""
+
+    def metric(outputs, y):
+        return jnp.log(-jnp.exp(outputs[:, 0]))
+
+    options = {"tune": True, "trials": 2} if tune else {}
+    more = {"metric": metric, "higher_is_better": True, "out": tmp_path / "run", "seeds": 2}
+    found = quick(nn.Dense(3), **data, **more, **options)
+    for method in found.results["methods"]:
+        assert method["summary"]["test_metric"]["mean"] is None
+        (difference,) = method["differences"].values()
+        assert difference["test_metric"]["mean"] is None
+        assert all(of["broken_down"] for of in method.get("tune", {}).get("trials", ()))
+    assert (tmp_path / "run" / "report.html").exists()
+    assert ("what --tune searches is chosen on held-out" in repr(found)) == tune
 
 
 @pytest.mark.slow

@@ -222,6 +222,8 @@ def test_radii_that_were_chosen_on_digits_are_said_to_be_on_other_data(data):
         )
     (note,) = described(data, tune=True)["notes"]
     assert note.startswith("--tune: radii, weight decays and stopping epochs are chosen")
+    (note,) = described(data, tune=True, tune_lr=True)["notes"]
+    assert note.startswith("--tune: radii, learning rates, weight decays and stopping epochs are")
     assert described(data, hyperparameters={"sam.rho": (0.2,)})["notes"] == []
     assert described(data, methods=("sgd",))["notes"] == []
 

@@ -10,6 +10,7 @@ import numpy as np
 from sam_optax.experiments.data import hugging_face
 from sam_optax.experiments.data.examples import Dataset, Examples, check_array, hold_out, prepared
 from sam_optax.experiments.errors import UserError
+from sam_optax.experiments.named import reported
 
 BUILT_IN = ("digits", "mnist5k")
 ARRAYS = "arrays"
@@ -47,7 +48,10 @@ def from_arrays(
     for part, pair in {"train": train, "test": train if test is None else test}.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise UserError(f"{part} is of type {type(pair).__name__}; pass a pair (x, y).")
-        found[f"x of {part}"], found[f"y of {part}"] = map(np.asarray, pair)
+        if any(map(np.ma.is_masked, pair)):
+            raise UserError(f"{part} has masked values; leave out or fill their examples.")
+        with reported(f"{part}:"):
+            found[f"x of {part}"], found[f"y of {part}"] = map(np.asarray, pair)
     read, given, outputs = _checked(found, classification)
     x, x_test = found["x of train"], found["x of test"]
     tokens, others = (of.dtype.kind in "iu" and of.dtype != np.uint8 for of in (x, x_test))

@@ -17,10 +17,6 @@ class Examples(NamedTuple):
     x: np.ndarray  # (n, …), float32 or tokens for the network, or uint8 images
     y: np.ndarray  # int32 classes, (n,); targets of a user's loss, int32 or float32, (n, …)
 
-    def some(self, indices: np.ndarray) -> "Examples":
-        """The examples with these indices."""
-        return Examples(self.x[indices], self.y[indices])
-
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
@@ -55,14 +51,14 @@ def hold_out(examples: Examples) -> tuple[Examples, Examples]:
     """
     from sklearn.model_selection import train_test_split
 
-    y, how = examples.y, {"test_size": 0.2, "random_state": 0}
+    x, y, how = *examples, {"test_size": 0.2, "random_state": 0}
     if len(y) < 2:
         raise UserError("it has one example and no test examples; add some.")
     try:
         train, test = train_test_split(np.arange(len(y)), stratify=y, **how)
     except ValueError:
         train, test = train_test_split(np.arange(len(y)), **how)
-    return examples.some(train), examples.some(test)
+    return Examples(x[train], y[train]), Examples(x[test], y[test])
 
 
 def check_array(name: str, x: np.ndarray) -> None:

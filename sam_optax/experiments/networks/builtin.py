@@ -16,7 +16,6 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        del train
         x = x.reshape(x.shape[0], -1)
         for _ in range(self.depth):
             x = nn.relu(nn.Dense(self.width)(x))
@@ -30,7 +29,6 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        del train
         for channels in (16, 32):
             # Strides instead of pooling make the step five times as fast on a CPU.
             x = nn.relu(nn.Conv(channels, (3, 3), strides=(2, 2))(x))

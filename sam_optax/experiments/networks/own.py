@@ -115,11 +115,11 @@ def check(
     def call() -> Any:
         made = model.init(jax.random.key(0), example, train=False)
         rest = [k for k in made if k != "params"]
-        streams = {"dropout": jax.random.key(0)}
-        return made, *model.apply(made, example, train=True, rngs=streams, mutable=rest)
+        streams, two = {"dropout": jax.random.key(0)}, jnp.repeat(example, 2, axis=0)
+        return made, *model.apply(made, two, train=True, rngs=streams, mutable=rest)
 
     try:
-        needed, found, _ = jax.eval_shape(call)
+        needed, found, rest = jax.eval_shape(call)
     except Exception as error:
         raise UserError(
             f"--model {name}: does not take examples of shape {shape} ({example.dtype}): "
@@ -131,12 +131,16 @@ def check(
         raise UserError(
             f"--model {name}: returns the type {type(found).__name__}; let it return an array."
         )
-    if outputs is not None and found.shape[1:] != outputs:
-        logits = "×".join(map(str, outputs))
+    if outputs is not None and found.shape != (2, *outputs):
         raise UserError(
-            f"--model {name}: returns outputs of shape {found.shape[1:]} for an example, but the "
-            f"data need {logits}, a logit for each class; let it return these, or give a loss."
+            f"--model {name}: returns outputs of shape {found.shape} for two examples, but the "
+            f"data need {(2, *outputs)}, a logit for each class; let it return these, or give a "
+            "loss."
         )
+    for of in rest:
+        if jax.tree.map(np.shape, rest[of]) != jax.tree.map(np.shape, needed[of]):
+            remedy = 'keep these, and sow only into "intermediates".'
+            raise UserError(f"--model {name}: a call changes the shapes of its {of}; {remedy}")
     return {} if start is None else _fitted(start, name, needed)
 
 

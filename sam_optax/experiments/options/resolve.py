@@ -194,8 +194,9 @@ def _notes(options: Compare, run: Json) -> list[str]:
     }
     if options.tune:
         notes.append(
-            "--tune: radii, weight decays and stopping epochs are chosen on a fifth of the "
-            "training examples, held out with the labels trained on, from seeds of their own."
+            f"--tune: radii,{' learning rates,' * options.tune_lr} weight decays and stopping "
+            "epochs are chosen on a fifth of the training examples, held out with the labels "
+            "trained on, from seeds of their own."
         )
     elif elsewhere and any(run["settings"][k]["value"] != value for k, value in _THERE.items()):
         notes.append(

@@ -84,7 +84,7 @@ def writable(path: Path, remedy: str = _OTHER) -> Iterator[None]:
 
 def write(folder: Path, files: Mapping[str, bytes], remedy: str = _OTHER) -> None:
     """Writes all files next to their targets first, then renames them in the given order."""
-    partials = {folder / name: _partial(folder / name) for name in files}
+    partials = {folder / name: folder / f".{name}.{os.getpid()}.partial" for name in files}
     with writable(folder, remedy):
         try:
             for partial, content in zip(partials.values(), files.values(), strict=True):
@@ -101,7 +101,3 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _partial(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.partial")

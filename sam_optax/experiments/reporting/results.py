@@ -74,8 +74,8 @@ def _differences(method: Json, methods: Sequence[Json], score: Score) -> Record:
             best = max(rows, key=score.rank)
             pairs = zip(method["seeds"], best["seeds"], strict=True)
             both = [(a, b) for a, b in pairs if not (a["diverged"] or b["diverged"])]
-            gains = np.array([a[score.key] - b[score.key] for a, b in both])
-            found[base] = {"to": best["name"], score.key: summary(gains)}
+            known = np.array([(a[score.key], b[score.key]) for a, b in both], float)  # or NaN
+            found[base] = {"to": best["name"], score.key: summary(known.reshape(-1, 2) @ (1, -1))}
     return found
 
 
@@ -100,8 +100,8 @@ def collect(description: Json, parameters: int, outcomes: Mapping[str, Outcome])
 
 
 def _of_method(method: Json, seeds: list[int], outcome: Outcome, score: Score) -> Record:
-    curves, best = outcome.curves, np.nanmax if score.higher_is_better else np.nanmin
-    final = {score.key: curves[score.key][-1], f"best_{score.key}": best(curves[score.key], axis=0)}
+    curves, best = outcome.curves, np.fmax if score.higher_is_better else np.fmin
+    final = {score.key: curves[score.key][-1], f"best_{score.key}": best.reduce(curves[score.key])}
     final |= {"train_loss": curves["train_loss"][-1], "sharpness": outcome.sharpness}
     if "tune" in method:
         final[f"tuned_{score.key}"] = curves[score.key][method["tune"]["epoch"] - 1]

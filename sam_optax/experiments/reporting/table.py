@@ -62,7 +62,7 @@ def columns(results: Json) -> list[Column]:
         cells = [f"{method['tune']['epoch']}: {text}" for method, text in pairs]
         epoch = Column("chosen epoch", cells, UNITS["tuned_test_accuracy"], unit)
     what = score.meaning + "; mean ± standard deviation of seeds" * (count > 1)
-    how = "radius and weight decay chosen on held-out examples" if tuned else ""
+    how = "what --tune searches is chosen on held-out examples" if tuned else ""
     halves = [score.text({"mean": of[key]["interval"]}) for of in summaries]
     halves = [half if half == "–" else f"± {half}" for half in halves]
     rises = [words.variation(of.get("sharpness", {}), 4, width="") for of in summaries]
@@ -89,7 +89,7 @@ def legend(columns: Sequence[Column]) -> dict[str, str]:
     if "± 0.00\n" in cells or "± 0.0000\n" in cells:
         found["± 0.00"] = "all seeds are equal, to this precision"
     if "diverged" in cells:
-        found["diverged"] = "training loss not finite; the numbers are of the other seeds"
+        found["diverged"] = "training loss or score not finite; the numbers are of the other seeds"
     return found
 
 

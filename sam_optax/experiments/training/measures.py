@@ -70,12 +70,26 @@ def _one_each(name: str, of: PerExample, outputs: jax.Array, y: jax.Array) -> ja
     """What a function of the user's gives for each example."""
     with reported(f"{name}:"):
         values, n = of(outputs, y), len(y)
-    if jnp.shape(values) != (n,):
+    if jnp.shape(values) != (n,) or jnp.iscomplexobj(values):
         raise UserError(
-            f"{name}: returns shape {jnp.shape(values)} for {n} examples; let it return one number "
-            f"for each, ({n},), such as jnp.mean((outputs - y) ** 2, axis=-1)."
+            f"{name}: returns shape {jnp.shape(values)} for {n} examples; let it return one real "
+            f"number for each, ({n},), such as jnp.mean((outputs - y) ** 2, axis=-1)."
+        )
+    if outputs.shape == (n, 1) and y.shape == (n,) and _takes_more(of, outputs, y):
+        raise UserError(
+            f"{name}: takes {n} outputs (n, 1) and {n + 1} labels (n,), so it does not pair them; "
+            "give y of shape (n, 1), or use outputs[:, 0]."
         )
     return values
+
+
+def _takes_more(of: PerExample, outputs: jax.Array, y: jax.Array) -> bool:
+    """Whether it takes more labels than outputs: then it broadcasts them against each other."""
+    more = jax.ShapeDtypeStruct((len(y) + 1,), y.dtype)
+    try:
+        return bool(jax.eval_shape(of, outputs, more).shape == (len(outputs),))
+    except Exception:  # whatever a loss of pairs raises
+        return False
 
 
 def _outputs(

@@ -47,7 +47,10 @@ class Training:
         self._compile(progress)
         every, first = (checkpoints.every, checkpoints.epoch) if checkpoints else (0, 0)
         if checkpoints and first:
-            self._resume(checkpoints)
+            record, states = checkpoints.restore({r.name: r.states for r in self.runners})
+            for runner in self.runners:
+                runner.states, measured = states[runner.name], record[runner.name]
+                runner.seconds, runner.curve = measured["seconds"], measured["curve"]
         epochs = max(r.entry.recipe.epochs for r in self.runners)
         for epoch in range(first, epochs):
             progress.show(f"training, epoch {epoch + 1} of {epochs}")
@@ -126,12 +129,6 @@ class Training:
                 for i, seed in enumerate(seeds):
                     found[runner.name][seed] = jax.tree.map(lambda leaf, i=i: leaf[i], variables)
         return found
-
-    def _resume(self, checkpoints: Checkpoints) -> None:
-        record, states = checkpoints.restore({r.name: r.states for r in self.runners})
-        for runner in self.runners:
-            runner.states, measured = states[runner.name], record[runner.name]
-            runner.seconds, runner.curve = measured["seconds"], measured["curve"]
 
 
 def work(task: Task, first: int = 0) -> dict[str, tuple[float, int]]:

@@ -28,8 +28,8 @@ class Axis(NamedTuple):
 class Trial(msgspec.Struct):
     """A method trained at one point, as it is in the results.
 
-    It has broken down if a seed diverged, or if the mean accuracy is not better than that of the
-    most frequent class.
+    It has broken down if a seed diverged or has no finite score, or if the mean accuracy is not
+    better than that of the most frequent class.
     """
 
     exponents: Point
@@ -57,7 +57,8 @@ def trial(
     point: Point, values: Json, curves: Mapping[str, np.ndarray], metric: Metric, chance: float
 ) -> Trial:
     """The record of a training; the curves are (epochs, seeds), and ``chance`` an accuracy."""
-    scores, finite = curves[metric.key], np.isfinite(curves["train_loss"][-1]).all()
+    scores = curves[metric.key]
+    finite = np.isfinite([curves["train_loss"][-1], scores[-1]]).all()
     no_better = metric.of is None and scores[-1].mean() <= chance
     held_out = [[number(x) for x in curve] for curve in scores.T]
     return Trial(point, dict(values), held_out, bool(no_better or not finite))
@@ -116,10 +117,10 @@ def choose(trials: Sequence[Trial], higher: bool = True) -> Record:
     """
     best, tried = ranked(trials, higher)[0], {found.exponents for found in trials}
     beside = neighbours(best.exponents)[: 2 * len(best.exponents)]
-    place = np.nanargmax if higher else np.nanargmin
+    goodness = np.nan_to_num(best.curve if higher else -best.curve, nan=-np.inf)
     return {
         "trials": msgspec.to_builtins(sorted(trials, key=lambda found: found.exponents)),
         "chosen": best.values,
-        "epoch": int(place(best.curve)) + 1,
+        "epoch": int(np.argmax(goodness)) + 1,
         "at_bound": not tried.issuperset(beside),
     }

@@ -107,27 +107,22 @@ def run(task: Task, mesh: Mesh, options: Compare, kept: Kept, console: Console) 
 def _train(
     training: Training, along: Json, left: Json, options: Compare, kept: Kept, progress: Progress
 ) -> None:
-    chance, metric = _chance(training.task), training.task.metric
+    task, chance = training.task, 0.0
+    if task.metric.of is None:  # the accuracy of the most frequent class among the held-out labels
+        labels = noisy_labels(task, task.seeds, held_out=True)
+        chance = float(np.mean([np.bincount(of).max() / len(of) for of in labels]))
     for runner in (runner for runner in training.runners if runner.name in left):
         trials, own = kept.trials[runner.name], along[runner.name]
         count = len(trials) + left[runner.name][1]
         tick = functools.partial(progress.done, runner.name)
-        points = choice.points(trials, len(own), metric.higher_is_better)
+        points = choice.points(trials, len(own), task.metric.higher_is_better)
         for point in itertools.islice(points, left[runner.name][1]):
             progress.show(f"tuning {runner.name}, trial {len(trials) + 1} of {count}")
             values = choice.values(own, point)
             curves = training.trial(runner, values, tick)
-            trials.append(choice.trial(point, values, curves, metric, chance))
+            trials.append(choice.trial(point, values, curves, task.metric, chance))
             if options.out:
                 output.write(options.out, {FILE: to_json(msgspec.to_builtins(kept))})
-
-
-def _chance(task: Task) -> float:
-    """The accuracy of the most frequent class among the held-out labels."""
-    if task.metric.of is not None:
-        return 0.0
-    labels = noisy_labels(task, task.seeds, held_out=True)
-    return float(np.mean([np.bincount(of).max() / len(of) for of in labels]))
 
 
 def load(options: Compare, run: Record) -> Kept:
