@@ -344,3 +344,13 @@ def test_sampa_has_the_batch_of_the_previous_step_as_it_was_seen():
         state = jax.jit(step)(key, state, batch, jax.random.key(i), None)
         close(state.params, params)
         close(state.previous[0], seen)
+
+
+def test_at_most_ten_thousand_training_examples_are_measured():
+    """All of them, or else random ones that are the same in every run."""
+    assert measures.measured(10_000).tolist() == [*range(10_000)]
+    found = measures.measured(30_000)
+    assert len({*found.tolist()}) == 10_000
+    assert found.min() < 100
+    assert found.max() > 29_900
+    np.testing.assert_array_equal(found, measures.measured(30_000))
